@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .heads.evaluation.evaluation import Evaluation
     from .heads.evaluation.metrics import Ties
     from .heads.retrieval.retriever import Retriever
-    from .heads.training.loop import TrainSummary
+    from .heads.training.trainer import TrainSummary
     from .heads.tuning.tuning import Tuning
     from .pipeline.extraction.summary import Extraction
     from .pipeline.store import FeatureCache
@@ -105,7 +105,6 @@ def train(
     seed: int = 0,
     init_from: "str | Path | None" = None,
     resume: bool = False,
-    verbose: bool | None = None,
 ) -> "TrainSummary":
     """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
 
@@ -119,7 +118,6 @@ def train(
         init_from: a run whose best weights it begins with; all of them must fit.
         resume: go on with the same options where it stopped, or begin. A larger ``schedule.epochs`` makes a run longer
             where its learning rate is constant or falls in steps.
-        verbose: show also the terms of the loss after each epoch; False: show no progress.
 
     Raises:
         RecipeError: the recipe, its settings or the feature sets do not fit.
@@ -127,20 +125,17 @@ def train(
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
     """
     from .heads.recipes.recipe import load_recipe
-    from .heads.training.display import Shown
-    from .heads.training.training import train
+    from .heads.training.train import train
 
-    chosen, shown = load_recipe(str(recipe), dict(settings)), Shown.of(verbose, "epochs")
     return train(
         str(store),
-        chosen,
+        load_recipe(str(recipe), settings),
         out,
         device=device,
         seed=seed,
         resume=resume,
         also=_several(also),
         init_from=init_from,
-        shown=shown,
     )
 
 
@@ -156,7 +151,6 @@ def finetune(
     store: str | None = None,
     device: str = "auto",
     resume: bool = False,
-    verbose: bool | None = None,
 ) -> "TrainSummary":
     """Put the backbones of a trained head back, and train all of it from images and captions (``xret finetune``).
 
@@ -169,7 +163,7 @@ def finetune(
         visual_weights: of the image backbone, if they have moved since the extraction.
         text_weights: of the text backbone, a folder, hub id or file, likewise.
         store: where the feature cache is now, if not where `run` was trained.
-        device, resume, verbose: as of `train`.
+        device, resume: as of `train`.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -178,22 +172,19 @@ def finetune(
     """
     from pathlib import Path
 
-    from .heads.training.display import Shown
     from .heads.training.finetuning.finetuning import finetune
 
-    root, shown = None if data_root is None else Path(data_root), Shown.of(verbose, "epochs")
     return finetune(
         run,
         out,
-        settings=dict(settings),
+        settings=settings,
         reattach=_several(reattach),
         visual_weights=visual_weights,
         text_weights=text_weights,
-        data_root=root,
+        data_root=None if data_root is None else Path(data_root),
         store=store,
         device=device,
         resume=resume,
-        shown=shown,
     )
 
 
@@ -251,7 +242,7 @@ def ablate(store: "str | Path", *, out: "str | Path", **options: Any) -> "Ablati
         out: the folder of all runs.
         options: of `heads.ablation.plan.make_plan`: ``recipe``, ``vary``, such as ``{"model.dim": [256, 512]}``, or
             ``grid``; ``settings``, ``baselines``, ``split``, ``views``. And of `heads.ablation.ablation.ablate`:
-            ``seeds``, ``device``, ``jobs``, ``scheduler``, ``verbose``.
+            ``seeds``, ``device``, ``jobs``, ``scheduler``.
 
     Returns:
         Every cell's numbers, or why it failed; ``print`` shows the table.
@@ -282,7 +273,7 @@ def tune(store: "str | Path", *, recipe: "str | Path", out: "str | Path", **opti
         recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
         out: the folder.
         options: of `heads.tuning.tuning.tune`: ``settings``, ``trials``, ``space``, such as
-            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``, ``seed``, ``device``, ``jobs``, ``verbose``.
+            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``, ``seed``, ``device``, ``jobs``.
 
     Returns:
         Every trial, and what the best run reaches on the test split; ``print`` shows the tables.

@@ -1,5 +1,6 @@
 """How options that several commands have are read, and refused before any work begins."""
 
+import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -94,11 +95,18 @@ def _settings(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str
     return settings_of(value)
 
 
+def _set_level(_ctx: click.Context, _parameter: click.Parameter, verbose: bool | None) -> None:
+    if verbose is not None:
+        logging.getLogger("xret").setLevel(logging.DEBUG if verbose else logging.WARNING)
+
+
 verbose_option = click.option(
     "-v/-q",
     "--verbose/--quiet",
     "verbose",
     default=None,
+    callback=_set_level,
+    expose_value=False,
     help="More of each epoch, or no progress. A run's train.log always has all of it.",
 )
 

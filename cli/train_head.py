@@ -11,7 +11,7 @@ from ..pipeline.wording import counted
 from .parsing import NEW_FOLDER, Sectioned, one_recipe, settings_option, verbose_option
 
 if TYPE_CHECKING:
-    from ..heads.training.loop import TrainSummary
+    from ..heads.training.trainer import TrainSummary
 
 
 @click.command(

@@ -21,7 +21,7 @@ from ..pipeline.store import FeatureCache
 from ..pipeline.wording import reason, some_of
 from .model import build_losses, build_model, feature_facts
 from .recipes.blocks import Recipe
-from .runs.config import flat
+from .recipes.schema import flat
 from .runs.features import Sets, sets_named
 
 _ONE_AT_A_TIME = threading.Lock()  # torch has one generator a process, which two trainings would share

@@ -2,15 +2,18 @@
 
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import DeviceError, OutOfMemory
 
+_GENERATORS = threading.RLock()
 NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
 NO_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # where torch itself does not allocate
 
@@ -76,6 +79,21 @@ def deterministic(device: torch.device) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         memory.fill_uninitialized_memory = fills
+
+
+@contextmanager
+def drawing(device: torch.device, *seed: int) -> Iterator[None]:
+    """Let torch draw from generators that begin with `seed`; afterwards they are as they were.
+
+    torch has one generator for each device of a process. So one thread at a time is in such a block.
+    """
+    number = seed[0] if len(seed) == 1 else int(np.random.SeedSequence(seed).generate_state(1)[0])
+    with _GENERATORS, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(number)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(number)
+        yield
 
 
 def start_reading(values: Tensor) -> Callable[[], Tensor]:

@@ -22,7 +22,7 @@ from xret.cli import main
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.heads.tuning.space import make_space
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.scenes.generate import generate_scenes

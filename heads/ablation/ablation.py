@@ -25,8 +25,7 @@ from ..recipes.blocks import Recipe
 from ..runs.features import Sets
 from ..runs.run import Run
 from ..series import claim, difference, fitting_sets, full_url, identity, locked, make_folder, run_all, set_names
-from ..training.display import Shown
-from ..training.training import train
+from ..training.train import train
 from .plan import Plan, Variant
 from .table import Entry, Line, as_text, summarise
 
@@ -44,7 +43,7 @@ class Cell:
     split: str
     views: bool
     device: str
-    shown: Shown
+    shown: str | None  # title of its training, see `TrainLog`
 
     @property
     def title(self) -> str:
@@ -110,7 +109,6 @@ def ablate(
     device: str = "auto",
     jobs: int = 1,
     scheduler: str | None = None,
-    verbose: bool | None = None,
 ) -> Ablation:
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
@@ -126,7 +124,6 @@ def ablate(
         jobs: cells at once in processes of this machine; on a CPU they divide its cores, and a number of threads
             decides last digits.
         scheduler: address of a Dask cluster that trains the cells; its workers must reach `store` and `out`.
-        verbose: show a line an epoch beside a bar and a line a cell; or, where it is False, none of it.
 
     Raises:
         RecipeError: `seeds` or `jobs` is below 1; or a variant does not fit the feature sets, all of them at once,
@@ -140,11 +137,11 @@ def ablate(
     cache = FeatureCache.open(url)
     sets_of = _sets_of_variants(cache, plan)
     untrained = tuple(_untrained(plan, sets_of, device))
-    level = Shown("quiet") if jobs > 1 or scheduler is not None else Shown.of(verbose, "bar")
+    title = None if jobs > 1 or scheduler is not None else ""
     cells = {
         (variant.name, seed): Cell(
             str(root / variant.name / f"seed={seed}"), url, variant.recipe, seed, plan.split,
-            plan.views and sets_of[variant.name][0].views > 1, device, level,
+            plan.views and sets_of[variant.name][0].views > 1, device, title,
         )
         for variant in plan.variants
         for seed in range(seeds)
@@ -156,7 +153,7 @@ def ablate(
             "ablation",
             {"manifest_sha256": cache.manifest_sha256, "sets": _sets_of_all(plan, sets_of)} | plan.description,
         )
-        outcomes = _outcomes(list(cells.values()), jobs, scheduler, quiet=verbose is False)
+        outcomes = _outcomes(list(cells.values()), jobs, scheduler)
     row = _only_row(plan)
     entries: list[Entry] = []
     for variant in plan.variants:
@@ -175,7 +172,7 @@ def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
     if not (run.parents[1] / "ablation.json").is_file():
         return f"{run.parents[1]} is missing here: --out must be a folder that all workers share"
     try:
-        how: dict[str, Any] = {"device": cell.device, "seed": cell.seed, "resume": True, "shown": cell.shown}
+        how: dict[str, Any] = {"device": cell.device, "seed": cell.seed, "resume": True, "title": cell.shown}
         train(cell.store, cell.recipe, run, resident=resident, **how)
         found = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
         write_text(run / "eval.json", json.dumps(found.to_dict(), indent=1) + "\n", RunError)
@@ -218,17 +215,16 @@ def _untrained(plan: Plan, sets_of: dict[str, Sets], device: str) -> Iterator[En
                 yield Entry(found.runs[0], {}, 0, found.stores[0], result, views=found.views[0])
 
 
-def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None, *, quiet: bool) -> dict[str, Evaluation | str]:
+def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Evaluation | str]:
     """Return by run every cell's evaluation or the sentence that it ended in; those not finished are trained."""
     outcomes: dict[str, Evaluation | str] = {}
     outcomes |= {cell.run: found for cell in cells if (found := cell.evaluation()) is not None}
-    say = logger.debug if quiet else logger.info
     if outcomes:
-        say("cells finished already: %d of %d", len(outcomes), len(cells))
+        logger.info("cells finished already: %d of %d", len(outcomes), len(cells))
     left = [cell for cell in cells if cell.run not in outcomes]
     left.sort(key=lambda cell: (str(cell.recipe.data.image), str(cell.recipe.data.text)))  # those share features
     left = [
-        replace(cell, shown=replace(cell.shown, title=f"cell {len(outcomes) + at}/{len(cells)}"))
+        replace(cell, shown=None if cell.shown is None else f"cell {len(outcomes) + at}/{len(cells)}")
         for at, cell in enumerate(left, 1)
     ]
     began = time.monotonic()
@@ -238,7 +234,7 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None, *, quiet:
         if isinstance(outcome, str):
             logger.warning("%s: failed: %s", at, outcome)
         else:
-            say("%s: %s", at, ", ".join(map(_in_short, outcome.results)))
+            logger.info("%s: %s", at, ", ".join(map(_in_short, outcome.results)))
     return outcomes
 
 

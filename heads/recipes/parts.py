@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ...pipeline.device import drawing
 from ...pipeline.wording import reason
 from ..modules.aggregators import AGGREGATORS, Aggregated
 from ..modules.embedding import Sequence
@@ -26,6 +27,11 @@ def check_parts(dim: int, aggregator: Mapping[str, Block], similarity: Block, te
         similarity: its complete block.
         terms: the complete block of each loss term.
     """
+    with drawing(torch.device("cpu"), 0):  # a part may draw
+        return _check_parts(dim, aggregator, similarity, terms)
+
+
+def _check_parts(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block]) -> list[str]:
     mismatches = _mismatches(aggregator, similarity["name"])
     pair, refused = _aggregated(dim, json.dumps(aggregator))
     faults = list(refused)

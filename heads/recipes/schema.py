@@ -5,10 +5,11 @@ A schema is a nested dictionary of `Field`s. Checking gathers every fault, each 
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from ...pipeline.errors import nearest
+from ...pipeline.wording import some_of
 
 REQUIRED = object()
 SetNames = str | list[str]  # of one feature set, or of several that differ
@@ -178,3 +179,22 @@ _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     str: ("text", _text),
     SetNames: ("auto, the name of a feature set, or several different names such as [A, B]", _set_names),
 }
+
+
+def difference(then: dict[str, Any], now: dict[str, Any], ignored: Sequence[str] = ()) -> str:
+    """Return in which dotted keys, but for those `ignored`, nested values differ; an empty text where in none."""
+    before, after = flat(then), flat(now)
+    differing = [
+        f"{key} is {before.get(key, 'absent')} there and {after.get(key, 'absent')} now"
+        for key in sorted({*before, *after})
+        if before.get(key) != after.get(key) and key not in ignored
+    ]
+    return "; ".join(some_of(differing, 5))
+
+
+def flat(values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted keys."""
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
+    return out

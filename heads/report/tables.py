@@ -10,7 +10,7 @@ from ..evaluation.evaluation import Evaluation, Result
 from ..evaluation.metrics import WAYS
 from ..evaluation.number_table import NumberTable, shown
 from ..recipes.blocks import Recipe
-from ..runs.config import flat
+from ..recipes.schema import flat
 from ..runs.run import MAY_CHANGE
 from .examples import PageRun
 

@@ -24,10 +24,9 @@ from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
-from ..runs.config import write_config
 from ..runs.encoders import ORIGINS, origins_of, origins_text, reads_states, weights_of_each
 from ..runs.info import BranchName, RunInfo
-from ..runs.run import Run, write_info
+from ..runs.run import Run, write_facts
 from .retriever import Retriever
 
 # The bases of the first are OSError and all errors of the hub's HTTP client, whose name depends on its version.
@@ -98,9 +97,8 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
         for name in filter(run.has, _COPIED):
             file = run.file(name)
             (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / name)
-        write_config(partial, recipe, run.image_facts, run.text_facts)
         (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
-        write_info(partial, _without_paths(run.info))
+        write_facts(partial, _without_paths(run.info), recipe, run.image_facts, run.text_facts)
         (partial / "README.md").write_text(_card(run, origins, repo or str(folder)), encoding="utf-8")
     return folder
 
@@ -180,7 +178,7 @@ def _without_paths(info: RunInfo) -> RunInfo:
         store=Path(info.store).name,
         also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
         head=info.head and Path(info.head).name,
-        init_from=info.init_from and {**info.init_from, "run": Path(info.init_from["run"]).name},
+        init_from=info.init_from and Path(info.init_from).name,
     )
 
 

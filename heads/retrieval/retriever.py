@@ -1,5 +1,6 @@
 """A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for."""
 
+import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from ..modules.embedding import Embedding, each
 from ..modules.similarity import in_blocks
 from ..runs.encoders import ImageEncoders, TextEncoders, find_image_encoders, find_text_encoders, reads_states
 from ..runs.features import open_store
-from ..runs.files import sha256_of
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .folder import PictureFolder
@@ -145,7 +145,8 @@ class Retriever:
     @cached_property
     def weights_digest(self) -> str:
         """The SHA-256 of the run's weights, in hexadecimal; RunError where it has none yet."""
-        return sha256_of(self.run.weights)
+        with self.run.weights.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
     @cached_property
     def text_encoders(self) -> TextEncoders:

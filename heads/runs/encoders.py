@@ -19,7 +19,7 @@ from ...pipeline.store import FeatureCache
 from ...pipeline.store.create import fingerprint
 from ..model import facts_of_each
 from .features import caption_set_of_run, image_set_of_run
-from .info import BranchName, several
+from .info import BranchName, as_tuple
 from .run import Run
 
 ORIGINS = "encoders.json"
@@ -150,7 +150,7 @@ def origins_of(run: Run, branch: BranchName, open_cache: Opener) -> tuple[Origin
     facts = facts_of_each(run.image_facts if branch == "image" else run.text_facts)
     made = [one for one, its in zip(run.info.prints(branch), facts, strict=True) if its.kind != "words"]
     try:
-        told = several(read_json(file)[branch])
+        told = as_tuple(read_json(file)[branch])
         origins = tuple(Origin.from_json(one) for one in told)
         damaged = [origin.fingerprint for origin in origins] != made
     except (OSError, ValueError, KeyError, TypeError) as error:  # EncoderError, too

@@ -1,9 +1,9 @@
 """The features that a run needs, found in its own store or in another one."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -13,14 +13,15 @@ from ...pipeline.errors import CacheError, RunError, StoreError
 from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.reading.placement import Placement, Resident
-from ...pipeline.store import OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ...pipeline.store import OK, CaptionSet, FeatureCache, ImageSet
 from ..model import Model, facts_of_each, feature_facts, require_kinds
 from ..recipes.blocks import Recipe
-from .info import BranchName, several
+from .info import BranchName, as_told, as_tuple
 from .run import Run
 
 Sets = tuple[Images, Captions]
-log = logging.getLogger("xret")
+_log = logging.getLogger("xret")
+S = TypeVar("S", ImageSet, CaptionSet)
 
 
 def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
@@ -30,10 +31,10 @@ def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
         CacheError: none or several fit a name, or two names mean one set.
         RecipeError: that is so of the captions, and the recipe does not take the images.
     """
-    images = [cache.image_set(name) for name in several(recipe.data.image)]
+    images = [cache.image_set(name) for name in as_tuple(recipe.data.image)]
     _require_different(images, "data.image")
     try:
-        captions = [cache.caption_set(name) for name in several(recipe.data.text)]
+        captions = [cache.caption_set(name) for name in as_tuple(recipe.data.text)]
     except CacheError:  # which captions is the second question, if the recipe does not take these images
         require_kinds(recipe, "image", facts_of_each(feature_facts(joined(images))))
         raise
@@ -41,44 +42,35 @@ def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
     return joined(images), joined(captions)
 
 
-def _require_different(found: Sequence[FeatureSet], key: str) -> None:
+def _require_different(found: Sequence[ImageSet] | Sequence[CaptionSet], key: str) -> None:
     names = [features.name for features in found]
     for name in names:
         if names.count(name) > 1:
             raise CacheError(f"{key} names the feature set '{name}' of {found[0].cache.url} twice; leave one out")
 
 
-def on_own_sets(recipe: Recipe, cache: FeatureCache, *, image: Any, text: Any) -> Recipe:
-    """Return the recipe with the feature sets that something was begun with, where it means them.
+def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
+    """Return the recipe of a resumed training with the run's own feature sets, whatever else `cache` holds meanwhile.
 
-    It means them by ``auto``, or by what their names begin with, whatever else `cache` holds meanwhile.
-
-    Args:
-        recipe: resolved.
-        cache: the store.
-        image: the name of a set as `run.json` tells it, or a list of names.
-        text: likewise.
+    They are meant by the same names as when the run began, or by what their own names begin with.
     """
     own: dict[str, Any] = {
-        key: told
-        for key, modality, told in (("image", "images", image), ("text", "captions", text))
-        if _means(cache, modality, several(getattr(recipe.data, key)), several(told))
+        side: as_told(run.info.sides[side])
+        for side, modality in (("image", "images"), ("text", "captions"))
+        if set(run.info.sides[side]) <= set(cache.set_names(modality))
+        and _means(getattr(recipe.data, side), getattr(run.recipe.data, side), run.info.sides[side])
     }
     return replace(recipe, data=replace(recipe.data, **own))
 
 
-def _means(cache: FeatureCache, modality: str, said: Sequence[str], names: Sequence[str]) -> bool:
-    """Return whether what a recipe says means the sets of these names, of which `cache` has all."""
-    if not all(name in cache.set_names(modality) for name in names):
-        return False
-    fits = [[one == "auto" or cache.fits(f"{modality}/{name}", one) for name in names] for one in said]
-    return said == ("auto",) or (
-        len(said) == len(names) and all(map(any, fits)) and all(map(any, zip(*fits, strict=True)))
-    )
+def _means(now: str | list[str], then: str | list[str], names: Sequence[str]) -> bool:
+    wanted = sorted(name.rpartition("/")[2] for name in as_tuple(now))
+    prefixes = len(wanted) == len(names) and all(map(str.startswith, sorted(names), wanted))
+    return now in (then, "auto") or prefixes
 
 
 def open_store(run: Run, store: str | None) -> FeatureCache:
-    """Open the feature store at `store`, or, where that is None, the one that `run` was trained on.
+    """Open the feature cache at `store`, or, where that is None, the one that `run` was trained on.
 
     A warning says where it holds other samples than those of the training.
 
@@ -95,7 +87,7 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
             f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
         ) from error
     if store is None and cache.manifest_sha256 != run.info.manifest_sha256:
-        log.warning("%s holds other samples than those that %s was trained on", cache.url, run.path)
+        _log.warning("%s holds other samples than those that %s was trained on", cache.url, run.path)
     return cache
 
 
@@ -152,13 +144,8 @@ def require_views(image_set: Images) -> None:
 
 def image_set_of_run(run: Run, cache: FeatureCache) -> Images:
     """Return the image features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
-    found = []
-    for name, made in zip(run.info.names("image"), run.info.prints("image"), strict=True):
-        features = next((one for one in _candidates(cache, "images", name) if one.fingerprint == made), None)
-        if not isinstance(features, ImageSet):
-            raise _refusal(run, cache, "images", name)
-        found.append(features)
-    return joined(found)
+    sets = [cache.image_set(name) for name in cache.set_names("images")]
+    return joined([_equal_set(run, "image", print_, sets, cache) for print_ in run.info.prints("image")])
 
 
 def caption_set_of_run(run: Run, cache: FeatureCache) -> Captions:
@@ -166,36 +153,27 @@ def caption_set_of_run(run: Run, cache: FeatureCache) -> Captions:
 
     Where the run knows words it has a vocabulary, and reads those of any store.
     """
+    sets = [cache.caption_set(name) for name in cache.set_names("captions")]
     found: list[CaptionSet] = []
-    told = zip(run.info.names("text"), run.info.prints("text"), facts_of_each(run.text_facts), strict=True)
-    for name, made, facts in told:
-        features = next((one for one in _candidates(cache, "captions", name) if one.fingerprint == made), None)
-        if isinstance(features, CaptionSet):
-            found.append(features)
-        elif facts.kind == "words" and run.vocabulary is not None:
+    for print_, facts in zip(run.info.prints("text"), facts_of_each(run.text_facts), strict=True):
+        if facts.kind == "words" and run.vocabulary is not None and print_ not in [one.fingerprint for one in sets]:
             found.append(RetokenizedCaptions(cache, run.vocabulary))
         else:
-            raise _refusal(run, cache, "captions", name)
+            found.append(_equal_set(run, "text", print_, sets, cache))
     return joined(found)
 
 
-def _candidates(cache: FeatureCache, modality: str, name: str) -> Iterator[ImageSet | CaptionSet]:
-    """Yield the sets that may be the one of this name: itself, or what a checkpoint in another folder made.
-
-    The latter has another name and the same fingerprint, with which both names end.
-    """
-    ending = f"@{name.rpartition('@')[2]}"
-    there = [found for found in cache.set_names(modality) if found.endswith(ending)]
-    return (cache.set_at(f"{modality}/{found}") for found in sorted(there, key=lambda found: found != name))
-
-
-def _refusal(run: Run, cache: FeatureCache, modality: str, name: str) -> RunError:
-    there = ", ".join(cache.set_names(modality)) or "none"
-    branch: BranchName = "image" if modality == "images" else "text"
-    way = (
-        f"`xret extract … --from-run {run.path}`" if run.info.tuned(branch) else "the same encoder, weights and options"
-    )
-    return RunError(
+def _equal_set(run: Run, branch: BranchName, fingerprint: str, sets: Sequence[S], cache: FeatureCache) -> S:
+    """Return the set with a fingerprint: what a checkpoint in another folder made has another name."""
+    equal = [features for features in sets if features.fingerprint == fingerprint]
+    if equal:
+        return next((features for features in equal if features.name in run.info.names(branch)), equal[0])
+    name = run.info.names(branch)[run.info.prints(branch).index(fingerprint)]
+    there = ", ".join(features.name for features in sets) or "none"
+    modality, way = "images" if branch == "image" else "captions", "the same encoder, weights and options"
+    if run.info.tuned(branch):
+        way = f"`xret extract … --from-run {run.path}`"
+    raise RunError(
         f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "
         f"{way}"
     )

@@ -1,47 +1,46 @@
 """A run: the folder that a training leaves, and that evaluation reads.
 
-    run.json            what was trained on what: {format, version, store, manifest_sha256, image_set, text_set,
-                        fingerprints, seed, device, versions, shuffled, also, also_stores (where several are learnt
-                        from), best_epoch, best_rsum, files (their SHA-256), sha256 (its own)}
-    recipe.yaml         the resolved recipe
+    checkpoint.pt       all that a training goes on from, in one file: state, metrics and best weights
+    model.safetensors   exported from it: the weights of the best epoch by validation RSUM
+    metrics.jsonl       exported: a line an epoch; ``collapsed`` where the triplet loss sits at its constant
+    run.json            exported last: what was trained on what, and how far it is, see `info.RunInfo`
     config.json         recipe and feature facts: all that is needed to rebuild the model
+    recipe.yaml         the resolved recipe, for readers
     vocabulary.json     where words are used: the words by token id
-    model.safetensors   the weights of the best epoch by validation RSUM
-    state.pt            to go on from the last complete epoch, or a step after it; tensors and plain scalars only
-    metrics.jsonl       one line an epoch; `collapsed` where the triplet loss sits at its constant
+    train.log           for readers: what was done when
     tensorboard/        where runtime.log says so
 
-The folder appears in one step. All files of an epoch count from the moment in which `run.json` is replaced (`files`):
-after a kill they are those of one epoch. What is read has the SHA-256 that `run.json` says, or is refused; runs of
-earlier versions say none.
+`checkpoint.pt` is replaced in one step, and it alone says where a training is. If a kill comes before all of an epoch
+is exported, the next save or resume exports it.
 """
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import safetensors.torch
 import torch
+import yaml
 from safetensors import SafetensorError
+from torch import Tensor
 
-from ...pipeline.documents import parse_json, read_json
 from ...pipeline.errors import RecipeError, RunError
-from ...pipeline.files import locked, making, partials_in, remove, write_text
-from ..model import Facts, Model, build_model, facts_of_each
+from ...pipeline.files import locked, making, remove, writing
+from ..model import Facts, FeatureFacts, Model, build_model, facts_of_each
 from ..recipes.blocks import Recipe
-from .config import as_json, config_of, config_text, difference, recipe_text, write_config
-from .files import REMEDY, Writer, find, replacing, run_inside, settle, sha256_of
-from .info import FORMAT, VERSION, BranchName, RunInfo, sealed, unsealed
+from ..recipes.recipe import resolve
+from ..recipes.schema import convert, difference
+from .info import FORMAT, VERSION, BranchName, RunInfo, as_tuple
 
 # When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
 MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
 EMBEDDINGS = "embeddings"  # below it searches of folders of pictures keep theirs, also while another process trains
-WEIGHTS, _STATE, _METRICS, _WORDS = "model.safetensors", "state.pt", "metrics.jsonl", "vocabulary.json"
-_FOR_READERS = ("recipe.yaml", "README.md")  # no command reads them
+WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.pt"
+_REMEDY = "make room, or take another --out"
 
 
 class Run:
@@ -65,17 +64,13 @@ class Run:
         if not (self.path / "run.json").is_file():
             way = f"make one with `xret train-head … --out {path}`"
             if self.path.exists():
-                inside = run_inside(self.path)
-                way = "name the folder of a run" + ("" if inside is None else f", such as {inside}")
+                inside = next(self.path.glob("[!.]*/run.json"), None) or next(self.path.glob("[!.]*/*/run.json"), None)
+                way = "name the folder of a run" + ("" if inside is None else f", such as {inside.parent}")
             raise RunError(f"{path} is no run: it has no run.json; {way}")
-        self.info = self._read_info()
-        config = self._parsed(self.file("config.json"))
-        try:
-            self.recipe, self.image_facts, self.text_facts = config_of(config, self.info, f"{path}/config.json")
-        except ValueError as error:
-            raise self._damaged("config.json") from error
-        words = [facts for facts in facts_of_each(self.text_facts) if facts.kind == "words"]
-        self.vocabulary = self._vocabulary(words[0].vocabulary_size) if words else None
+        self.info = self._read("run.json", self._info)
+        self.recipe, self.image_facts, self.text_facts = self._read("config.json", self._config)
+        words = any(facts.kind == "words" for facts in facts_of_each(self.text_facts))
+        self.vocabulary: tuple[str, ...] | None = self._read("vocabulary.json", tuple) if words else None
 
     @classmethod
     def create(
@@ -87,26 +82,21 @@ class Run:
         text: Facts,
         vocabulary: tuple[str, ...] | None,
     ) -> "Run":
-        """Make the folder, with all that is known before the first epoch.
+        """Make the folder, whole, with all that is known before the first epoch.
 
         Raises:
             RunError: something is there already, or the folder cannot be written.
         """
         path = Path(path)
         require_free(path)
-        try:
-            with making(path, RunError, REMEDY) as partial:
-                write_config(partial, recipe.to_dict(), image, text)
-                if vocabulary is not None:
-                    (partial / _WORDS).write_text(as_json(vocabulary), encoding="utf-8")
-                write_info(partial, info)
-        except RunError:
-            require_free(path)  # another process may have made it meanwhile
-            raise
+        with making(path, RunError, _REMEDY) as partial:
+            write_facts(partial, info, recipe.to_dict(), image, text)
+            if vocabulary is not None:
+                (partial / "vocabulary.json").write_text(as_json(vocabulary), encoding="utf-8")
         return cls(path)
 
     def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:
-        """Raise RunError, naming what differs, if the run was begun with another recipe or other `facts` of `info`.
+        """Raise RunError, naming what differs, if the run has another recipe or other `facts` of `info`.
 
         Keys of the recipe that no number depends on may differ.
         """
@@ -115,45 +105,32 @@ class Run:
             raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {said}")
 
     def record(self, **values: Any) -> None:
-        """Write down other values of fields of `info`."""
+        """Change fields of `info`."""
         info = replace(self.info, **values)
-        write_json(self.path / "run.json", sealed(info.to_json()))
+        write_json(self.path / "run.json", info.to_json())
         self.info = info
 
-    def lengthen(self, recipe: Recipe) -> None:
-        """Write down a recipe that differs in the number of epochs."""
-        if recipe.schedule.epochs == self.recipe.schedule.epochs:
-            return
-        new = replace(self.recipe, schedule=replace(self.recipe.schedule, epochs=recipe.schedule.epochs))
-        text, file = config_text(new.to_dict(), self.image_facts, self.text_facts), self.path / "recipe.yaml"
-        self._replace({"config.json": lambda path: path.write_text(text, encoding="utf-8")})
-        write_text(file, recipe_text(new.to_dict()), RunError, REMEDY)
-        self.recipe = new
+    def lengthen(self, epochs: int) -> None:
+        """Change the recipe's number of epochs."""
+        self.recipe = replace(self.recipe, schedule=replace(self.recipe.schedule, epochs=epochs))
+        values = self.recipe.to_dict()
+        write_json(self.path / "config.json", _config_of(values, self.image_facts, self.text_facts))
+        self._put("recipe.yaml", lambda path: path.write_text(recipe_text(values), encoding="utf-8"))
 
     def has(self, name: str) -> bool:
-        """Return whether the run has a file or folder of this name, or has lost it."""
-        return name in (self.info.files or {}) or (self.path / name).exists()
+        """Return whether the run has a file or folder of this name."""
+        return (self.path / name).exists()
 
     def file(self, name: str) -> Path:
-        """Return where a file or folder of the run is.
-
-        Raises:
-            RunError: it is missing, or not what was written.
-        """
-        place, sha256 = self.path / name, (self.info.files or {}).get(name)
-        found = find(self.path, name, sha256) if sha256 is not None else place if place.exists() else None
-        if found is not None:
-            return found
-        if self._read_info() != self.info:
-            raise RunError(f"{self.path} was trained on while it was read; run the command again")
-        if place.exists():
-            raise self._damaged(name)
-        raise RunError(f"{self.path} has lost its {name}; restore it, or train with another --out")
+        """Return where a file or folder of the run is; RunError where it is missing."""
+        if not self.has(name):
+            raise RunError(f"{self.path} has lost its {name}; restore it, or train with another --out")
+        return self.path / name
 
     def backbone(self, branch: BranchName) -> Path | None:
-        """Return where the run's own backbone of ``image`` or ``text`` is; None: it has none. Errors as of `file`."""
+        """Return where the run's own backbone of ``image`` or ``text`` is; None where it has none."""
         names = (f"{branch}_backbone{suffix}" for suffix in ("", ".safetensors"))
-        return next((self.file(name) for name in names if self.has(name)), None)
+        return next((self.path / name for name in names if self.has(name)), None)
 
     def model(self, device: torch.device, recipe: Recipe | None = None) -> Model:
         """Return the model with the weights of the best epoch, ready to embed.
@@ -180,67 +157,88 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        """The file with the weights of the best epoch; RunError where no epoch is finished, else as of `file`."""
-        if self.info.best_epoch is None:  # a killed run of an earlier version may have a file all the same
+        """The file with the weights of the best epoch; RunError where no epoch is finished."""
+        if self.info.best_epoch is None:
             command = "xret finetune" if self.info.finetuned else "xret train-head"
             raise RunError(f"{self.path} has no finished epoch yet; continue it with `{command} … --resume`")
         return self.file(WEIGHTS)
 
-    def save_epoch(
-        self, state: dict[str, Any], line: dict[str, Any], best_epoch: int, best_rsum: float, model: Model | None = None
-    ) -> None:
-        """Write down a complete epoch, all of it in one step.
-
-        Args:
-            state: tensors and plain scalars; `epoch` is the number of complete epochs.
-            line: the epoch's line of metrics.jsonl.
-            best_epoch: so far, counted from 1.
-            best_rsum: its validation RSUM.
-            model: that of the best epoch, where it is this one.
-        """
-        writers, values = ({}, {}) if model is None else self.best_files(model)
-        writers |= _metrics_writer([*self.metrics()[: state["epoch"] - 1], line]) | _state_writer(state)
-        self._replace(writers, **values, best_epoch=best_epoch, best_rsum=best_rsum)
-
-    def best_files(self, model: Model) -> tuple[dict[str, Writer], dict[str, Any]]:
-        """Return what writes the weights of the best epoch, by the names of files, and what changes in `info`."""
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-        return {WEIGHTS: lambda path: safetensors.torch.save_file(tensors, path)}, {}
-
-    def save_state(self, state: dict[str, Any]) -> None:
-        """Write down where to go on from; tensors and plain scalars."""
-        self._replace(_state_writer(state))
-
-    def save_metrics(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Write down the metrics of all epochs so far."""
-        self._replace(_metrics_writer(lines))
-
-    def _replace(self, writers: Mapping[str, Writer], **values: Any) -> None:
-        """Replace files, and values of fields of `info`, in one step."""
-        with replacing(self.path, writers) as made:
-            self.record(**values, files={**(self.info.files or {}), **made})
-
     @property
     def begun(self) -> bool:
         """Whether there is something to go on from: a complete epoch, or a step that was written down."""
-        return self.has(_STATE)
+        return self.has(CHECKPOINT)
 
-    @contextmanager
-    def held(self, created: bool) -> Iterator[None]:
-        """Lock the folder for whoever trains in it.
-
-        A folder that was just `created` is removed where training fails before it has `begun`: the corrected command
-        may then take the same --out. What is interrupted or killed stays, to be resumed.
+    def save(self, checkpoint: Mapping[str, Any]) -> None:
+        """Replace `checkpoint.pt` in one step: tensors and plain values, by ``state``, ``metrics``, ``best``, ``info``.
 
         Raises:
-            RunError: another process trains in it.
+            RunError: it cannot be written.
+        """
+
+        def write(path: Path) -> None:
+            try:
+                torch.save(dict(checkpoint), path)
+            except RuntimeError as error:  # of a full disk it says how many bytes it missed
+                raise OSError("not all of it reached the disk, which may be full") from error
+
+        self._put(CHECKPOINT, write)
+
+    def export(self, checkpoint: Mapping[str, Any], model: Model, *, weights: bool = True) -> None:
+        """Write the files that others read: best weights (if they changed), metrics, and last `run.json`.
+
+        Args:
+            checkpoint: what was saved.
+            model: with its best weights, where `weights` are written.
+            weights: whether they are.
+        """
+        if weights and checkpoint["best"] is not None:
+            self.export_weights(checkpoint["best"], model)
+        text = "".join(json.dumps(line) + "\n" for line in checkpoint["metrics"])
+        self._put("metrics.jsonl", lambda path: path.write_text(text, encoding="utf-8"))
+        self.record(**checkpoint["info"])
+
+    def export_weights(self, tensors: dict[str, Tensor], model: Model) -> None:
+        """Write `model.safetensors`, with the weights of `model` by name."""
+        self._put(WEIGHTS, lambda path: safetensors.torch.save_file(tensors, path))
+
+    def facts_of(self, model: Model) -> dict[str, Any]:
+        """Return what changes in `info` with the weights of a better epoch."""
+        return {}
+
+    def load_checkpoint(self) -> dict[str, Any] | None:
+        """Return what was last saved, in the host's memory, or None where nothing was; RunError if it is damaged.
+
+        There an optimiser counts its steps: counted on a GPU, each would have to be waited for.
+        """
+        if not self.begun:
+            return None
+        try:
+            checkpoint: dict[str, Any] = torch.load(self.path / CHECKPOINT, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch reports damage by many types
+            raise self._damaged(CHECKPOINT) from error
+        return checkpoint
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl, oldest first; RunError if the file is damaged."""
+        try:
+            text = (self.path / "metrics.jsonl").read_text(encoding="utf-8") if self.has("metrics.jsonl") else ""
+            return [json.loads(line) for line in text.splitlines()]
+        except (OSError, ValueError) as error:
+            raise self._damaged("metrics.jsonl") from error
+
+    @contextmanager
+    def locked(self, created: bool = False) -> Iterator[None]:
+        """Lock the folder for a training.
+
+        A folder that was just `created` is removed where training fails before there is anything to go on from: the
+        corrected command may then take the same --out. What is interrupted or killed stays, to be resumed.
+
+        Raises:
+            RunError: another training has locked it.
         """
         with locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended")):
-            for left in partials_in(self.path):
-                if self.path / EMBEDDINGS not in left.parents:
-                    remove(left)
-            self.info = self._read_info()  # it may have been trained on before the lock was free
-            settle(self.path, self.info.files or {})
+            for left in self.path.glob(".*.partial"):
+                remove(left)
             try:
                 yield
             except Exception:
@@ -248,64 +246,36 @@ class Run:
                     shutil.rmtree(self.path, ignore_errors=True)
                 raise
 
-    def load_state(self) -> dict[str, Any] | None:
-        """Return where to go on from, in the host's memory, or None where nothing has `begun`.
+    def _put(self, name: str, write: Callable[[Path], Any]) -> None:
+        with writing(self.path / name, RunError, _REMEDY) as partial:
+            write(partial)
 
-        There an optimiser counts its steps: counted on a GPU, each would have to be waited for.
-
-        Raises:
-            RunError: it cannot be read.
-        """
-        if not self.begun:
-            return None
-        file = self.file(_STATE)
+    def _read(self, name: str, convert: Callable[[Any], Any]) -> Any:
+        file = self.path / name
         try:
-            state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch reports damage by many types
-            raise self._damaged(_STATE) from error
-        return state
+            return convert(json.loads(file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._damaged(name) from error
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the lines of metrics.jsonl, oldest first.
+    def _info(self, values: Any) -> RunInfo:
+        if (values["format"], values["version"]) != (FORMAT, VERSION):
+            raise RunError(f"{self.path}/run.json is not of format {FORMAT}, version {VERSION}; train it again")
+        return RunInfo.from_json(values)
 
-        Raises:
-            RunError: the file is damaged.
-        """
-        if not self.has(_METRICS):
-            return []
-        file = self.file(_METRICS)
+    def _config(self, values: Any) -> tuple[Recipe, Facts, Facts]:
         try:
-            lines = [parse_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        except (OSError, ValueError) as error:
-            raise self._damaged(_METRICS) from error
-        if not all(isinstance(line, dict) for line in lines):
-            raise self._damaged(_METRICS)
-        return lines
-
-    def _vocabulary(self, size: int | None) -> tuple[str, ...]:
-        words = self._parsed(self.file(_WORDS))
-        texts = isinstance(words, list) and all(isinstance(word, str) for word in words)
-        if not texts or len(words) != size:
-            raise self._damaged(_WORDS)
-        return tuple(words)
-
-    def _read_info(self) -> RunInfo:
-        file = self.path / "run.json"
-        info = self._parsed(file)
-        if not isinstance(info, dict):
-            raise self._damaged(file.name)
-        if (info.get("format"), info.get("version")) != (FORMAT, VERSION):
-            raise RunError(f"{file} is not of format {FORMAT}, version {VERSION}; train it again")
-        try:
-            return RunInfo.from_json(unsealed(info))
-        except (TypeError, ValueError) as error:
-            raise self._damaged(file.name) from error
-
-    def _parsed(self, file: Path) -> Any:
-        try:
-            return read_json(file)
-        except (OSError, ValueError) as error:
-            raise self._damaged(file.name) from error
+            recipe = resolve(values["recipe"], title=f"{self.path}/config.json")
+        except RecipeError as error:
+            raise RunError(str(error)) from error
+        kinds = get_type_hints(FeatureFacts, include_extras=True)
+        sides = []
+        for side in ("image", "text"):
+            several = [
+                {key: convert(value, kinds[key]) for key, value in one.items()} for one in as_tuple(values[side])
+            ]
+            facts = tuple(FeatureFacts(**one) for one in several)
+            sides.append(facts[0] if len(facts) == 1 else facts)
+        return recipe, sides[0], sides[1]
 
     def _damaged(self, name: str) -> RunError:
         return RunError(f"{self.path / name} is missing or damaged; restore it, or train the run again")
@@ -317,32 +287,32 @@ def require_free(path: str | Path) -> None:
         raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
 
 
-def write_info(folder: Path, info: RunInfo) -> None:
-    """Write `run.json` in a new folder, with the SHA-256 of all that is there but what is for readers alone."""
-    files = {path.name: sha256_of(path) for path in sorted(folder.iterdir()) if path.name not in _FOR_READERS}
-    text = as_json(sealed(replace(info, files=files).to_json()))
-    (folder / "run.json").write_text(text, encoding="utf-8")
+def write_facts(folder: Path, info: RunInfo, recipe: Mapping[str, Any], image: Facts, text: Facts) -> None:
+    """Write `run.json`, `config.json` and `recipe.yaml` in a new folder."""
+    (folder / "run.json").write_text(as_json(info.to_json()), encoding="utf-8")
+    (folder / "config.json").write_text(as_json(_config_of(recipe, image, text)), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(recipe_text(recipe), encoding="utf-8")
 
 
-def _state_writer(state: dict[str, Any]) -> dict[str, Writer]:
-    def write(path: Path) -> None:
-        try:
-            torch.save(state, path)
-        except RuntimeError as error:  # of a full disk it says how many bytes it missed
-            raise OSError("not all of it reached the disk, which may be full") from error
-
-    return {_STATE: write}
+def _config_of(recipe: Mapping[str, Any], image: Facts, text: Facts) -> dict[str, Any]:
+    sides = {
+        side: [asdict(one) for one in facts] if isinstance(facts, tuple) else asdict(facts)
+        for side, facts in (("image", image), ("text", text))
+    }
+    return {"recipe": recipe, **sides}
 
 
-def _metrics_writer(lines: Sequence[dict[str, Any]]) -> dict[str, Writer]:
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    return {_METRICS: lambda path: path.write_text(text, encoding="utf-8")}
+def recipe_text(recipe: Mapping[str, Any]) -> str:
+    """Return `recipe.yaml`."""
+    return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+
+
+def as_json(value: Any) -> str:
+    """Return a value as the files of a run have it."""
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value in one step.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
-    write_text(path, as_json(value), RunError, REMEDY)
+    """Write a value in one step; RunError where the file cannot be written."""
+    with writing(path, RunError, _REMEDY) as partial:
+        partial.write_text(as_json(value), encoding="utf-8")

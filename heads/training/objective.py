@@ -1,19 +1,32 @@
-"""From a batch to its loss."""
+"""From a batch to its loss, also of batches larger than memory: embedded and compared in parts.
 
+Source: Gao, Zhang, Han, Callan: *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup* (RepL4NLP
+2021): embeddings are computed part by part and nothing else is kept; the loss is that of the whole batch; going back,
+each part is computed a second time and takes its embeddings' gradients on. This is what `torch.utils.checkpoint` does
+to one part: it also puts back the random state, so that dropout and noise are those of the first pass.
+"""
+
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
+from ...pipeline.errors import RecipeError
 from ...pipeline.reading.batches import Batch, Batches
+from ...pipeline.reading.features import Features, set_by_set
 from ..model import Model
 from ..modules.aggregators import Aggregated
-from ..modules.embedding import Sequence
-from ..modules.losses.blocks import in_blocks
+from ..modules.embedding import Sequence, concatenate
+from ..modules.losses.blocks import BlockLoss, compared_pairs, in_blocks
+from ..modules.similarity import Cosine
 from ..recipes.blocks import Recipe
 from .augmentation import averaged, blend, drop_rows, mask_words
-from .large_batches import compared_pairs, embed_in_parts, goes_in_blocks
 from .optimisation import autocast_dtype
+
+_FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses read; attention is for figures
 
 
 class Objective:
@@ -130,3 +143,61 @@ def same_text(positives: Tensor, text: Tensor) -> Tensor:
     """
     equal = (text[:, None] == text[None, :]).to(torch.float32)
     return (positives.to(torch.float32) @ equal > 0) & ~positives
+
+
+def embed_in_parts(embed: Callable[[Features], Aggregated], features: Features, parts: int = 1) -> Aggregated:
+    """Return `embed(features)`, computed in so many parts.
+
+    Args:
+        embed: an embedding of a sample must depend on that sample alone; see `require_whole_batches`.
+        features: of B samples.
+        parts: how many.
+
+    Returns:
+        What losses read of `Aggregated`.
+    """
+    samples = len(features.length)
+    size = -(-samples // parts)
+    if size == samples:
+        return embed(features)
+    cuts = [_cut(features, begin, begin + size) for begin in range(0, samples, size)]
+    # As a dictionary of tensors, among which checkpoint looks for the device whose random state it keeps.
+    made = _join([checkpoint(lambda values: embed(Features(**values)), vars(cut), use_reentrant=False) for cut in cuts])
+    words = features.words
+    return made._replace(token=None if words is None or words.token is None else Sequence(words.token, words.length))
+
+
+def require_whole_batches(model: nn.Module, why: str) -> None:
+    """Raise RecipeError if a model cannot be embedded in parts, which `why` asks for.
+
+    Batch normalisation makes an embedding depend on the other samples beside it.
+    """
+    names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    if names:
+        raise RecipeError(
+            f"{why} embeds a batch in parts, but the batch normalisation in {names[0]} needs it whole; do "
+            "without it by adapter.KIND.batch_norm=false, aggregator.image.batch_norm=false or another aggregator"
+        )
+
+
+def goes_in_blocks(compare: nn.Module, losses: nn.ModuleDict) -> bool:
+    """Return whether a batch's pairs can be compared block by block: cosines, and losses that are made for it."""
+    return isinstance(compare, Cosine) and all(isinstance(loss, BlockLoss) for loss in losses.values())
+
+
+def _cut(features: Features, first: int, last: int) -> Features:
+    """Return some samples; their padding stays, so that parts can be put together again."""
+
+    def cut(part: Features) -> Features:
+        values = {name: value[first:last] if isinstance(value, Tensor) else value for name, value in vars(part).items()}
+        return Features(**values)  # type: ignore[arg-type]
+
+    return set_by_set(cut, features)
+
+
+def _join(parts: list[Aggregated]) -> Aggregated:
+    joined = {
+        name: None if getattr(parts[0], name) is None else concatenate([getattr(part, name) for part in parts])
+        for name in _FIELDS
+    }
+    return Aggregated(**joined)  # type: ignore[arg-type]

@@ -17,8 +17,8 @@ from ..model import Facts, block_of, facts_of_each
 from ..modules.losses import LOSSES
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import NOT_LEARNT, PARTS, changed, faults_of, load_recipe, refused
+from ..recipes.schema import flat
 from ..recipes.settings import full_key, normalised
-from ..runs.config import flat
 from ..series import as_text
 
 FILE = Path(__file__).parent / "spaces.yaml"

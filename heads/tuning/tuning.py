@@ -49,9 +49,7 @@ from ..series import (
     run_all,
     set_names,
 )
-from ..training.display import Shown
-from ..training.preparation import checked_seed
-from ..training.training import train
+from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
 
 logger = logging.getLogger("xret")
@@ -150,7 +148,6 @@ class _Study:
     seed: int
     device: str
     jobs: int
-    verbose: bool | None
 
     def open(self, seed: int = 0) -> optuna.Study:
         """Open the journal, or begin it; `seed` is of the values that are drawn."""
@@ -177,7 +174,6 @@ def tune(
     seed: int = 0,
     device: str = "auto",
     jobs: int = 1,
-    verbose: bool | None = None,
 ) -> Tuning:
     """Find the values of a recipe that suit a data set, and keep the best run by validation RSUM.
 
@@ -194,7 +190,6 @@ def tune(
         seed: of every run, and of what is drawn.
         device: ``auto``, ``cpu`` or ``cuda``.
         jobs: trials at once, in processes of this machine.
-        verbose: show a line an epoch beside a bar and a line a trial; or, where it is False, none of it.
 
     Raises:
         RecipeError: `trials` or `jobs` is below 1; or the recipe, its space or the feature sets do not fit, before
@@ -217,13 +212,10 @@ def tune(
     own = {"name": loaded.name, "manifest_sha256": cache.manifest_sha256, "sets": set_names(sets), "seed": seed}
     with locked(root / "lock"):
         claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})
-        study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device, jobs, verbose)
+        study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device, jobs)
         if not study.open().trials:
             study.open().enqueue_trial(first)
-    if verbose is not False:
-        logger.info(
-            "space of %s:\n%s", loaded.name, "\n".join(aligned([[f"  {key}", of] for key, of in texts.items()]))
-        )
+    logger.info("space of %s:\n%s", loaded.name, "\n".join(aligned([[f"  {key}", of] for key, of in texts.items()])))
     for _, error in run_all(train_trials, [study] * jobs, jobs):
         if isinstance(error, str):
             raise RunError(error)
@@ -265,8 +257,8 @@ def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resid
 
     try:
         recipe = load_recipe(study.name, study.settings | trial.params)
-        shown = Shown("quiet") if study.jobs > 1 else Shown.of(study.verbose, "bar", f"trial {trial.number}")
-        how: dict[str, Any] = {"device": study.device, "seed": study.seed, "shown": shown}
+        title = None if study.jobs > 1 else f"trial {trial.number}"
+        how: dict[str, Any] = {"device": study.device, "seed": study.seed, "title": title}
         train(study.store, recipe, run, resident=resident, after_epoch=after_epoch, **how)
         state = TrialState.COMPLETE
     except optuna.TrialPruned:
@@ -279,9 +271,8 @@ def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resid
             opened.tell(trial, best if state is TrialState.COMPLETE else None, state)
             _settle(opened, study.root)
     over = len(opened.get_trials(states=_OVER))
-    say = logger.debug if study.verbose is False else logger.info
     words = (trial.number, over, study.trials, _STATUS[state], error or f"validation RSUM {best:.2f}")
-    say("trial %d: %d of %d: %s, %s", *words)
+    logger.info("trial %d: %d of %d: %s, %s", *words)
 
 
 def _settle(study: optuna.Study, root: Path) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from xret.cli.demo import SETTINGS
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.extraction.extraction import Options, extract

@@ -79,7 +79,7 @@ def main(
     from xret.heads.runs.encoders import words_of_run
     from xret.heads.runs.run import Run
     from xret.heads.training.finetuning.finetuning import finetune
-    from xret.heads.training.training import train
+    from xret.heads.training.train import train
     from xret.pipeline.data.manifest import load_manifest
     from xret.pipeline.extraction.extraction import Options, extract
 

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.reading.batches import Batches, stored_batches
 from xret.pipeline.store import OK, FeatureCache

@@ -115,7 +115,7 @@ def train_row(store: str, folder: Path, row: str, captions: str, trials: int, se
     """Tune a row, train its best values with every seed, and write down what they reach; what is there stays."""
     import xret
     from xret.heads.recipes.recipe import load_recipe
-    from xret.heads.runs.config import recipe_text
+    from xret.heads.runs.run import recipe_text
 
     tuned = folder / "tuned"
     if not (tuned / "result.json").exists():

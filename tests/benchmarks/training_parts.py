@@ -67,7 +67,7 @@ def status_mb(key: str) -> float:
 
 
 class Step:
-    """One step of a training as `heads.training.loop.Loop` takes it, after the warm-up of the losses.
+    """One step of a training as `heads.training.trainer.Trainer` takes it, after the warm-up of the losses.
 
     Args:
         recipe: says the head, its losses and its optimiser.

@@ -139,7 +139,7 @@ def test_options_without_effect_are_refused(tiny_dataset, tmp_path, words, sente
 
 
 def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path, monkeypatch):
-    from xret.heads.training import training
+    from xret.heads.training import train as training
     from xret.pipeline.extraction import extraction
     from xret.pipeline.store.upkeep import verify
 

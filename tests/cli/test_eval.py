@@ -13,7 +13,7 @@ from xret.cli.eval import eval_
 from xret.heads.diagnostics import diagnose
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
 

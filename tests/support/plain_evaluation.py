@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import torch
-from earlier_runs import without_digests
+from edited_runs import edited
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
@@ -59,4 +59,4 @@ def plain_rsum(similarity, owner):
 
 def run_on(run, store, path):
     """Copy a run as if it had been trained on another store with the same features."""
-    return without_digests(shutil.copytree(run, path), store=store)
+    return edited(shutil.copytree(run, path), store=store)

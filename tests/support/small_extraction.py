@@ -4,7 +4,8 @@ from pathlib import Path
 
 from xret.pipeline.extraction.options import build_options
 
-SMALL = build_options(visual="resnet18", visual_weights="random:0", image_size=64, text="words", batch_size=4)
+OPTIONS = {"visual": "resnet18", "visual_weights": "random:0", "image_size": 64, "text": "words", "batch_size": 4}
+SMALL = build_options(**OPTIONS)
 
 
 def files(url) -> dict[str, bytes]:

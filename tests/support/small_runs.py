@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options

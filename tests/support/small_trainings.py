@@ -23,7 +23,7 @@ def numbers(run):
     """All that must repeat: metrics without times, weights, state, best epoch."""
     lines = [{k: v for k, v in line.items() if k != "seconds"} for line in Run(run).metrics()]
     info = Run(run).info.best_epoch, Run(run).info.best_rsum
-    state = torch.load(run / "state.pt", weights_only=True)
+    state = torch.load(run / "checkpoint.pt", weights_only=True)["state"]
     return lines, info, load_file(run / "model.safetensors"), state
 
 

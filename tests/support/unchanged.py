@@ -57,7 +57,7 @@ def extract(manifest, store, models=None, **options):
 def train(store, system, out):
     """Train a system for two epochs; return its lines of metrics without times."""
     settings = {**SMALL, "data.text": "bert" if system in OF_BERT else "words"}
-    xret.train(store, recipe=system, out=out, settings=settings, device="cpu", seed=1, verbose=False)
+    xret.train(store, recipe=system, out=out, settings=settings, device="cpu", seed=1)
     lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
     return [{"loss": line["loss"], "rsum": line["rsum"]} for line in lines]
 

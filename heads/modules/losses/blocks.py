@@ -5,25 +5,25 @@ forward a block is then forgotten; going back it is computed a second time. So m
 gradients and one block, and the value and all gradients are those of the whole matrix, but for rounding.
 
 Sources: the idea is that of Gao et al., *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup*,
-which `training.large_batches` has for embeddings. Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, section
+which `training.objective` has for embeddings. Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, section
 3.3, sum their loss over blocks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
 
 from ..aggregators.aggregated import Aggregated
 from ..similarity.shared import check, unit
 from .common import Loss
 
-# Images and captions in a block. On a CPU it stays in the cache; a GPU wants few and large products.
-SIDE, SIDE_ON_GPU = 1024, 4096
+# Images and captions in a block. A block of 36 MiB is above glibc's largest threshold, so that it is given back at once
+# and leaves no holes in the memory; a GPU wants few and large products.
+SIDE, SIDE_ON_GPU = 3072, 4096
 
 
 class Pairs(NamedTuple):
@@ -115,103 +115,63 @@ def in_blocks(
     check("vector", images, captions)
     side = side or (SIDE if images.device.type == "cpu" else SIDE_ON_GPU)
     with torch.autocast(images.device.type, enabled=False):
-        rows, columns = loss.factor() * unit(images), unit(captions)
-        grid = _Grid(side, len(rows), len(columns))
-        positives, own = grid.sorted(positives)
-        _, others = grid.sorted(ignored)
-        parts = _Recomputed.apply(loss, grid, own, others, rows, columns, *loss.parameters())
-        return loss.total(Parts(*parts), positives)
+        rows, columns = (loss.factor() * unit(images)).split(side), unit(captions).split(side)
+        positives, own = _by_block(positives, side, len(rows), len(columns))
+        _, others = _by_block(ignored, side, len(rows), len(columns))
 
+        def parts(row: Tensor, column: Tensor, block: int) -> Parts:
+            return loss.of_block(row @ column.T, own[block], others[block])
 
-class _Grid(NamedTuple):
-    """How a matrix is cut into blocks of so many rows and columns."""
-
-    side: int
-    rows: int
-    columns: int
-
-    @property
-    def across(self) -> int:
-        return -(-self.columns // self.side)
-
-    @property
-    def down(self) -> int:
-        return -(-self.rows // self.side)
-
-    def sorted(self, pairs: Pairs) -> tuple[Pairs, list[Pairs]]:
-        """Return pairs in the order of their blocks, and those of each block, counted from its corner."""
-        block = pairs.rows // self.side * self.across + pairs.columns // self.side
-        order = block.argsort(stable=True)
-        rows, columns = pairs.rows[order], pairs.columns[order]
-        counts = block.bincount(minlength=self.down * self.across).tolist()
-        parts = zip((rows % self.side).split(counts), (columns % self.side).split(counts), strict=True)
-        return Pairs(rows, columns), [Pairs(*part) for part in parts]
-
-    def places(self, wholes: Sequence[Tensor], counts: list[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return where the parts of each block, which has so many positives, lie in those of all blocks."""
-        own, images, captions = wholes
-        of_rows = [images[:, :, first : first + self.side] for first in range(0, self.rows, self.side)]
-        of_columns = [captions[:, :, first : first + self.side] for first in range(0, self.columns, self.side)]
-        blocks = product(range(self.down), range(self.across))
-        return [(part, of_rows[i][j], of_columns[j][i]) for part, (i, j) in zip(own.split(counts), blocks, strict=True)]
-
-
-class _Recomputed(torch.autograd.Function):
-    """The parts of all blocks, of which each is computed a second time going back.
-
-    `torch.utils.checkpoint` a block does the same, but what it allocates between blocks leaves the memory full of holes
-    that no block fits into.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        loss: BlockLoss,
-        grid: _Grid,
-        own: list[Pairs],
-        others: list[Pairs],
-        rows: Tensor,
-        columns: Tensor,
-        *parameters: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.loss, ctx.grid, ctx.own, ctx.others = loss, grid, own, others
-        ctx.save_for_backward(rows, columns, *parameters)
-        counts = [len(pairs.rows) for pairs in own]
-        made: list[Tensor] = []
-        for number, (row, column) in enumerate(product(rows.split(grid.side), columns.split(grid.side))):
-            parts = loss.of_block(row @ column.T, own[number], others[number])
-            if not made:  # all at once, so that nothing small is left between the blocks
-                made = [
-                    rows.new_empty(sum(counts)),
-                    rows.new_empty(grid.across, len(parts.images), grid.rows),
-                    rows.new_empty(grid.down, len(parts.captions), grid.columns),
-                ]
-                places = grid.places(made, counts)
-            for place, part in zip(places[number], parts, strict=True):
-                place.copy_(part)
-        return tuple(made)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        rows, columns, *parameters = ctx.saved_tensors
-        grid: _Grid = ctx.grid
-        sums = [torch.zeros_like(tensor) for tensor in (rows, columns, *parameters)]
-        places = grid.places(gradients, [len(pairs.rows) for pairs in ctx.own])
-        sides = product(
-            *(
-                zip(side.split(grid.side), sum_.split(grid.side), strict=True)
-                for side, sum_ in zip((rows, columns), sums, strict=False)
-            )
+        made: list[Parts] = [
+            checkpoint(parts, row, column, block, use_reentrant=False, preserve_rng_state=False)
+            for block, (row, column) in enumerate(product(rows, columns))
+        ]
+        across = len(columns)
+        whole = Parts(
+            torch.cat([part.own for part in made]),
+            torch.stack([torch.cat([part.images for part in made[j::across]], 1) for j in range(across)]),
+            torch.stack(
+                [torch.cat([part.captions for part in made[i : i + across]], 1) for i in range(0, len(made), across)]
+            ),
         )
-        for number, ((row, by_row), (column, by_column)) in enumerate(sides):
-            leaves = [row.detach().requires_grad_(), column.detach().requires_grad_(), *parameters]
-            with torch.enable_grad():
-                parts = ctx.loss.of_block(leaves[0] @ leaves[1].T, ctx.own[number], ctx.others[number])
-            depend = [at for at, part in enumerate(parts) if part.requires_grad]
-            outputs, given = ([some[at] for at in depend] for some in (parts, places[number]))
-            found = torch.autograd.grad(outputs, leaves, given, allow_unused=True)
-            for sum_, gradient in zip((by_row, by_column, *sums[2:]), found, strict=True):
-                if gradient is not None:
-                    sum_ += gradient
-        return None, None, None, None, *sums
+        return loss.total(whole, positives)
+
+
+def _by_block(pairs: Pairs, side: int, down: int, across: int) -> tuple[Pairs, list[Pairs]]:
+    """Return pairs in the order of the blocks of `side`, and those of each block, counted from its corner."""
+    block = pairs.rows // side * across + pairs.columns // side
+    order = block.argsort(stable=True)
+    rows, columns = pairs.rows[order], pairs.columns[order]
+    counts = block.bincount(minlength=down * across).tolist()
+    parts = zip((rows % side).split(counts), (columns % side).split(counts), strict=True)
+    return Pairs(rows, columns), [Pairs(*part) for part in parts]
+
+
+def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positive: bool) -> tuple[Pairs, Pairs]:
+    """Return a batch's positives, and the pairs that take no part in a loss.
+
+    As `Batch.positives` and `training.objective.same_text` give them, but listed: memory grows with their number.
+
+    Args:
+        caption_image: the image of each caption, `[C]`.
+        text: the number of each caption's text, `[C]`; None: texts are not compared.
+        same_is_positive: whether a caption with the text of an image's own is a positive; if not, it takes no part.
+    """
+    captions = torch.arange(len(caption_image), device=caption_image.device)
+    own, none = Pairs(caption_image, captions), Pairs(captions[:0], captions[:0])
+    if text is None:
+        return own, none
+    # Each text of an image, once, and all captions that have it, which stand side by side in `order`.
+    number = text.to(captions.device).unique(return_inverse=True)[1]
+    order, count = number.argsort(stable=True), number.bincount()
+    mine = (caption_image * len(count) + number).unique()
+    image, its_text = mine // len(count), mine % len(count)
+    repeats = count[its_text]
+    rows, begun = image.repeat_interleave(repeats), repeats.cumsum(0) - repeats
+    first = (count.cumsum(0) - count)[its_text]
+    columns = order[torch.arange(len(rows), device=rows.device) + (first - begun).repeat_interleave(repeats)]
+    other = caption_image[columns] != rows
+    same = Pairs(rows[other], columns[other])
+    if same_is_positive:
+        return joined(own, same), none
+    return own, same

@@ -13,7 +13,7 @@ The run that comes of it has, beside what every run has, the weights of its best
 evaluation finds no others. `metrics.jsonl` goes on after the head's lines.
 """
 
-import sys
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ....pipeline.data.sources import PictureReader
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.encoders.spec import short_name
 from ....pipeline.errors import OutOfMemory, RecipeError, RunError
+from ....pipeline.files import remove, writing
 from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.reattachment import find_pictures, put_back_captions, put_back_images
@@ -37,17 +38,15 @@ from ....pipeline.store.create import fingerprint
 from ...model import Model, build_losses
 from ...recipes.blocks import Recipe
 from ...recipes.recipe import changed
+from ...recipes.settings import Settings
 from ...runs.features import batches_of, caption_set_of_run, image_set_of_run, open_store, views_to_draw
-from ...runs.files import Writer
-from ...runs.info import BranchName, RunInfo, absolute, versions
-from ...runs.run import Run, require_free
-from ..display import EACH_EPOCH, Shown
-from ..event_log import require_log
-from ..large_batches import require_whole_batches
-from ..loop import Loop, TrainSummary
+from ...runs.info import BranchName, RunInfo, absolute
+from ...runs.run import CHECKPOINT, Run
+from ..log import require_log
+from ..objective import require_whole_batches
 from ..optimisation import build_optimizer, decay_of, weights_of
-from ..preparation import open_run, placement_of, require_splits
-from ..state import TrainingState
+from ..train import facts_of, opened, placement_of, ready, require_splits
+from ..trainer import Trainer, TrainSummary
 from .reattached import EndToEndModel, EndToEndObjective
 
 _BRANCHES: tuple[BranchName, ...] = ("image", "text")
@@ -57,13 +56,14 @@ _SETS = ("image", "text", "image_kind", "text_kind")
 _NOISE = ("dropout", "channel_dropout", "hidden_dropout", "output_dropout", "state_dropout", "noise")  # … but for these
 # What the weights of a loss are made from, and begin with.
 _LEARNT_FROM = ("scale", "shift", "bias", "learned", "logarithm", "hidden", "word_dim")
+_log = logging.getLogger("xret")
 
 
 def finetune(
     run: str | Path,
     out: str | Path,
     *,
-    settings: Sequence[str] = (),
+    settings: Settings | Sequence[str] = (),
     reattach: Sequence[str] = (),
     data_root: Path | None = None,
     visual_weights: str | None = None,
@@ -71,7 +71,6 @@ def finetune(
     store: str | None = None,
     device: str = "auto",
     resume: bool = False,
-    shown: Shown = EACH_EPOCH,
 ) -> TrainSummary:
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
@@ -80,62 +79,71 @@ def finetune(
     Args:
         run: the head's run folder.
         out: the new run folder.
-        settings: changes of the run's recipe, such as ``schedule.epochs=40`` or ``finetune.image_lr=0.1``.
+        settings: changes of the run's recipe, such as ``{"schedule.epochs": 40, "finetune.image_lr": 0.1}``.
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
         data_root: where the images are, see `reattachment.image_folder`.
         visual_weights, text_weights: of the backbones, see `reattachment`.
         store: the feature cache; None: the run's own, of several the first.
-        device, resume, shown: as of `training.train`.
+        device, resume: as of `train.train`.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
         CacheError, EncoderError, SampleError: a backbone cannot be put back, or its images are missing or others.
         RunError: a run does not fit, memory does not suffice, or the loss is not finite.
     """
-    if not resume:
-        require_free(out)
-    base, target, weights = Run(run), pick_device(device), {"image": visual_weights, "text": text_weights}
+    new, base, target = opened(TunedRun, out, resume), Run(run), pick_device(device)
+    weights = {"image": visual_weights, "text": text_weights}
     recipe, put_back = _recipe(base, settings, reattach, weights)
     cache = open_store(base, store)
     require_splits(cache)
     before = _state_of(base, recipe, cache)
-    cached = Split.of(image_set_of_run(base, cache), caption_set_of_run(base, cache), "train")
+    sets = image_set_of_run(base, cache), caption_set_of_run(base, cache)
     pictures = find_pictures(cache, data_root) if "image" in put_back else None
     with _enough_memory(target):
-        encoders = _put_back(base, recipe, put_back, cached, pictures, weights, target)
+        encoders = _put_back(base, recipe, put_back, Split.of(*sets, "train"), pictures, weights, target)
         model = EndToEndModel(base.model(target, recipe), encoders, recipe)
-        state = _state_after(base, before, recipe, model, target)
-    sets, placement = (cached.image_set, cached.caption_set), placement_of(out, recipe, resume)
-    learnt = batches_of(sets, model, "train", target, placement, views=views_to_draw(cached.image_set, recipe))
+        trainer = _trainer(base, before, recipe, model, target)
+    trainer.metrics = base.metrics()[: trainer.epoch]
+    views = views_to_draw(sets[0], recipe)
+    learnt = batches_of(sets, model, "train", target, placement_of(recipe, new), views=views)
     how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
     both = learnt, batches_of(sets, model, "val", target)
     train_split, val_split = (end_to_end_batches(split, encoders, pictures, *how) for split in both)
-    info = _facts_of(base, train_split, encoders, state.epoch)
-    new, created = open_run(TunedRun, out, info, recipe, train_split, resume=resume)
-    with new.held(created), _enough_memory(target):
-        if not state.resume(new):
-            new.save_metrics(base.metrics()[: state.epoch])
-        objective = EndToEndObjective.of(recipe, model, state.losses, train_split)
-        return Loop(new, objective, state, train_split, val_split, shown=shown).go_on()
+    created = new is None
+    new = ready(TunedRun, new, out, _facts_of(base, train_split, encoders, trainer.epoch), recipe, train_split)
+    with new.locked(created), _enough_memory(target):
+        trainer.resume(new)
+        objective = EndToEndObjective.of(recipe, model, trainer.losses, train_split)
+        return trainer.train(new, objective, train_split, val_split)
 
 
 class TunedRun(Run):
     """A run whose best weights are those of a head and of its backbones."""
 
-    def best_files(self, model: Model) -> tuple[dict[str, Writer], dict[str, Any]]:
-        """Return what writes the weights of the best epoch, and the names of the sets that the backbones will make."""
+    def export_weights(self, tensors: dict[str, Tensor], model: Model) -> None:
+        """Write the head's weights, and a file or folder for each backbone."""
+        assert isinstance(model, EndToEndModel), "what is fine-tuned has backbones"
+        super().export_weights({name: value for name, value in tensors.items() if ".backbone." not in name}, model)
+        for key, backbone in model.backbones.items():
+            place = self.path / f"{key}_backbone{backbone.encoder.suffix}"
+            with writing(self.path / f"next_{place.name}", RunError) as partial:
+                backbone.encoder.save(partial)
+            if place.is_dir():  # a folder is not replaced in one step
+                remove(place)
+            (self.path / f"next_{place.name}").replace(place)
+
+    def facts_of(self, model: Model) -> dict[str, Any]:
+        """Return the names and fingerprints of the feature sets that the backbones will make."""
         assert isinstance(model, EndToEndModel) and self.info.backbones, "what is fine-tuned has backbones"
-        writers, _ = super().best_files(model.head)
-        prints, names = dict(self.info.fingerprints), {}
+        facts: dict[str, Any] = {"fingerprints": dict(self.info.fingerprints)}
         for key, backbone in model.backbones.items():
             encoder = backbone.encoder
-            writers[f"{key}_backbone{encoder.suffix}"] = encoder.save
             identity = {**encoder.identity, "weights": encoder.weights_id()}
-            prints[key] = made = fingerprint(identity, encoder.spec.dtype)
+            facts["fingerprints"][key] = made = fingerprint(identity, encoder.spec.dtype)
             # As an extraction calls it: by its network, or by the folder.
             name = encoder.name if encoder.suffix else short_name(str(self.path.resolve() / f"{key}_backbone"))
-            names[f"{key}_set"] = f"{name}@{made[:8]}"
-        return writers, {"fingerprints": prints, **names}
+            facts[f"{key}_set"] = f"{name}@{made[:8]}"
+        return facts
 
 
 def _state_of(base: Run, recipe: Recipe, cache: FeatureCache) -> dict[str, Any]:
@@ -144,11 +152,12 @@ def _state_of(base: Run, recipe: Recipe, cache: FeatureCache) -> dict[str, Any]:
     Raises:
         RunError: it has none, or has trained to the end of the recipe's schedule.
     """
-    state = base.load_state()
-    if state is None:
-        raise RunError(f"{base.path} has no state.pt to go on from; train the head with another --out")
+    checkpoint = base.load_checkpoint()
+    if checkpoint is None:
+        raise RunError(f"{base.path} has no {CHECKPOINT} to go on from; train the head with another --out")
+    state: dict[str, Any] = checkpoint["state"]
     if base.info.also:
-        print(f"{base.path} was trained on several stores; {cache.url} alone is trained on from here.", file=sys.stderr)
+        _log.warning(f"{base.path} was trained on several stores; {cache.url} alone is trained on from here.")
     if state["epoch"] >= recipe.schedule.epochs:
         raise RunError(
             f"{base.path} has trained to the end of its schedule, epoch {state['epoch']}; say how many there shall be"
@@ -157,40 +166,29 @@ def _state_of(base: Run, recipe: Recipe, cache: FeatureCache) -> dict[str, Any]:
     return state
 
 
-def _state_after(
-    base: Run, before: dict[str, Any], recipe: Recipe, model: EndToEndModel, target: torch.device
-) -> TrainingState:
-    """Return a training of a head with its backbones, which goes on from the state that the head was left in.
+def _trainer(base: Run, before: dict[str, Any], recipe: Recipe, model: EndToEndModel, target: torch.device) -> Trainer:
+    """Return the trainer of a head with its backbones, which goes on from the state that the head was left in.
 
-    A moving average begins anew.
+    A moving average begins again.
     """
     if recipe.data.chunk is not None:
         require_whole_batches(model.head, "data.chunk")
     losses = build_losses(recipe, base.text_facts).to(target)
     losses.load_state_dict(before["losses"])
-    state = TrainingState.new(model, losses, _optimizer(base, before, recipe, model, losses), recipe, target)
-    state.epoch, state.step, state.best_epoch = before["epoch"], before["step"], before["epoch"]
-    return state
+    trainer = Trainer(model, losses, _optimizer(base, before, recipe, model, losses), recipe, target)
+    trainer.epoch, trainer.step, trainer.best_epoch = before["epoch"], before["step"], before["epoch"]
+    return trainer
 
 
 def _facts_of(base: Run, split: Batches, encoders: dict[str, TrainableEncoder], epoch: int) -> RunInfo:
     """Return what is known of a fine-tuning on `split` before its first epoch, of a head after `epoch` epochs."""
-    cache, before = split.image_set.cache, base.info
-    sets: dict[str, Any] = {
-        "image_set": before.image_set,
-        "text_set": before.text_set,
-        "fingerprints": before.fingerprints,
-    }
-    return RunInfo(
-        store=absolute(cache.url),
-        manifest_sha256=cache.manifest_sha256,
-        seed=before.seed,
+    before = base.info
+    sets: dict[str, Any] = {key: getattr(before, key) for key in ("image_set", "text_set", "fingerprints")}
+    return replace(
+        facts_of(split, split.device, before.seed),
         finetuned={"epoch": epoch, "reattach": [name for name in _BRANCHES if name in encoders], **sets},
         head=absolute(str(base.path)),
         backbones={name: encoder.spec.to_json() for name, encoder in encoders.items()},
-        device=str(split.device),
-        versions=versions(),
-        shuffled=split.shuffled,
         **sets,
     )
 
@@ -223,7 +221,7 @@ def _optimizer(
 
 
 def _recipe(
-    base: Run, settings: Sequence[str], reattach: Sequence[str], weights: Mapping[str, str | None]
+    base: Run, settings: Settings | Sequence[str], reattach: Sequence[str], weights: Mapping[str, str | None]
 ) -> tuple[Recipe, tuple[BranchName, ...]]:
     """Return the run's recipe, changed, and which backbones are put back.
 
@@ -264,11 +262,11 @@ def _recipe(
             raise RecipeError(f"the {side} backbone is not put back, so that its weights {given} have no effect")
     require_log(recipe.runtime.log)
     if asked.augment.mix:
-        print("augment.mix: a fine-tuning blends nothing, since its features are not cached.", file=sys.stderr)
+        _log.warning("augment.mix: a fine-tuning blends nothing, since its features are not cached.")
     missing: dict[str, Any] = {f"{name}_lr": _FACTOR for name in put_back if not learns[name]}
     if missing:
         names = " and ".join(f"finetune.{key}" for key in missing)
-        print(f"{names}: the recipe has none; {_FACTOR} times the head's learning rate is taken.", file=sys.stderr)
+        _log.warning(f"{names}: the recipe has none; {_FACTOR} times the head's learning rate is taken.")
     return replace(recipe, finetune=replace(recipe.finetune, **missing)), put_back
 
 

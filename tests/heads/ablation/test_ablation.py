@@ -32,7 +32,7 @@ from xret.heads.ablation.table import as_text, summarise
 from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 
 pytestmark = [

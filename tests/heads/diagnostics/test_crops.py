@@ -17,7 +17,7 @@ from xret.heads.diagnostics.regions import Region, overlap, read_regions, region
 from xret.heads.evaluation.embedded import embed_run
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import find_image_encoders, find_text_encoders
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.errors import CacheError
 from xret.pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all

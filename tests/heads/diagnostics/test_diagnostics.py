@@ -18,7 +18,7 @@ from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

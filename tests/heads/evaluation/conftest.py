@@ -4,7 +4,7 @@ import pytest
 from plain_evaluation import recipe_of
 from small_store import make_store
 
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 
 @pytest.fixture(scope="module")

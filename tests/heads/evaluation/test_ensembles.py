@@ -14,7 +14,7 @@ from xret.heads.evaluation import rankers
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import ranks, recall_table
 from xret.heads.runs import features as run_features
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import pytest
 import torch
 from captioned_store import make_captioned_store
-from earlier_runs import without_digests
+from edited_runs import edited
 from plain_evaluation import plain_rsum, plain_similarity
 from safetensors.torch import load_file, save_file
 from small_store import make_store
@@ -48,7 +48,7 @@ def test_ties_are_counted_as_asked(vsepp):
 
 
 def test_constant_embeddings_score_chance(store, vsepp, folder):
-    run = without_digests(shutil.copytree(vsepp, folder / "constant"))
+    run = edited(shutil.copytree(vsepp, folder / "constant"))
     weights = load_file(run / "model.safetensors")
     save_file(
         {k: torch.full_like(v, 0.01) if "layer" in k else v for k, v in weights.items()}, run / "model.safetensors"

@@ -7,7 +7,7 @@ from small_store import make_store
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RunError
 from xret.pipeline.store import FeatureCache
 

@@ -17,7 +17,7 @@ from xret.heads.evaluation.scoring import embed
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import split_of_run
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 from xret.pipeline.reading.features import Features
 from xret.pipeline.store import FeatureCache

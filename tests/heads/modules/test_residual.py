@@ -11,7 +11,7 @@ from xret.heads.evaluation.scoring import score_sets
 from xret.heads.model import build_model, feature_facts
 from xret.heads.modules.residual import Residual
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.store import FeatureCache
 

@@ -15,7 +15,7 @@ from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.names import FOLDER, recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -120,7 +120,7 @@ def test_a_temperature_that_is_not_learned_stays_what_it_was(logarithm, store, t
     fixed = ["loss.infonce.learned=false", f"loss.infonce.logarithm={logarithm}", "loss.infonce.scale=7"]
     summary = train(store("grid", "words"), load_recipe("linear", [*small("linear"), *fixed]), tmp_path / "run")
     run = Run(summary.run)
-    state = torch.load(run.path / "state.pt", weights_only=True)
+    state = torch.load(run.path / "checkpoint.pt", weights_only=True)["state"]
     assert not state["losses"]
     assert build_losses(run.recipe, run.text_facts)["infonce"].factor().item() == pytest.approx(7)
     assert evaluate([summary.run], device="cpu").results

@@ -9,7 +9,7 @@ from small_store import make_store
 from xret.heads.evaluation.embedded import embed_run
 from xret.heads.report.examples import PageRun
 from xret.heads.report.pictures import Pictures
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from small_store import make_store
 from xret.heads.report import write_report
 from xret.heads.report.attention import CELLS, Place, attention_of_run, grid_boxes, slot_attention
 from xret.heads.report.pictures import COVER, Picture
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ from small_store import make_store
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import write_report
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 pytestmark = pytest.mark.browser
 

@@ -15,7 +15,7 @@ from xret.heads.report import write_report
 from xret.heads.report.page import names
 from xret.heads.report.tables import differing_settings, evaluation_tables, line_chart, training_charts, training_table
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import OutputError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,7 +19,7 @@ from xret.heads.report import write_report
 from xret.heads.report.attention import attention_of_run, word_attention, words_of
 from xret.heads.report.examples import PageRun
 from xret.heads.report.pictures import COVER, Pictures
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

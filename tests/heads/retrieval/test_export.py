@@ -14,7 +14,7 @@ from xret.cli import main
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
 SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]

@@ -8,7 +8,7 @@ from small_store import make_store
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.retrieval.gallery import Gallery
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError
 from xret.pipeline.store import FeatureCache
 

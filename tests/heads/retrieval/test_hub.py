@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from earlier_runs import without_digests
+from edited_runs import edited
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
@@ -88,7 +88,7 @@ def test_damage_is_told(folder, tmp_path):
     (saved / "encoders.json").write_text(json.dumps(origins))
     with pytest.raises(RunError, match=r"encoders\.json is missing or damaged"):
         xret.load(saved).encode_images(["x.png"])
-    without_digests(saved)
+    edited(saved)
     with pytest.raises(RunError, match=r"encoders\.json does not fit the run's run\.json"):
         xret.load(saved).encode_images(["x.png"])
     (saved / "encoders.json").write_text("{")
@@ -99,7 +99,7 @@ def test_damage_is_told(folder, tmp_path):
 
 
 def test_a_damaged_run_is_not_saved(folder, tmp_path):
-    killed = without_digests(shutil.copytree(folder / "words", tmp_path / "killed"), best_epoch=None, best_rsum=None)
+    killed = edited(shutil.copytree(folder / "words", tmp_path / "killed"), best_epoch=None, best_rsum=None)
     for use in (
         lambda it: hub.save_to_folder(it, tmp_path / "saved"),
         lambda it: it.weights_digest,
@@ -150,7 +150,7 @@ def test_a_damaged_backbone_is_not_saved(folder, tmp_path):
     save_file(state, weights)
     with pytest.raises(RunError, match=r"image_backbone\.safetensors is missing or damaged"):
         hub.save_to_folder(Retriever(run), tmp_path / "again")
-    without_digests(run)
+    edited(run)
     with pytest.raises(EncoderError, match="damaged or was exchanged"):
         hub.save_to_folder(Retriever(run), tmp_path / "again")
     weights.unlink()
@@ -173,7 +173,7 @@ def test_a_push_sends_the_folder(folder, monkeypatch):
     assert hub.push(open_run(folder, "words"), "user/name", private=True) == "https://hub/user/name"
     assert sent["created"] == ("user/name", {"private": True, "exist_ok": True})
     assert {"README.md", "config.json", "model.safetensors", "run.json"} <= set(sent["user/name"])
-    assert "state.pt" not in sent["user/name"]
+    assert "checkpoint.pt" not in sent["user/name"]
 
 
 @pytest.mark.parametrize("error", [OSError, HfHubHTTPError.__bases__[0]])  # the second is the HTTP client's own

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from earlier_runs import without_digests
+from edited_runs import edited
 from oriented import save as save_oriented
 from oriented import shown
 from PIL import Image
@@ -201,7 +201,7 @@ def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
     same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
 
-    without_digests(shutil.copytree(tuned, tmp_path / "exchanged"))
+    edited(shutil.copytree(tuned, tmp_path / "exchanged"))
     state = {name: tensor * 1.5 for name, tensor in load_file(tuned / "image_backbone.safetensors").items()}
     save_file(state, tmp_path / "exchanged/image_backbone.safetensors")
     with pytest.raises(EncoderError, match=r"the image backbone in .* is not the one that run\.json speaks of"):
@@ -386,7 +386,7 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
 
 
 def test_a_run_whose_weights_are_spoilt_is_refused(folder, runs, tmp_path):
-    weights = without_digests(shutil.copytree(runs("setdiv"), tmp_path / "run")) / "model.safetensors"
+    weights = edited(shutil.copytree(runs("setdiv"), tmp_path / "run")) / "model.safetensors"
     save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights)
     with pytest.raises(RunError, match="not finite"):
         open_run(folder, tmp_path / "run").search("red")

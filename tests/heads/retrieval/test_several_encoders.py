@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from earlier_runs import without_digests
+from edited_runs import edited
 from small_bert import save_bert
 from small_runs import NETWORK, make_pictures, make_run, make_store
 from torch.nn.functional import normalize
@@ -96,7 +96,7 @@ def test_a_saved_run_embeds_alike_without_its_store(folder, tmp_path):
     assert torch.equal(loaded.encode_images(pictures), retriever.encode_images(pictures))
     assert torch.equal(loaded.encode_text(texts), retriever.encode_text(texts))
     origins["image"].reverse()
-    (without_digests(saved) / "encoders.json").write_text(json.dumps(origins))
+    (edited(saved) / "encoders.json").write_text(json.dumps(origins))
     with pytest.raises(RunError, match=r"does not fit the run's run\.json"):
         xret.load(saved, device="cpu").encode_images(pictures)
 

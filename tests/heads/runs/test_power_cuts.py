@@ -11,7 +11,7 @@ from small_store import make_store
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SOME = [8, pytest.param(250, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]

@@ -2,11 +2,9 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
-from earlier_runs import without_digests
 from safetensors.torch import load_file
 from small_store import make_store
 
@@ -25,7 +23,7 @@ from xret.heads.runs.features import batches_of, sets_named, split_of_run
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.objective import Objective
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.heads.tuning.tuning import tune
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 from xret.pipeline.store import FeatureCache
@@ -129,7 +127,7 @@ def test_a_list_of_one_is_that_set(store, tmp_path):
 AUGMENTED = ["augment.image=0.2", "augment.text=0.2", "augment.mask_words=0.3", "adapter.words.ends=true"]
 
 
-@pytest.mark.parametrize("place", ["pinned", "device"])
+@pytest.mark.parametrize("place", ["memory"])
 def test_weights_are_the_same_wherever_the_features_lie(store, tmp_path, place):
     for name in ("mapped", place):
         how = "auto" if name == "mapped" else name
@@ -176,7 +174,7 @@ def test_another_store_is_learnt_as_well_and_evaluated(store, tmp_path):
     other = make_store(tmp_path / "other.zarr", train=10, val=4, test=6, words="more", **kinds)
     out = tmp_path / "run"
     train(store, small("vsepp", *BOTH), out, device="cpu", also=[other])
-    assert Run(out).info.also_stores == [f"{other}/generations/1"]
+    assert Run(out).info.also_stores == [other]
     assert evaluate(out, store=other, device="cpu").results[0].images == 6
     alone = make_store(tmp_path / "alone.zarr", train=8, image="grid", text=("words", "tokens"), views=3)
     with pytest.raises(CacheError, match=r"has no features of images equal to 'roi@"):
@@ -221,15 +219,6 @@ def test_two_vocabularies_are_one_too_many():
     words, states = FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 5, 5)
     with pytest.raises(RecipeError, match=r"data\.text names 2 sets of words, and a head has one vocabulary"):
         build_model(small("vsepp"), FeatureFacts("grid", 5, 5), (words, states, words))
-
-
-def test_files_that_do_not_fit_each_other_are_damage(run, tmp_path):
-    without_digests(shutil.copytree(run, tmp_path / "run"))
-    config = json.loads((run / "config.json").read_text())
-    config["image"] = config["image"][:1]
-    (tmp_path / "run/config.json").write_text(json.dumps(config))
-    with pytest.raises(RunError, match=r"config\.json is missing or damaged"):
-        Run(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

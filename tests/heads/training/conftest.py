@@ -4,7 +4,7 @@ import pytest
 from small_store import make_store
 from small_trainings import recipe_of
 
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 
 
 @pytest.fixture(scope="module")

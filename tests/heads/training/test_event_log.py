@@ -10,8 +10,8 @@ from small_store import make_store
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.event_log import require_log
-from xret.heads.training.training import train
+from xret.heads.training.log import require_log
+from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
 TABLE = {f"{name}{side}" for name in ("r1", "r5", "r10", "medr") for side in ("", "i")} | {"rsum", "epoch"}
@@ -29,7 +29,7 @@ def recipe_of(*settings):
 
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb"])
 def test_what_is_not_installed_is_said_before_anything_is_made(store, tmp_path, kind, monkeypatch):
-    monkeypatch.setattr("xret.heads.training.event_log.find_spec", lambda name: None)
+    monkeypatch.setattr("xret.heads.training.log.find_spec", lambda name: None)
     with pytest.raises(RunError, match=f"^runtime.log={kind} needs the package {kind}: `pip install {kind}`, or take"):
         train(store, recipe_of(f"runtime.log={kind}"), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
@@ -80,7 +80,7 @@ def test_wandb(store, tmp_path, monkeypatch):
     module = ModuleType("wandb")
     module.init = init
     monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setattr("xret.heads.training.event_log.find_spec", lambda name: name)
+    monkeypatch.setattr("xret.heads.training.log.find_spec", lambda name: name)
     recipe = recipe_of("runtime.log=wandb")
     train(store, recipe, tmp_path / "run", device="cpu")
     check(recorded, tmp_path / "run")
@@ -92,4 +92,4 @@ def test_nothing_is_imported_unless_asked_for(store, tmp_path):
     before = set(sys.modules)
     train(store, recipe_of(), tmp_path / "run", device="cpu")
     assert not {name.partition(".")[0] for name in set(sys.modules) - before} & {"tensorboard", "wandb"}
-    assert torch.load(tmp_path / "run" / "state.pt", weights_only=True)["epoch"] == 2
+    assert torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["state"]["epoch"] == 2

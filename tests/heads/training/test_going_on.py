@@ -1,7 +1,6 @@
 """A finished run that goes on with more epochs, and a run that begins with the weights of another."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,7 @@ from small_store import make_store
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -31,7 +30,7 @@ def store(tmp_path_factory):
 
 def outcome(folder):
     lines = [{key: value for key, value in line.items() if key != "seconds"} for line in Run(folder).metrics()]
-    state = torch.load(folder / "state.pt", weights_only=True)
+    state = torch.load(folder / "checkpoint.pt", weights_only=True)["state"]
     return lines, Run(folder).info.best_epoch, load_file(folder / "model.safetensors"), state["model"]
 
 
@@ -90,10 +89,10 @@ def test_the_state_of_a_run_that_is_over_has_no_weights(store, tmp_path):
     for name in ("cosine", "constant"):
         recipe = recipe_of(2, f"schedule.name={name}", "optimizer.ema=0.9")
         train(store, recipe, tmp_path / name, device="cpu")
-        kept[name] = torch.load(tmp_path / name / "state.pt", weights_only=True)
+        kept[name] = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["state"]
         assert train(store, recipe, tmp_path / name, device="cpu", resume=True).trained == 0
     assert kept["constant"].keys() - kept["cosine"].keys() == {"model", "average"}
-    sizes = {name: (tmp_path / name / "state.pt").stat().st_size for name in kept}
+    sizes = {name: (tmp_path / name / "checkpoint.pt").stat().st_size for name in kept}
     weights = sum(value.nbytes for value in load_file(tmp_path / "cosine" / "model.safetensors").values())
     assert sizes["constant"] - sizes["cosine"] > 2 * weights
 
@@ -101,7 +100,7 @@ def test_the_state_of_a_run_that_is_over_has_no_weights(store, tmp_path):
 def test_a_run_that_stopped_early_is_over(store, tmp_path):
     recipe = recipe_of(9, "schedule.name=constant", "optimizer.lr=0", "schedule.patience=1")
     train(store, recipe, tmp_path / "run", device="cpu")
-    assert "model" not in torch.load(tmp_path / "run" / "state.pt", weights_only=True)
+    assert "model" not in torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)["state"]
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     longer = replace(recipe, schedule=replace(recipe.schedule, epochs=12))
     said = (
@@ -125,8 +124,7 @@ def test_a_run_begins_with_the_weights_of_another(store, tmp_path, base):
     train(store, recipe_of(1, *still), tmp_path / "run", device="cpu", seed=5, init_from=base)
     assert same(load_file(tmp_path / "run" / "model.safetensors"), load_file(base / "model.safetensors"))
     told = json.loads((tmp_path / "run" / "run.json").read_text())["init_from"]
-    assert told["run"] == str(base)
-    assert told["sha256"] == Run(base).info.files["model.safetensors"]
+    assert told == str(base)
     for name in (None, base):  # with its own state it needs the other no longer
         epochs = 2 if name is None else 3
         how = {"device": "cpu", "seed": 5, "resume": True, "init_from": name}
@@ -138,45 +136,30 @@ def test_a_run_begins_with_what_the_losses_of_another_have_learned(store, tmp_pa
     """Where both have the same term with the same values; another value begins anew."""
     infonce = ["loss.infonce.weight=1", "loss.infonce.scale=5"]
     train(store, recipe_of(2, *infonce), tmp_path / "base", device="cpu")
-    learned = torch.load(tmp_path / "base" / "state.pt", weights_only=True)["losses"]["infonce.scale"].item()
+    learned = torch.load(tmp_path / "base" / "checkpoint.pt", weights_only=True)["state"]["losses"][
+        "infonce.scale"
+    ].item()
     assert learned != 5
     still = ["optimizer.lr=0", "loss.infonce.weight=0.5", "loss.sigmoid.weight=1"]
     for name, settings, scale in (("same", infonce[1:], learned), ("other", ["loss.infonce.scale=7"], 7)):
         train(store, recipe_of(1, *still, *settings), tmp_path / name, device="cpu", init_from=tmp_path / "base")
-        losses = torch.load(tmp_path / name / "state.pt", weights_only=True)["losses"]
+        losses = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["state"]["losses"]
         assert losses["infonce.scale"].item() == pytest.approx(scale)
-    (tmp_path / "base" / "state.pt").unlink()  # as of a run that was handed on without it
+    (tmp_path / "base" / "checkpoint.pt").unlink()  # as of a run that was handed on without it
     told = {"device": "cpu", "init_from": tmp_path / "base"}
     train(store, recipe_of(1, *still, *infonce[1:]), tmp_path / "without", **told)
-    losses = torch.load(tmp_path / "without" / "state.pt", weights_only=True)["losses"]
+    losses = torch.load(tmp_path / "without" / "checkpoint.pt", weights_only=True)["state"]["losses"]
     assert losses["infonce.scale"].item() == 5
 
 
 def test_before_its_first_state_a_run_takes_the_weights_again(store, tmp_path, base, monkeypatch):
     recipe = recipe_of(1, "adapter.grid.standardize=true")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("xret.heads.training.loop.Loop.go_on", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("xret.heads.training.trainer.Trainer.train", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         train(store, recipe, tmp_path / "run", device="cpu", init_from=base)
     train(store, recipe, tmp_path / "whole", device="cpu", init_from=base)
-    moved = shutil.copytree(tmp_path / "run", tmp_path / "other")
     train(store, recipe, tmp_path / "run", device="cpu", resume=True)
     assert same(load_file(tmp_path / "run" / "model.safetensors"), load_file(tmp_path / "whole" / "model.safetensors"))
-    shutil.rmtree(base)
-    train(store, recipe_of(1, "adapter.grid.standardize=true"), base, device="cpu", seed=3)
-    with pytest.raises(RunError, match=r"base has other weights than .*other was begun with; take another --out"):
-        train(store, recipe, moved, device="cpu", resume=True)
-
-
-def test_the_run_that_another_was_begun_with_may_be_moved_and_removed(store, tmp_path, base, monkeypatch):
-    recipe = recipe_of(1, "adapter.grid.standardize=true", "schedule.name=constant")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("xret.heads.training.loop.Loop.go_on", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
-        train(store, recipe, tmp_path / "run", device="cpu", init_from=base)
-    moved = base.rename(tmp_path / "moved")
-    for place in (moved, moved):  # before its first state and after
-        assert train(store, recipe, tmp_path / "run", device="cpu", resume=True, init_from=place).epochs == 1
-    shutil.rmtree(moved)
-    assert train(store, recipe, tmp_path / "run", device="cpu", resume=True, init_from=base).trained == 0
 
 
 def test_weights_that_do_not_fit_wholly_are_refused(store, tmp_path, base):
@@ -197,15 +180,13 @@ def test_words_of_another_vocabulary_are_refused(tmp_path, base):
         train(other, recipe_of(1, "adapter.grid.standardize=true"), tmp_path / "run", device="cpu", init_from=base)
 
 
-def test_other_features_are_named_and_another_beginning_is_refused(store, tmp_path, base, capsys):
+def test_other_features_are_named_and_another_beginning_is_refused(store, tmp_path, base, caplog):
     other = make_store(tmp_path / "other.zarr", train=12, val=4, test=4, weights="b")
     recipe = recipe_of(1, "adapter.grid.standardize=true")
     train(other, recipe, tmp_path / "run", device="cpu", init_from=base)
-    assert f"--init-from: {base} has learnt from other features (grid@" in capsys.readouterr().err
+    assert f"--init-from: {base} has learnt from other features (grid@" in caplog.text
     train(store, recipe, tmp_path / "plain", device="cpu", seed=3)
-    with pytest.raises(
-        RunError, match=r"run was begun with --init-from .*base, whose .* others; leave --init-from out"
-    ):
+    with pytest.raises(RunError, match=r"run was begun with --init-from .*base; resume it so"):
         train(other, recipe, tmp_path / "run", device="cpu", resume=True, init_from=tmp_path / "plain")
     with pytest.raises(RunError, match=r"plain was begun without --init-from; resume it so"):
         train(store, recipe, tmp_path / "plain", device="cpu", resume=True, init_from=base)

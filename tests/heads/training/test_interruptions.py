@@ -15,9 +15,8 @@ from small_disk import small_disk
 from small_store import make_store
 from small_trainings import HEADS, SMALL, assert_equal, numbers, recipe_of
 
-from xret.heads.runs import run as run_module
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 from xret.pipeline.reading.batches import Batches
 
@@ -85,21 +84,6 @@ def test_what_is_there_is_not_overwritten(store, uninterrupted, tmp_path):
         train(store, recipe_of(), tmp_path / "folder", device="cpu", resume=True)
 
 
-def test_a_run_that_another_process_makes_meanwhile_is_left_to_it(store, tmp_path, monkeypatch):
-    real = run_module.write_config
-
-    def later_than_another(folder, *facts):
-        shutil.copytree(folder, tmp_path / "run")
-        (tmp_path / "run" / "run.json").write_text("its own")
-        real(folder, *facts)
-
-    monkeypatch.setattr(run_module, "write_config", later_than_another)
-    with pytest.raises(RunError, match="run exists; take another --out, or continue that run with --resume"):
-        train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
-    assert (tmp_path / "run" / "run.json").read_text() == "its own"
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
 def test_a_run_is_not_resumed_with_other_words(store, uninterrupted, tmp_path):
     with pytest.raises(RunError) as caught:
         train(store, recipe_of("setdiv", 9), uninterrupted, device="cpu", seed=2, resume=True)
@@ -111,8 +95,8 @@ def test_a_run_is_not_resumed_with_other_words(store, uninterrupted, tmp_path):
 
 def test_a_damaged_state_is_named(store, tmp_path):
     train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
-    (tmp_path / "run" / "state.pt").write_bytes(b"half")
-    with pytest.raises(RunError, match=r"state\.pt is missing or damaged"):
+    (tmp_path / "run" / "checkpoint.pt").write_bytes(b"half")
+    with pytest.raises(RunError, match=r"checkpoint\.pt is missing or damaged"):
         train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu", resume=True)
 
 
@@ -142,9 +126,9 @@ def test_a_failure_before_the_first_epoch_is_complete_leaves_nothing(store, tmp_
 
 
 def test_a_failure_after_an_epoch_or_of_a_resumed_run_removes_nothing(store, tmp_path, monkeypatch):
-    from xret.heads.training.loop import Loop
+    from xret.heads.training.trainer import Trainer
 
-    original, left = Loop._validate, []
+    original, left = Trainer._validate, []
 
     def validate(*arguments):
         if not left:
@@ -153,7 +137,7 @@ def test_a_failure_after_an_epoch_or_of_a_resumed_run_removes_nothing(store, tmp
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(Loop, "_validate", validate)
+    monkeypatch.setattr(Trainer, "_validate", validate)
     left[:] = ["interrupt"]
     with pytest.raises(KeyboardInterrupt):
         train(store, recipe_of(), tmp_path / "run", device="cpu")
@@ -181,12 +165,11 @@ def test_memory_that_does_not_suffice_is_a_sentence(store, tmp_path, monkeypatch
 def test_a_full_disk_is_a_sentence_and_leaves_nothing_half_written(store, uninterrupted, tmp_path):
     shutil.copytree(uninterrupted, tmp_path / "run")
     run = Run(tmp_path / "run")
-    before = (run.path / "state.pt").read_bytes()
-    state = {"epoch": 4, "model": torch.zeros(1 << 20)}
-    with small_disk(1 << 20), pytest.raises(RunError, match=r"state\.pt cannot be written"):
-        run.save_epoch(state, {"epoch": 4}, 1, 0.0)
-    assert (run.path / "state.pt").read_bytes() == before
-    quiet = recipe_of("setdiv", 3, "runtime.cache=pinned")  # what is printed goes to a file too
+    before = (run.path / "checkpoint.pt").read_bytes()
+    with small_disk(1 << 20), pytest.raises(RunError, match=r"checkpoint\.pt cannot be written"):
+        run.save({"state": {"model": torch.zeros(1 << 20)}})
+    assert (run.path / "checkpoint.pt").read_bytes() == before
+    quiet = recipe_of("setdiv", 3, "runtime.cache=memory")  # what is printed goes to a file too
     with (
         small_disk(100),
         pytest.raises(RunError, match=r"new cannot be written: File too large; make room, or take"),

@@ -12,11 +12,11 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.aggregators.region_graph import RegionGraphLayer
 from xret.heads.modules.losses import LOSSES
+from xret.heads.modules.losses.blocks import compared_pairs
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.large_batches import compared_pairs, embed_in_parts, goes_in_blocks
-from xret.heads.training.objective import Objective, same_text
-from xret.heads.training.training import train
+from xret.heads.training.objective import Objective, embed_in_parts, goes_in_blocks, same_text
+from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
@@ -136,7 +136,7 @@ def test_both_passes_draw_the_same_numbers(store):
     trial = Trial(store, recipe_of("pcme", *settings))  # dropout, and samples of Gaussians
     once = trial.gradients(3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("xret.heads.training.large_batches.checkpoint", lambda embed, values, **_: embed(values))
+        patch.setattr("xret.heads.training.objective.checkpoint", lambda embed, values, **_: embed(values))
         kept = trial.gradients(3)
         other = trial.gradients(3, seed=2)
     assert_close(once, kept)

@@ -10,7 +10,7 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.runs.run import Run
 from xret.heads.training.augmentation import averaged, blend, drop_rows
 from xret.heads.training.objective import Objective, same_text, same_texts
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 

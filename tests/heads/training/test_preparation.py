@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from small_store import make_store, seal_anew
+from small_store import make_store
 from small_trainings import recipe_of
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RecipeError, RunError, VectorsError
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
@@ -27,23 +27,7 @@ def test_splits_that_are_needed(tmp_path):
     single = make_store(tmp_path / "b.zarr", train=1)
     with pytest.raises(RunError, match=r"split 'train' of .* has a single usable image"):
         train(single, recipe_of(), tmp_path / "run", device="cpu")
-    captions = FeatureCache.open(make_store(tmp_path / "d.zarr", train=2)).caption_set()
-    status = captions.cache.store.open_array(f"{captions.path}/status", writable=True)
-    status[: int(captions.cache.caption_count[0])] = 1  # the first image has no caption that can be used
-    seal_anew(captions)
-    for unit in ("image", "caption"):
-        with pytest.raises(RunError, match=r"split 'train' of .* has a single usable image"):
-            train(captions.cache.url, recipe_of("vsepp", 1, f"data.unit={unit}"), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
-
-
-def test_an_unfinished_split_is_refused(tmp_path):
-    url = make_store(tmp_path / "a.zarr")
-    cache = FeatureCache.open(url)
-    images = cache.image_set()
-    cache.store.open_array(f"{images.path}/done", writable=True)[images.blocks.of_split("val")[1]] = 0
-    with pytest.raises(CacheError, match="split 'val' of 'grid@"):
-        train(url, recipe_of(), tmp_path / "run", device="cpu")
 
 
 def test_a_recipe_that_does_not_fit_leaves_nothing_behind(store, tmp_path):

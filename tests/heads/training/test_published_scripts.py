@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import small_store
 import torch
 from safetensors.torch import load_file
 from small_store import make_store
@@ -14,10 +13,10 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import batches_of
 from xret.heads.runs.run import Run
-from xret.heads.training import loop
+from xret.heads.training import trainer
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import learning_rate
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.store import FeatureCache
 
@@ -83,8 +82,8 @@ def test_what_acts_in_training_alone_leaves_evaluation_as_it_is(store):
 
 
 def test_the_rate_of_each_step_is_set(store, tmp_path, monkeypatch):
-    seen, set_rates = [], loop.set_rates
-    monkeypatch.setattr(loop, "set_rates", lambda o, s, lr, now: (seen.append((now, lr)), set_rates(o, s, lr, now)))
+    seen, set_rates = [], trainer.set_rates
+    monkeypatch.setattr(trainer, "set_rates", lambda o, s, lr, now: (seen.append((now, lr)), set_rates(o, s, lr, now)))
     recipe = recipe_of("schedule.by=step", "optimizer.lr=0.5")
     train(store, recipe, tmp_path / "run", device="cpu")
     assert [now for now, _ in seen] == pytest.approx([0, 1 / 3, 2 / 3, 1, 4 / 3, 5 / 3])
@@ -138,14 +137,3 @@ def test_regions_get_no_positions_of_a_grid(tmp_path, capsys):
         weights[positions] = load_file(tmp_path / positions / "model.safetensors")
     assert all(torch.equal(value, weights["none"][name]) for name, value in weights["grid"].items())
     assert not all(torch.equal(value, weights["circle"][name]) for name, value in weights["grid"].items())
-
-
-def test_maps_of_unknown_height_and_width_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(small_store, "ROWS", 6)
-    url = make_store(tmp_path / "oblong.zarr")
-    with pytest.raises(
-        RecipeError, match=r"positions=grid needs maps of one height and width, .* have 6 cells; set it to"
-    ):
-        train(url, recipe_of(), tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run").exists()
-    assert train(url, recipe_of("aggregator.image.positions=circle"), tmp_path / "run", device="cpu").trained == 2

@@ -8,17 +8,17 @@ import time
 
 import pytest
 import torch
-from earlier_runs import without_digests
+from edited_runs import edited
 from safetensors.torch import load_file
 from small_store import make_store
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RunError
+from xret.pipeline.files import locked
 from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.storage.lease import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,7 +60,12 @@ def outcome(run):
     """All that must repeat: metrics without times, best epoch, weights, state."""
     lines = [{key: value for key, value in line.items() if key != "seconds"} for line in Run(run).metrics()]
     best = Run(run).info.best_epoch, Run(run).info.best_rsum
-    return lines, best, load_file(run / "model.safetensors"), torch.load(run / "state.pt", weights_only=True)
+    return (
+        lines,
+        best,
+        load_file(run / "model.safetensors"),
+        torch.load(run / "checkpoint.pt", weights_only=True)["state"],
+    )
 
 
 def assert_same(first, second):
@@ -93,8 +98,8 @@ def train_and_be_killed(states, seconds, store, recipe, out, **options):
     while len(seen) < states:
         if os.waitpid(child, os.WNOHANG) != (0, 0):
             return False
-        if (out / "state.pt").exists():
-            seen.add((out / "state.pt").stat().st_mtime_ns)
+        if (out / "checkpoint.pt").exists():
+            seen.add((out / "checkpoint.pt").stat().st_mtime_ns)
         time.sleep(0.001)
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
@@ -146,52 +151,35 @@ def test_it_goes_on_behind_the_step_that_was_written_down(store, tmp_path, monke
         assert_same(outcome(tmp_path / str(stopped)), outcome(tmp_path / "whole"))
 
 
-def test_a_state_that_was_written_before_there_were_states_within_an_epoch(store, tmp_path):
-    for epochs in (3, 2):
-        train(store, recipe_of("setdiv", f"schedule.epochs={epochs}", STEADY), tmp_path / str(epochs), device="cpu")
-    old, whole = tmp_path / "2", tmp_path / "3"
-    without_digests(old)
-    for name in ("config.json", "recipe.yaml"):
-        (old / name).write_bytes((whole / name).read_bytes())
-    state = torch.load(old / "state.pt", weights_only=True)
-    for key in ("steps", "sums", "at_constant"):
-        del state[key]
-    torch.save(state, old / "state.pt")
-    train(store, recipe_of("setdiv", STEADY), old, device="cpu", resume=True)
-    assert_same(outcome(old), outcome(whole))
-
-
 def test_what_no_number_depends_on_may_change(store, tmp_path):
     out = tmp_path / "run"
-    train(store, recipe_of("setdiv", "runtime.cache=pinned"), out, device="cpu")
-    free = ["runtime.checkpoint_steps=7", "runtime.cache=device"]
+    train(store, recipe_of("setdiv", "runtime.cache=memory"), out, device="cpu")
+    free = ["runtime.checkpoint_steps=7", "runtime.cache=auto"]
     assert train(store, recipe_of("setdiv", *free), out, device="cpu", resume=True).trained == 0
     with pytest.raises(RunError, match=r"begun otherwise: runtime\.precision is auto there and bfloat16 now$"):
         train(store, recipe_of("setdiv", "runtime.precision=bfloat16"), out, device="cpu", resume=True)
-    with pytest.raises(
-        RunError, match=r"shuffled as a whole, and with runtime.cache=\w+ they now are in groups .*=pinned"
-    ):
+    with pytest.raises(RunError, match=r"shuffled as a whole, now in groups .*set runtime\.cache=memory"):
         train(store, recipe_of("setdiv", "runtime.cache=stream"), out, device="cpu", resume=True)
 
 
 def test_a_run_that_streams_goes_on_streaming(store, tmp_path, monkeypatch):
     streamed = recipe_of("setdiv", "runtime.cache=stream")
     train(store, streamed, tmp_path / "whole", device="cpu")
-    original = Run.save_epoch
+    original = Run.export
 
-    def stop(self, state, *rest):
-        original(self, state, *rest)
+    def stop(self, *arguments, **options):
+        original(self, *arguments, **options)
         raise Stopped
 
-    monkeypatch.setattr(Run, "save_epoch", stop)
+    monkeypatch.setattr(Run, "export", stop)
     with pytest.raises(Stopped):
         train(store, streamed, tmp_path / "run", device="cpu")
     monkeypatch.undo()
     with pytest.raises(
         RunError,
-        match=r"shuffled in groups of runs of 64 neighbours, and with .*=pinned.*set runtime.cache=stream",
+        match=r"shuffled in groups of runs of 64 neighbours, now as a whole; set runtime.cache=stream",
     ):
-        train(store, recipe_of("setdiv", "runtime.cache=pinned"), tmp_path / "run", device="cpu", resume=True)
+        train(store, recipe_of("setdiv", "runtime.cache=memory"), tmp_path / "run", device="cpu", resume=True)
     train(store, recipe_of("setdiv"), tmp_path / "run", device="cpu", resume=True)  # auto
     assert_same(outcome(tmp_path / "run"), outcome(tmp_path / "whole"))
 
@@ -200,12 +188,13 @@ def test_neither_another_order_of_blocks_nor_another_scaling_goes_on(store, tmp_
     recipe = recipe_of("setdiv", "runtime.cache=stream")
     train(store, recipe, tmp_path / "run", device="cpu")
     assert Run(tmp_path / "run").info.shuffled == "in groups of runs of 64 neighbours"
-    without_digests(tmp_path / "run", shuffled="in groups of shards of 8 images")
-    with pytest.raises(RunError, match=r"shards of 8 images, .* now are in groups of runs .*; read the features from"):
+    edited(tmp_path / "run", shuffled="in groups of shards of 8 images")
+    with pytest.raises(RunError, match=r"shards of 8 images, now in groups of runs .*read the features from"):
         train(store, recipe, tmp_path / "run", device="cpu", resume=True)
-    without_digests(tmp_path / "run", shuffled="in groups of runs of 64 neighbours")
-    state = torch.load(tmp_path / "run" / "state.pt", weights_only=True)
-    torch.save(state | {"scaler": {"scale": 65536.0}}, tmp_path / "run" / "state.pt")
+    edited(tmp_path / "run", shuffled="in groups of runs of 64 neighbours")
+    checkpoint = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    checkpoint["state"]["scaler"] = {"scale": 65536.0}
+    torch.save(checkpoint, tmp_path / "run" / "checkpoint.pt")
     with pytest.raises(RunError, match=r"it was trained in float16; to go on, set runtime\.precision"):
         train(store, recipe, tmp_path / "run", device="cpu", resume=True)
 
@@ -229,10 +218,10 @@ def test_a_failure_in_the_first_epoch_leaves_what_can_be_gone_on_from(store, tmp
 def test_one_process_trains_in_a_folder(store, tmp_path):
     run = tmp_path / "run"
     train(store, recipe_of("setdiv"), run, device="cpu")
-    before = (run / "state.pt").read_bytes()
+    before = (run / "checkpoint.pt").read_bytes()
     with locked(run, OSError()), pytest.raises(RunError, match=r"another process is training in .*run; wait"):
         train(store, recipe_of("setdiv"), run, device="cpu", resume=True)
-    assert (run / "state.pt").read_bytes() == before
+    assert (run / "checkpoint.pt").read_bytes() == before
 
 
 def test_a_set_that_came_meanwhile_stops_no_run(store, tmp_path):

@@ -1,7 +1,6 @@
 """Training on a small store: it learns, and it repeats itself."""
 
 import json
-from contextlib import contextmanager
 from copy import deepcopy
 
 import numpy as np
@@ -19,10 +18,10 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.recipes.blocks import Optimizer
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training import training
+from xret.heads.training import train as training
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import build_optimizer
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError, RunError
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
@@ -43,7 +42,7 @@ def test_it_learns(store, tmp_path, name):
 
 def test_the_run_folder(uninterrupted, store):
     names = {path.name for path in uninterrupted.iterdir()}
-    expected = {"run.json", "recipe.yaml", "config.json", "model.safetensors", "state.pt", "metrics.jsonl"}
+    expected = {"run.json", "recipe.yaml", "config.json", "model.safetensors", "checkpoint.pt", "metrics.jsonl"}
     assert names == {*expected, "vocabulary.json", "train.log"}
     info = json.loads((uninterrupted / "run.json").read_text())
     cache = FeatureCache.open(store)
@@ -150,7 +149,7 @@ def test_a_frozen_component_stays_what_it_was(store, tmp_path):
             "setdiv", 1, f"optimizer.aggregator_frozen={frozen}", "optimizer.weight_decay=0.1", "schedule=step"
         )
         train(store, recipe, tmp_path / str(frozen), device="cpu")
-        weights[frozen] = torch.load(tmp_path / str(frozen) / "state.pt", weights_only=True)["model"]
+        weights[frozen] = torch.load(tmp_path / str(frozen) / "checkpoint.pt", weights_only=True)["state"]["model"]
     cache = FeatureCache.open(store)
     torch.manual_seed(0)
     first = build_model(recipe, feature_facts(cache.image_set()), feature_facts(cache.caption_set())).state_dict()
@@ -166,9 +165,9 @@ def test_the_mean_of_the_last_epochs_is_what_is_kept(store, tmp_path):
     ends = []
 
     class Ended(Run):
-        def save_epoch(self, state, *rest):
-            ends.append(deepcopy({part: state.get(part) for part in ("model", "average")}))
-            super().save_epoch(state, *rest)
+        def save(self, checkpoint):
+            ends.append(deepcopy({part: checkpoint["state"].get(part) for part in ("model", "average")}))
+            super().save(checkpoint)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "Run", Ended)

@@ -20,7 +20,7 @@ from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.objective import Objective
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 from xret.pipeline.reading.features import drawn_views
 from xret.pipeline.store import FeatureCache

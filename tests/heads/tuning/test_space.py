@@ -11,7 +11,7 @@ from optuna.distributions import IntDistribution as Whole
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.runs.config import flat
+from xret.heads.recipes.schema import flat
 from xret.heads.tuning.space import FILE, describe, make_space
 from xret.pipeline.errors import RecipeError
 

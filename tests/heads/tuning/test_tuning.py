@@ -14,7 +14,7 @@ from small_tunings import SETTINGS, TRIALS, heavy, numbers, tuned
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 
 pytestmark = [

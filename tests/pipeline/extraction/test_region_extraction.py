@@ -8,7 +8,7 @@ import pytest
 from small_extraction import SMALL
 
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.training.training import train
+from xret.heads.training.train import train
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions

@@ -7,7 +7,7 @@ import pytest
 import small_open_clip
 import torch
 import transformers as hf
-from earlier_runs import without_digests
+from edited_runs import edited
 from loaded import image_encoder, text_encoder
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -102,7 +102,7 @@ class Made:
         if not run.exists():
             chosen = {**HEAD, **settings, "schedule.name": "step", "schedule.epochs": epochs}
             xret.train(self.store(pair, dtype, more), recipe=recipe, out=run, settings=chosen, device="cpu", seed=3)
-            state = torch.load(without_digests(run) / "state.pt", weights_only=True)["model"]
+            state = torch.load(edited(run) / "checkpoint.pt", weights_only=True)["state"]["model"]
             save_file({key: value.contiguous() for key, value in state.items()}, run / "model.safetensors")
         return run
 
@@ -130,7 +130,7 @@ def tune(made, tmp_path):
 
 
 def state_of(run):
-    return torch.load(run / "state.pt", weights_only=True)["model"]
+    return torch.load(run / "checkpoint.pt", weights_only=True)["state"]["model"]
 
 
 @pytest.mark.parametrize(

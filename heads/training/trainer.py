@@ -1,0 +1,390 @@
+"""A training from its first step to its last: epochs, validation, and what is written down after each."""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...pipeline.device import deterministic, drawing, start_reading
+from ...pipeline.errors import NotFinite, RunError
+from ...pipeline.reading.batches import Batch, Batches
+from ...pipeline.reading.features import Features
+from ...pipeline.wording import counted
+from ..evaluation.metrics import Recalls, recalls
+from ..evaluation.scoring import compare, embed
+from ..model import Model
+from ..modules.losses.triplet import Triplet
+from ..recipes.blocks import Recipe
+from ..runs.run import Run
+from .log import Record, TrainLog, describe, epoch_tags, event_log, step_tags
+from .objective import Objective
+from .optimisation import (
+    autocast_dtype,
+    average_of,
+    drop_frozen,
+    learning_rate,
+    set_rates,
+    tied_to_length,
+    warmup,
+    weights_of,
+)
+
+_AT_ONCE = 256  # samples that are looked through when a validation failed
+COLLAPSED = 100  # steps at which the loss sits at its constant
+_NEAR = 0.01  # of the constant
+_PARTS = ("model", "losses", "optimizer", "scaler", "average")
+_LAST_WEIGHTS = ("model", "average")
+_COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """What came of a training.
+
+    Attributes:
+        run: the run folder.
+        epochs: how many are complete, all together.
+        trained: how many of them this call trained; 0 where the run was complete already.
+        best_epoch: counted from 1; its weights are `model.safetensors`.
+        best_rsum: its validation RSUM, of 600.
+        seconds: of this call's epochs, validation included.
+        untrained_rsum: of the frozen encoders without a head, on the same split; None where their features lie in no
+            common space.
+    """
+
+    run: str
+    epochs: int
+    trained: int
+    best_epoch: int
+    best_rsum: float
+    seconds: float
+    untrained_rsum: float | None = None
+
+
+class Trainer:
+    """Trains a model, from any state between two steps.
+
+    The state, with the run's seed and the recipe, is all that the next step depends on: each step draws from a
+    generator that is seeded by the seed, its epoch and its number.
+
+    Args:
+        model, losses, optimizer: what is trained, and how.
+        recipe: of the training.
+        device: where all of them are.
+
+    Attributes:
+        average: of the model's weights, which is validated and kept once it has begun; or None.
+        epoch: complete ones.
+        steps: done in the epoch that is not complete.
+        step: all steps together.
+        best_epoch: counted from 1; 0 before the first.
+        best_rsum: its validation RSUM.
+        at_constant: for how many steps the loss has sat at its constant, see `collapsed_loss`.
+        sums: of the loss and its terms over `steps`, float64 ``[1 + T]``.
+        metrics: the lines of metrics.jsonl.
+        best: the best epoch's weights by name, in the host's memory.
+
+    Raises:
+        RunError: the device has no such precision.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        losses: nn.ModuleDict,
+        optimizer: torch.optim.Optimizer,
+        recipe: Recipe,
+        device: torch.device,
+    ) -> None:
+        self.model, self.losses, self.optimizer, self.recipe, self.device = model, losses, optimizer, recipe, device
+        # float16 loses small gradients without scaling; bfloat16 has float32's range.
+        scaled = autocast_dtype(recipe.runtime.precision, device) is torch.float16
+        self.scaler = torch.amp.GradScaler(device.type, enabled=scaled)
+        self.average = average_of(model, recipe.optimizer)
+        self.epoch = self.steps = self.step = self.best_epoch = self.at_constant = 0
+        self.best_rsum = -math.inf
+        self.sums = torch.zeros(1 + len(losses), dtype=torch.float64)
+        self.metrics: list[dict[str, Any]] = []
+        self.best: dict[str, Tensor] | None = None
+        self._tuned: dict[str, Any] = {}  # what `run.json` says of the best epoch's backbones
+
+    @property
+    def kept(self) -> Model:
+        """The model whose weights are validated and kept."""
+        if self.average is None or not self.average.n_averaged:
+            return self.model
+        return self.average.module  # type: ignore[return-value]
+
+    def resume(self, run: Run) -> bool:
+        """Go on where `run` is; return False where nothing was saved there.
+
+        Raises:
+            RunError: the checkpoint is damaged; or one of both scales the loss, as float16 needs it, and the other not.
+        """
+        checkpoint = run.load_checkpoint()
+        if checkpoint is None:
+            return False
+        state, info, self.metrics, self.best = (checkpoint[key] for key in ("state", "info", "metrics", "best"))
+        if bool(state["scaler"]) != self.scaler.is_enabled():
+            then = "float16" if state["scaler"] else "another precision than float16"
+            raise RunError(f"it was trained in {then}; to go on, set runtime.precision to what it was")
+        self._tuned = {key: value for key, value in info.items() if key not in ("epochs", "best_epoch", "best_rsum")}
+        if info["epochs"] != run.info.epochs:  # a kill came before all was exported
+            if self.best is not None:
+                self.model.load_state_dict(self.best)
+            run.export(checkpoint, self.model)
+        for name in _PARTS:
+            if getattr(self, name) is not None and name in state:
+                getattr(self, name).load_state_dict(state[name])
+        for name in _COUNTS:
+            setattr(self, name, state[name])
+        self.sums = state["sums"]
+        return True
+
+    def checkpoint(self, *, over: bool = False) -> dict[str, Any]:
+        """Return what `Run.save` writes.
+
+        Where the training is `over` and cannot be lengthened, the last weights are left out: a fine-tuning goes on from
+        the best ones, with the optimiser's state.
+        """
+        names = [name for name in _PARTS if getattr(self, name) is not None and not (over and name in _LAST_WEIGHTS)]
+        state = {name: getattr(self, name) for name in _COUNTS} | {"sums": self.sums}
+        state |= {name: getattr(self, name).state_dict() for name in names}
+        known = self.best is not None
+        info = {"epochs": self.epoch, "best_epoch": self.best_epoch if known else None, **self._tuned}
+        info["best_rsum"] = self.best_rsum if known else None
+        return {"state": state, "metrics": self.metrics, "best": self.best, "info": info}
+
+    def train(
+        self,
+        run: Run,
+        objective: Objective,
+        train_split: Batches,
+        val_split: Batches,
+        after_epoch: Callable[[int, float], None] | None = None,
+        title: str | None = "",
+    ) -> TrainSummary:
+        """Train the epochs that are left, or until `schedule.patience` ends it.
+
+        Args:
+            run: where all is written. Its seed is that of the samples' order and of what a step draws.
+            objective: from a batch to its loss.
+            train_split: learnt from.
+            val_split: decides which epoch is the best.
+            after_epoch: is called with each complete epoch, from 1, and its validation RSUM.
+            title: of one training among several, see `TrainLog`.
+
+        Raises:
+            RunError: the loss or a similarity is not finite, or a file cannot be written.
+        """
+        self._run, self._objective, self._terms = run, objective, list(self.losses)
+        self._train_split, self._val_split = train_split, val_split
+        self._texts, self._caption_image = val_split.texts(), torch.as_tensor(val_split.caption_image)
+        data, epochs = self.recipe.data, self.recipe.schedule.epochs
+        self._steps_an_epoch = train_split.steps(data.unit, data.batch_size)
+        items = train_split.images if data.unit == "image" else train_split.captions
+        before, started = self.epoch, time.perf_counter()
+        done = self.epoch * items + min(self.steps * data.batch_size, items)
+        with (
+            TrainLog(run.path, epochs, data.unit, items, done, title) as log,
+            event_log(self.recipe.runtime.log, run, self.step) as record,
+        ):
+            at = f"goes on after epoch {self.epoch}, step {self.steps}," if self.step else "begins"
+            log.write(f"{at} {self.recipe.name} on {run.info.store}, {train_split.placement}, on {self.device}")
+            if after_epoch is not None:  # what a stop may have kept from it
+                for line in self.metrics:
+                    after_epoch(line["epoch"], line["rsum"])
+            while self.epoch < epochs and not self._stopped:
+                self._train_epoch(log, record)
+                if after_epoch is not None:
+                    after_epoch(self.epoch, self.metrics[-1]["rsum"])
+            if before < self.epoch < epochs:
+                patience = self.recipe.schedule.patience
+                log.say(f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better")
+            seconds = time.perf_counter() - started
+            log.write(f"ended well: {counted(self.epoch - before, 'epoch')} in {seconds:.1f} s")
+        return TrainSummary(str(run.path), self.epoch, self.epoch - before, self.best_epoch, self.best_rsum, seconds)
+
+    def _train_epoch(self, log: TrainLog, record: Record) -> None:
+        """Learn from the batches that are left of an epoch, validate, and write down what came of it."""
+        began, data, seed = time.perf_counter(), self.recipe.data, self._run.info.seed
+        self.model.train()
+        for batch in self._train_split.epoch(
+            unit=data.unit,
+            batch_size=data.batch_size,
+            seed=seed,
+            epoch=self.epoch,
+            captions=data.captions,
+            first=self.steps,
+        ):
+            values = self._learn(batch, log)
+            record(step_tags(values, self._terms, self._last_rate), self.step)
+            units = batch.images if data.unit == "image" else batch.captions
+            log.step(self.epoch, len(units.length), values)
+        swa = self.recipe.optimizer.swa_epochs
+        if self.average is not None and self.epoch >= self.recipe.schedule.epochs - swa:
+            self.average.update_parameters(self.model)
+        table = self._validate()
+        loss, *parts = (self.sums / self.steps).tolist()  # means over the epoch's batches
+        line = {
+            "epoch": self.epoch + 1,
+            "step": self.step,
+            "loss": loss,
+            "parts": dict(zip(self._terms, parts, strict=True)),
+            "lr": self._last_rate,
+            "rsum": table.rsum,
+            "seconds": round(time.perf_counter() - began, 3),
+        }
+        self.metrics.append(line | ({"collapsed": True} if self.at_constant >= COLLAPSED else {}))
+        self.epoch, self.steps, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
+        better = table.rsum > self.best_rsum
+        if better:
+            self.best_epoch, self.best_rsum = self.epoch, table.rsum
+            self.best = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.kept.state_dict().items()}
+            self._tuned = self._run.facts_of(self.kept)
+        checkpoint = self.checkpoint(over=self._over)
+        self._run.save(checkpoint)
+        self._run.export(checkpoint, self.kept, weights=better)
+        record(epoch_tags(self.epoch, table), self.step)
+        log.epoch(self.metrics[-1], self.best_epoch, self.best_rsum)
+
+    def _learn(self, batch: Batch, log: TrainLog) -> list[float]:
+        """Take a step, count it, and save the state where the recipe says so; return the loss and its terms."""
+        with _repeatable(self.device, self._run.info.seed, self.epoch, self.steps):
+            values = self._step(batch)
+        if not values[0].isfinite():
+            where = f"epoch {self.epoch + 1}, step {self.steps + 1}"
+            what = f"the loss is not finite in {where}: {describe(values.tolist(), self._terms)}"
+            raise self._not_finite(what, (batch.images, batch.captions))
+        self.sums = self.sums + values
+        self.steps, self.step = self.steps + 1, self.step + 1
+        told = values.tolist()
+        self._watch(dict(zip(self._terms, told[1:], strict=True)), len(batch.captions.length), log)
+        every = self.recipe.runtime.checkpoint_steps
+        if every is not None and self.step % every == 0:
+            self._run.save(self.checkpoint())
+        return told
+
+    def _step(self, batch: Batch) -> Tensor:
+        """Learn from a batch; return its loss, followed by the terms, ``[1 + T]``, on the host.
+
+        Where the loss is not finite, no weight is changed.
+        """
+        recipe, optimizer, scaler, now = self.recipe, self.optimizer, self.scaler, self._now
+        set_rates(optimizer, recipe.schedule, learning_rate(recipe.schedule, recipe.optimizer.lr, now), now)
+        optimizer.zero_grad()
+        loss = self._objective(batch, now)
+        read = start_reading(loss.detach())
+        scaler.scale(loss[0]).backward()
+        values = read()
+        if not values[0].isfinite():
+            return values
+        drop_frozen(optimizer, now)
+        learning = [p for p in weights_of(self.model, self.losses) if p.grad is not None]
+        if learning:  # the scaler takes no step of nothing
+            if recipe.optimizer.clip is not None:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(learning, recipe.optimizer.clip)
+            scaler.step(optimizer)
+            scaler.update()
+        if self.average is not None and recipe.optimizer.ema is not None:
+            self.average.update_parameters(self.model)
+        return values
+
+    def _validate(self) -> Recalls:
+        """Return the recalls of the validation split, ties pessimistic."""
+        model, split = self.kept, self._val_split
+        try:
+            with _repeatable(self.device, 0):
+                similarity = compare(model, *embed(model, split), self._texts)
+            return recalls(similarity, self._caption_image, "full", "pessimistic")
+        except RunError as error:
+            what = f"the similarities are not finite in the validation of epoch {self.epoch + 1}"
+            read = chain(split.image_features(_AT_ONCE), split.caption_features(_AT_ONCE))
+            raise self._not_finite(what, read) from error
+
+    def _watch(self, terms: dict[str, float], pairs: int, log: TrainLog) -> None:
+        """Count the steps at which a triplet loss sits at its constant, and warn when it has for long."""
+        constant = collapsed_loss(self.losses, pairs, self.recipe.loss["same_text"])
+        near = constant is not None and abs(terms["triplet"] - constant) < _NEAR * constant
+        self.at_constant = self.at_constant + 1 if near else 0
+        if self.at_constant == COLLAPSED:
+            lr, first = self.recipe.optimizer.lr, self.recipe.loss["triplet"]["warmup_epochs"] + 1
+            log.say(
+                f"collapse: the triplet loss has sat at {constant:g}, its value for equal similarities, for {COLLAPSED}"
+                f" steps, so that little is learnt; begin another run with --set loss.triplet.warmup_epochs={first} or "
+                f"--set optimizer.lr={lr / 10:g}"
+            )
+
+    def _not_finite(self, what: str, read: Iterable[Features]) -> NotFinite:
+        """Return the error that ends a training whose numbers are not finite; they came from what was `read`."""
+        seen, way = what, f"begin another run with --set optimizer.lr={self.recipe.optimizer.lr / 10:g}"
+        if self._objective.precision is not None:
+            way += " or --set runtime.precision=float32"
+        parts = (value for one in read for part in one.parts for value in (part.local, part.global_))
+        if not all(value.isfinite().all() for value in parts if value is not None):
+            way = "features in the cache are not finite themselves: extract their set again"
+            seen = f"{what}; {way}"
+        kept = "the weights of the best epoch before are kept; " if self._run.has_weights else ""
+        return NotFinite(f"{what}; {kept}{way}", seen)
+
+    @property
+    def _stopped(self) -> bool:
+        """Whether `schedule.patience` has ended the training."""
+        return stopped_early(self.epoch, self.best_epoch, self.recipe.schedule.patience)
+
+    @property
+    def _over(self) -> bool:
+        """Whether no epoch is left, and there will never be more."""
+        ended = self.epoch >= self.recipe.schedule.epochs and tied_to_length(self.recipe) is not None
+        return ended or self._stopped
+
+    @property
+    def _now(self) -> float:
+        """Epochs so far, of which the last may be a part."""
+        return self.epoch + self.steps / self._steps_an_epoch
+
+    @property
+    def _last_rate(self) -> float:
+        """The learning rate of the epoch's last step so far, before the factors of its parts."""
+        schedule, last = self.recipe.schedule, self.epoch + (self.steps - 1) / self._steps_an_epoch
+        return learning_rate(schedule, self.recipe.optimizer.lr, last) * warmup(schedule, last)
+
+
+def stopped_early(epochs: int, best_epoch: int, patience: int | None) -> bool:
+    """Return whether the last `patience` epochs have not been better than the best."""
+    return patience is not None and epochs - best_epoch >= patience
+
+
+def collapsed_loss(losses: nn.ModuleDict, pairs: int, same_text: str) -> float | None:
+    """Return the triplet loss of a batch if all similarities are equal; None where that tells nothing.
+
+    The hinge of every pair is then the margin, in both directions: 2 x margin in the mean, as many times as there are
+    pairs in the sum (known of VSE++'s, PVSE's and DivE's public code). While all negatives count, an untrained head is
+    near that value too. Where captions of equal text are positives, it is not known how many pairs there are.
+
+    Args:
+        losses: the terms.
+        pairs: positive ones of the batch.
+        same_text: how captions of equal text count.
+    """
+    loss = losses["triplet"] if "triplet" in losses else None  # noqa: SIM401 (a ModuleDict has no get)
+    if not isinstance(loss, Triplet) or loss.negatives != "hardest" or loss.epoch < loss.warmup_epochs:
+        return None
+    summed = loss.reduction == "sum"
+    return (
+        None if not loss.margin or (summed and same_text == "positive") else 2 * loss.margin * (pairs if summed else 1)
+    )
+
+
+@contextmanager
+def _repeatable(device: torch.device, *seed: int) -> Iterator[None]:
+    """Let the same seed give the same numbers, whatever else this process trains at the same time."""
+    with drawing(device, *seed), deterministic(device):
+        yield

@@ -59,7 +59,7 @@ def test_a_set_is_named_by_its_model_and_says_where_it_was(folder):
     cache = FeatureCache.open("s.zarr")
     assert cache.caption_set().attributes["spec"] == {"name": "bert", "weights": str(folder / "Mini LM")}
     assert cache.caption_set("bert").name == cache.caption_set("Mini").name == name  # its kind, and its beginning
-    assert "shards_before" in extract(folder, "--json").stdout
+    assert "chunks_before" in extract(folder, "--json").stdout
     assert captions() == [name]
 
 

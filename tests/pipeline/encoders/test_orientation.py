@@ -1,0 +1,43 @@
+"""Pictures are encoded upright, as their EXIF orientation says, whatever wraps the encoder."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from loaded import image_encoder
+from oriented import save, shown
+from torchvision.transforms.functional import pil_to_tensor
+
+from xret.pipeline.data.sources import FolderReader
+from xret.pipeline.encoders.detectors.butd import ButdEncoder
+from xret.pipeline.encoders.detectors.torchvision_detector import DetectorEncoder
+from xret.pipeline.reading.end_to_end import read_window
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": (1, 2)}, {"views": "crop-flip:2"}, {"frames": 2}], ids=str)
+def test_whatever_wraps_an_encoder_turns_pictures_as_it_does(tmp_path, options):
+    for folder, pixels, orientation in (("turned", PIXELS, 8), ("plain", shown(PIXELS, 8), 1)):
+        (tmp_path / folder).mkdir()
+        save(tmp_path / folder / "a.png", pixels, orientation)
+    encoder = image_encoder("resnet18", "random:0", 64, **options)
+    paths = [tmp_path / name / ("" if "frames" in options else "a.png") for name in ("turned", "plain")]
+    decoded = [encoder.decode_views(path, "k") if "views" in options else encoder.decode(path) for path in paths]
+    assert decoded[0][1] == decoded[1][1] == (60, 90)
+    assert torch.equal(decoded[0][0], decoded[1][0])
+    assert encoder.identity["preprocessing"]["orientation"] == "exif"
+
+
+def test_detectors_and_windows_of_a_fine_tuning_turn_pictures_likewise(tmp_path):
+    save(tmp_path / "turned.png", PIXELS, 8)
+    save(tmp_path / "plain.png", shown(PIXELS, 8), 1)
+    encoder = SimpleNamespace(_scale=lambda _: 1.0, prepare=pil_to_tensor)
+    for kind in (ButdEncoder, DetectorEncoder):
+        turned, plain = (kind.decode(encoder, tmp_path / name) for name in ("turned.png", "plain.png"))
+        assert turned[1] == plain[1] == (60, 90)
+        assert str(turned[0]) == str(plain[0])
+    reader = FolderReader(tmp_path)
+    windows = [read_window(encoder, reader, name, np.random.default_rng(0)) for name in ("turned.png", "plain.png")]
+    assert torch.equal(*windows)

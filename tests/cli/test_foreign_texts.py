@@ -6,10 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from command_line import refused, run
-<<<<<<< HEAD
-=======
-from edited_runs import edited
->>>>>>> 88f2353 (Keep a run in one checkpoint; train with one trainer)
 from PIL import Image
 from small_store import make_store
 
@@ -69,19 +65,6 @@ def test_hits(folder):
     require_harmless(run("search", folder / "setdiv", "a red cube", "--device", "cpu").output)
 
 
-<<<<<<< HEAD
-=======
-def test_where_a_run_says_that_its_store_is(folder, tmp_path):
-    place = tmp_path / re.sub(r"[/\\]", "", MARK)
-    place.symlink_to(folder / "s.zarr")
-    copy = Path(shutil.copytree(folder / "setdiv", tmp_path / "run"))
-    edited(copy, store=str(place))
-    first, *_ = run("eval", copy, "--device", "cpu").stdout.splitlines()
-    assert "alert(1)" in first
-    require_harmless(first + run("search", copy, "a red cube", "--device", "cpu").stdout.splitlines()[0])
-
-
->>>>>>> 88f2353 (Keep a run in one checkpoint; train with one trainer)
 def test_diagnostics(folder):
     require_harmless(run("eval", folder / "gaussian-vsepp", "--diagnostics", "--device", "cpu").output)
 

@@ -17,6 +17,16 @@ def _workers(_ctx: click.Context, _parameter: click.Parameter, value: str | None
     return int(value)
 
 
+def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    fewest, dash, most = value.partition("-")
+    most = most if dash else fewest
+    if not (fewest.isdecimal() and most.isdecimal() and 1 <= int(fewest) <= int(most)):
+        raise click.BadParameter(f"'{value}' is no number of boxes; give one, as 36, or a range, as 10-100")
+    return int(fewest), int(most)
+
+
 def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
     if value is None:
         return None
@@ -52,7 +62,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the summary a
     sections={
         "Data": "store data_root splits reuse",
         "Encoders": "visual text encoder from_run visual_weights text_weights",
-        "How they encode": "layer image_size whole pool views frames prompt dtype",
+        "How they encode": "layer image_size whole pool views regions frames prompt dtype",
         "Where and how it runs": "batch_size device workers as_json",
         "Faults": "on_error repair trust",
     },
@@ -128,6 +138,9 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the summary a
     metavar="crop-flip:N|dihedral:N",
     help="Cache N views of each picture, for grids; the first is the picture itself. The others are random crops,"
     " mirrored half the time; or the turns and mirrorings of a square, up to eight, for pictures from the air.",
+)
+@click.option(
+    "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
 )
 @click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; take at most so many.")
 @click.option(

@@ -2,15 +2,17 @@
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from ..heads.recipes.settings import settings_of
 from ..pipeline.errors import RunError
 from ..pipeline.files import require_writable
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -85,7 +87,7 @@ NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the co
 NEW_FILE = Output(path_type=Path, dir_okay=False)
 
 
-def settings_option(what: str) -> Any:
+def settings_option(what: str) -> Callable[[_Command], _Command]:
     """Return the option ``--set``, whose value is a dictionary; `what` its help says it changes."""
     text = f"Change a value {what}; as often as needed."
     return click.option("--set", "settings", multiple=True, callback=_settings, metavar="KEY=VALUE", help=text)

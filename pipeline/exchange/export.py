@@ -195,7 +195,7 @@ def _choose(cache: FeatureCache, prefixes: Sequence[str]) -> dict[str, str]:
             )
     if not chosen:
         raise CacheError(f"{cache.url}: there is no feature set to export; run `xret extract`")
-    return dict(path.split("/", 1) for path in chosen)  # type: ignore[misc]
+    return dict(path.split("/", 1) for path in chosen)
 
 
 def _write(selection: _Selection, out: Path) -> None:

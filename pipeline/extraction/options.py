@@ -74,6 +74,7 @@ def build_options(
     whole: bool = False,
     pool: tuple[int, int] | None = None,
     views: str | None = None,
+    regions: tuple[int, int] | None = None,
     frames: int | None = None,
     prompt: str | None = None,
     dtype: str = "float16",
@@ -87,7 +88,7 @@ def build_options(
     Args:
         visual, text: names of the encoders; None or ``none``: none.
         encoder: of images and captions, ``hf:ID|DIR`` or ``open_clip:ARCH/TAG``, in the place of both.
-        visual_weights, text_weights, layer, image_size, whole, pool, views, frames, prompt, dtype, trust: see
+        visual_weights, text_weights, layer, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: see
             `EncoderSpec`; `layer` is that of each encoder that takes one.
         splits: names, or one text with commas.
         run: the specs of a fine-tuned run's backbones by ``image`` and ``text``, in the place of all these.
@@ -98,8 +99,9 @@ def build_options(
     """
     names = tuple(filter(None, splits.split(","))) if isinstance(splits, str) else tuple(splits)
     if run is not None:
-        chosen = (visual, text, encoder, visual_weights, text_weights, layer, image_size, whole, pool, views, prompt)
-        if chosen != ("resnet152", "bert", None, None, None, -1, None, False, None, None, None):
+        names_and_weights = (visual, text, encoder, visual_weights, text_weights)
+        how_they_encode = (layer, image_size, whole, pool, views, regions, frames, prompt)
+        if names_and_weights != ("resnet152", "bert", *[None] * 3) or how_they_encode != (-1, None, False, *[None] * 5):
             raise CacheError("--from-run decides the encoders and their options; leave the others out")
         return Options(run.get("image"), run.get("text"), names, **how)
     if encoder is not None:
@@ -114,7 +116,14 @@ def build_options(
     common: dict[str, Any] = {"dtype": dtype, "trust": trust}
     images = captions = None
     if visual not in (None, "none"):
-        own: dict[str, Any] = {"image_size": image_size, "whole": whole, "pool": pool, "views": views, "frames": frames}
+        own: dict[str, Any] = {
+            "image_size": image_size,
+            "whole": whole,
+            "pool": pool,
+            "views": views,
+            "regions": regions,
+            "frames": frames,
+        }
         images = EncoderSpec(str(visual), visual_weights, layer=layer, **own, **common)
     if text not in (None, "none"):
         words = text == WORDS.name

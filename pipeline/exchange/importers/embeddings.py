@@ -1,16 +1,22 @@
 """Embeddings that others computed: a matrix of images, one of captions, and what their rows belong to.
 
-A folder of ``images``, ``captions`` and ``index``: two matrices as ``.npy``, or as ``.safetensors`` with a single
-tensor, and the index as ``.csv`` with the header ``file_name,caption[,split]`` or as ``.jsonl`` with these keys. A line
-of the index is a row of the captions. The images have a row a line as well, or a row for each image in the order in
-which the index first names them.
+``embeddings`` is a folder of ``images``, ``captions`` and ``index``: two matrices as ``.npy``, or as ``.safetensors``
+with a single tensor, and the index as ``.csv`` with the header ``file_name,caption[,split]`` or as ``.jsonl`` with
+these keys. A line of the index is a row of the captions. The images have a row a line as well, or a row for each image
+in the order in which the index first names them.
+
+``clip-retrieval`` is the folder that its inference writes: ``img_emb/img_emb_N.npy`` and ``text_emb/text_emb_N.npy``, a
+row a pair, and ``metadata/metadata_N.parquet`` with the columns ``image_path`` and ``caption``, N from 0, with leading
+zeros; or all files in one folder. ``image_path`` is a file as it was found, or the key in a tar.
 """
 
 import csv
+import json
 import posixpath
+import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,124 +24,109 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ...documents import DocumentError, parse_json
-from .source import SourceError, npy_header, sha256
+from ...versions import require_pyarrow
+from .source import SourceError, sha256, shown
 
 _AT_ONCE = 1024  # rows compared
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
+_KINDS = {"img_emb": ".npy", "text_emb": ".npy", "metadata": ".parquet"}  # of clip-retrieval
 _DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64"}  # of safetensors
+_COLUMNS = ("image_path", "caption")
 Line = tuple[str, str, str | None]  # file name, caption and split
 
 
-@dataclass(frozen=True)
-class Part:
-    """A file with some rows of a matrix."""
-
-    path: Path
-    rows: int
-    width: int
-    stamp: tuple[int, int]  # size and time of modification, by which a task sees that it is still the same
-    tensor: str = ""  # its name in a safetensors file
-
-    @classmethod
-    def of(cls, path: Path) -> "Part":
-        """Look at a file's header.
-
-        Raises:
-            SourceError: it is no matrix of floats.
-        """
-        try:
-            shape, dtype, tensor = _safetensors(path) if path.suffix == ".safetensors" else _npy(path)
-        except (ValueError, SafetensorError, OSError) as error:
-            raise SourceError(f"{path} cannot be read as a matrix ({error}); get the file anew") from error
-        if len(shape) != 2 or 0 in shape or np.dtype(dtype).kind != "f":
-            found = f"{dtype} {' x '.join(map(str, shape))}".strip()
-            raise SourceError(f"{path} is {found}, not a matrix of float16 or float32, a row an embedding")
-        return cls(path, shape[0], shape[1], _stamp(path), tensor)
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        """Return these rows [n,C], from the disk.
-
-        Raises:
-            SourceError: the file was changed meanwhile.
-        """
-        try:
-            if _stamp(self.path) != self.stamp:
-                raise SourceError(f"{self.path} was changed while it was imported; import again")
-            if not self.tensor:
-                matrix: np.ndarray = np.load(self.path, mmap_mode="r", allow_pickle=False)
-                return np.asarray(matrix[rows])
-            with safe_open(self.path, "numpy") as file:
-                tensor = file.get_slice(self.tensor)
-                return np.concatenate([tensor[row : row + 1] for row in rows.tolist()])
-        except OSError as error:
-            raise SourceError(
-                f"{self.path} cannot be read ({error.strerror}); every worker needs the source under the same path"
-            ) from error
-
-
-@dataclass(frozen=True)
 class Matrix:
-    """The rows of one file or several, one after the other."""
+    """The rows of one file or several, one after the other.
 
-    parts: tuple[Part, ...]
+    Args:
+        paths: of the files, in their order.
 
-    @classmethod
-    def of(cls, paths: Sequence[Path]) -> "Matrix":
-        """Look at the headers of files.
+    Raises:
+        SourceError: one is no matrix of floats, or wider than the first.
+    """
 
-        Raises:
-            SourceError: one is no matrix of floats, or wider than the first.
-        """
-        parts = tuple(map(Part.of, paths))
-        for part in parts:
-            if part.width != parts[0].width:
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths, self.parts, self._stamps = list(paths), [_matrix(path) for path in paths], list(map(_stamp, paths))
+        self.width: int = self.parts[0].shape[1]
+        for path, part in zip(paths, self.parts, strict=True):
+            if part.shape[1] != self.width:
                 raise SourceError(
-                    f"{part.path} is {part.width} wide and {parts[0].path.name} {parts[0].width}; keep the embeddings"
-                    " of one model in a folder"
+                    f"{path} is {part.shape[1]} wide and {paths[0].name} {self.width}; keep the embeddings of one model"
+                    " in a folder"
                 )
-        return cls(parts)
-
-    @cached_property
-    def _first(self) -> np.ndarray:
-        return np.cumsum([0, *(part.rows for part in self.parts)])
-
-    @property
-    def rows(self) -> int:
-        """How many there are."""
-        return int(self._first[-1])
-
-    @property
-    def width(self) -> int:
-        """Of a row."""
-        return self.parts[0].width
+        self._first = np.cumsum([0, *map(len, self.parts)])
+        self.rows = int(self._first[-1])
 
     def place(self, row: int) -> str:
         """Return where a row lies, for messages."""
         part = int(np.searchsorted(self._first, row, side="right")) - 1
-        return f"row {row - self._first[part]} of {self.parts[part].path.name}"
+        return f"row {row - self._first[part]} of {self.paths[part].name}"
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Return these rows, float64 [n,C]; no more than they are read."""
-        out = np.empty((len(rows), self.width))
+        """Return these rows, float32 [n,C]; SourceError if a file was changed since it was opened."""
+        out = np.empty((len(rows), self.width), dtype=np.float32)
         of_part = np.searchsorted(self._first, rows, side="right") - 1
         for number in np.unique(of_part).tolist():
+            if _stamp(self.paths[number]) != self._stamps[number]:
+                raise SourceError(f"{self.paths[number]} was changed while it was imported; import again")
             here = of_part == number
-            out[here] = self.parts[number].read(rows[here] - self._first[number])
+            out[here] = self.parts[number][rows[here] - self._first[number]]
         return out
+
+
+def _matrix(path: Path) -> np.ndarray:
+    """Map a file into memory."""
+    try:
+        if path.suffix == ".safetensors":
+            matrix = _tensor(path)
+        else:
+            matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, KeyError, TypeError, EOFError, SafetensorError, OSError) as error:
+        raise SourceError(f"{path} cannot be read as a matrix ({error}); get the file anew") from error
+    if matrix.ndim != 2 or 0 in matrix.shape or matrix.dtype.kind != "f":
+        raise SourceError(f"{path} is {shown(matrix)}, not a matrix of float16 or float32, a row an embedding")
+    return matrix
+
+
+def _tensor(path: Path) -> np.ndarray:
+    """Map the only tensor of a safetensors file into memory."""
+    with safe_open(path, "numpy") as checked:  # raises of a damaged header
+        (name, *others) = checked.keys()
+    if others:
+        raise ValueError(f"it holds {1 + len(others)} tensors, not one")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        facts = json.loads(file.read(length))[name]
+    if facts["dtype"] not in _DTYPES:
+        raise ValueError(f"it holds {facts['dtype']}; save it as float16 or float32")
+    return np.memmap(path, _DTYPES[facts["dtype"]], "r", 8 + length + facts["data_offsets"][0], tuple(facts["shape"]))
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_size, found.st_mtime_ns
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """A source that was looked through. Its images are counted in the order in which the index first names them."""
+    """A source that was looked through. Its images are counted in the order in which the index first names them.
+
+    Attributes:
+        images, captions: the matrices; a row of `captions` is a line of the index.
+        names, splits: file name and split of each image; None where the source does not say.
+        image_rows: row in `images` of each image, int64.
+        texts, owners: text and image of each caption.
+        digests: SHA-256 by file, of ``images``, ``captions`` and ``index``.
+    """
 
     images: Matrix
-    captions: Matrix  # a row a line of the index
-    names: list[str]  # file name of each image
-    splits: list[str | None]  # of each image; None where the source does not say
-    image_rows: np.ndarray  # row in `images` of each image, int64
-    texts: list[str]  # of each caption
-    owners: np.ndarray  # the image of each caption, int64
-    digests: dict[str, dict[str, str]]  # SHA-256 by file, of ``images``, ``captions`` and ``index``
+    captions: Matrix
+    names: list[str]
+    splits: list[str | None]
+    image_rows: np.ndarray
+    texts: list[str]
+    owners: np.ndarray
+    digests: dict[str, dict[str, str]]
 
     @classmethod
     def of(cls, images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> "Embeddings":
@@ -145,8 +136,9 @@ class Embeddings:
             SourceError: rows and lines do not fit, or two embeddings of one image differ.
         """
         numbers: dict[str, int] = {}
-        first: list[int] = []
-        texts, owners, splits = [], [], []
+        texts: list[str] = []
+        splits: list[str | None] = []
+        first, owners = [], []
         for line, (name, text, split) in enumerate(lines):
             owner = numbers.setdefault(name, len(numbers))
             if owner == len(first):
@@ -159,28 +151,23 @@ class Embeddings:
         where = index[0] if len(index) == 1 else index[0].parent
         if not texts:
             raise SourceError(f"{where} names no image; nothing can be imported")
+        names = _within_folder(list(numbers), where)
         if captions.rows != len(texts):
             raise SourceError(
-                f"{captions.parts[0].path} has {captions.rows:,} rows, and {where} {len(texts):,} captions; a caption"
-                " has a row"
+                f"{captions.paths[0]} has {captions.rows:,} rows, and {where} {len(texts):,} captions; a caption has a"
+                " row"
             )
         if images.rows not in (len(texts), len(first)):
             raise SourceError(
-                f"{images.parts[0].path} has {images.rows:,} rows, and {where} {len(texts):,} captions of"
-                f" {len(first):,} images; an image has a row, or a caption"
+                f"{images.paths[0]} has {images.rows:,} rows, and {where} {len(texts):,} captions of {len(first):,}"
+                " images; an image has a row, or a caption"
             )
         rows = np.array(first if images.rows == len(texts) else range(len(first)), dtype=np.int64)
-        found = cls(images, captions, list(numbers), splits, rows, texts, np.array(owners, dtype=np.int64), {})
+        files = {"images": images.paths, "captions": captions.paths, "index": index}
+        digests = {key: {path.name: sha256(path) for path in paths} for key, paths in files.items()}
+        found = cls(images, captions, names, splits, rows, texts, np.array(owners, dtype=np.int64), digests)
         if images.rows == len(texts):
             found._require_equal()
-        for key, paths in (
-            *(
-                (key, [part.path for part in matrix.parts])
-                for key, matrix in (("images", images), ("captions", captions))
-            ),
-            ("index", index),
-        ):
-            found.digests[key] = {path.name: sha256(path) for path in paths}
         return found
 
     def _require_equal(self) -> None:
@@ -199,36 +186,24 @@ class Embeddings:
                 )
 
 
-def open_folder(folder: Path) -> Embeddings:
-    """Look through a folder of ``images``, ``captions`` and ``index``.
-
-    Raises:
-        SourceError: one is missing or not of its form, or they do not fit each other.
-    """
-    images, captions = (_file(folder, name, (".npy", ".safetensors")) for name in ("images", "captions"))
-    index = _file(folder, "index", (".csv", ".jsonl"))
-    lines = within_folder(list(_lines(index)), index)
-    return Embeddings.of(Matrix.of([images]), Matrix.of([captions]), lines, [index])
-
-
-def within_folder(lines: list[Line], source: Path) -> Iterator[Line]:
-    """Yield lines with file names below the folder that all of them have in common, where some lead out of any.
-
-    Raises:
-        SourceError: they have none in common.
-    """
-    tidy = {name: posixpath.normpath(name) for name, _, _ in lines}
-    outside = [name for name in tidy.values() if name.startswith(("/", ".."))]
-    if outside:
+def _within_folder(names: list[str], source: Path) -> list[str]:
+    """Return file names below the folder that all have in common, where some lead out of any."""
+    if outside := [name for name in names if name.startswith(("/", ".."))]:
         try:
-            common = posixpath.commonpath([posixpath.dirname(name) for name in tidy.values()])
+            common = posixpath.commonpath([posixpath.dirname(name) for name in names])
         except ValueError as error:
             raise SourceError(
                 f"{source}: '{outside[0]}' leads out of the folder of the other pictures; name all from one folder"
             ) from error
-        tidy = {name: posixpath.relpath(path, common) for name, path in tidy.items()}
-    for name, text, split in lines:
-        yield tidy[name], text, split
+        return [posixpath.relpath(name, common) for name in names]
+    return names
+
+
+def open_folder(folder: Path) -> Embeddings:
+    """Look through a folder of ``images``, ``captions`` and ``index``; SourceError if one is missing or of no use."""
+    images, captions = (_file(folder, name, (".npy", ".safetensors")) for name in ("images", "captions"))
+    index = _file(folder, "index", (".csv", ".jsonl"))
+    return Embeddings.of(Matrix([images]), Matrix([captions]), _index_lines(index), [index])
 
 
 def _file(folder: Path, name: str, suffixes: tuple[str, ...]) -> Path:
@@ -239,7 +214,7 @@ def _file(folder: Path, name: str, suffixes: tuple[str, ...]) -> Path:
     return found[0]
 
 
-def _lines(index: Path) -> Iterator[Line]:
+def _index_lines(index: Path) -> Iterator[Line]:
     try:
         with index.open(encoding="utf-8-sig", newline="") as file:
             rows = (
@@ -261,38 +236,72 @@ def _parsed(text: str) -> Any:
 
 
 def _line(row: Any, where: str) -> Line:
-    if (
-        not isinstance(row, dict)
-        or {"file_name", "caption"} - row.keys()
-        or row.keys() - {"file_name", "caption", "split"}
-    ):
+    if not isinstance(row, dict) or not {"file_name", "caption"} <= row.keys() <= {"file_name", "caption", "split"}:
         raise SourceError(f"{where} does not have file_name, caption and at most split besides; correct it")
     name, text, split = row["file_name"], row["caption"], row.get("split")
     if not (isinstance(name, str) and name.strip() and "\0" not in name and isinstance(text, str)):
         raise SourceError(f"{where}: file_name or caption is missing or no text; give it")
     if "split" in row and not (isinstance(split, str) and split):
         raise SourceError(f"{where}: the split is empty or no text; give it")
-    return name, text, split
+    return posixpath.normpath(name), text, split and sys.intern(split)
 
 
-def _npy(path: Path) -> tuple[tuple[int, ...], str, str]:
-    with path.open("rb") as file:
-        shape, _, dtype = npy_header(file, path.stat().st_size)
-    return shape, str(dtype), ""
+def open_clip_retrieval(folder: Path) -> Embeddings:
+    """Look through clip-retrieval's folder.
+
+    Raises:
+        SourceError: files are missing or not of their form, or do not fit each other; or pyarrow is not installed.
+    """
+    parts = {kind: _parts(folder, kind) for kind in _KINDS}
+    numbers = sorted(set().union(*parts.values()))
+    if not numbers:
+        raise SourceError(f"{folder} holds no img_emb_*.npy of clip-retrieval's inference; check --source")
+    for kind, files in parts.items():
+        if missing := [number for number in numbers if number not in files]:
+            there = next(own[missing[0]] for own in parts.values() if missing[0] in own)
+            advice = "complete the folder; clip-retrieval's inference writes all three of images and texts"
+            raise SourceError(f"{folder} has {there.name} and no part {missing[0]} of {kind}; {advice}")
+    images, captions = (Matrix([parts[kind][number] for number in numbers]) for kind in ("img_emb", "text_emb"))
+    index = [parts["metadata"][number] for number in numbers]
+    return Embeddings.of(images, captions, _metadata_lines(images, captions, index), index)
 
 
-def _safetensors(path: Path) -> tuple[tuple[int, ...], str, str]:
-    with safe_open(path, "numpy") as file:
-        names = list(file.keys())
-        if len(names) != 1:
-            raise ValueError(f"it holds {len(names)} tensors, not one")
-        tensor = file.get_slice(names[0])
-        dtype = tensor.get_dtype()
-        if dtype not in _DTYPES:
-            raise SourceError(f"{path} holds {dtype}; save it as float16 or float32")
-        return tuple(tensor.get_shape()), _DTYPES[dtype], names[0]
+def _parts(folder: Path, kind: str) -> dict[int, Path]:
+    """Return the files of a kind by their number."""
+    paths = [path for place in (folder / kind, folder) for path in sorted(place.glob(f"{kind}_*{_KINDS[kind]}"))]
+    return {int(found[1]): path for path in paths if (found := re.fullmatch(rf"{kind}_(\d+)", path.stem))}
 
 
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
+def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path]) -> Iterator[Line]:
+    """Yield image and caption of each row of the metadata, whose parts have as many rows as those of the matrices."""
+    pa = require_pyarrow(SourceError, "clip-retrieval's metadata needs")
+    for number, path in enumerate(index):
+        image, caption = len(images.parts[number]), len(captions.parts[number])
+        try:
+            with pa.parquet.ParquetFile(path) as file:
+                _check_metadata(file, path, pa)
+                if not image == caption == file.metadata.num_rows:
+                    raise SourceError(
+                        f"{images.paths[number]} has {image:,} rows, {captions.paths[number].name} {caption:,} and"
+                        f" {path.name} {file.metadata.num_rows:,}; they do not belong together, get the part anew"
+                    )
+                for batch in file.iter_batches(columns=list(_COLUMNS)):
+                    for name, text in zip(*(batch.column(column).to_pylist() for column in _COLUMNS), strict=True):
+                        if not name or text is None:
+                            missing = "caption" if name else "image_path"
+                            raise SourceError(f"{path}: a row has no {missing} ('{name or text}'); repair or remove it")
+                        yield posixpath.normpath(name), text, None
+        except (OSError, pa.ArrowException) as error:
+            raise SourceError(f"{path} is no Parquet file, is damaged or was cut off; get it anew") from error
+
+
+def _check_metadata(file: Any, path: Path, pa: Any) -> None:
+    for column in _COLUMNS:
+        if column not in file.schema_arrow.names:
+            names = ", ".join(file.schema_arrow.names)
+            raise SourceError(
+                f"{path} has no column '{column}', but {names}; run clip-retrieval's inference with images and texts"
+            )
+        type_ = file.schema_arrow.field(column).type
+        if not (pa.types.is_string(type_) or pa.types.is_large_string(type_)):
+            raise SourceError(f"{path}: column '{column}' is {type_}, not text")

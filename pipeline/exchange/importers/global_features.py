@@ -19,8 +19,7 @@ from ...extraction.summary import Extraction, SetSummary
 from ...store import CaptionSet, FeatureCache, ImageSet
 from ...store.create import SetFacts, caption_set, image_set
 from ...store.store import open_for_writing, require_place
-from .clip_retrieval import open_clip_retrieval
-from .embeddings import Embeddings, Matrix, open_folder
+from .embeddings import Embeddings, Matrix, open_clip_retrieval, open_folder
 from .importing import Failed, ImportOptions, fill
 from .matching import match
 from .source import SourceError

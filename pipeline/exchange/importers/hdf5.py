@@ -4,7 +4,6 @@
 regions count, ``boxes`` [S,N,4], ``classes`` and ``scores`` [S,N] and ``size`` [S,2] (width, height) may be there.
 """
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from ...errors import SampleError, nearest
 from .source import UNREADABLE, SourceError, sha256, shown
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
-_PACKED = 2000  # bytes that one of a file can stand for; zlib's best are 1032
-_SMALL = 1 << 20  # bytes of an array that need no such proof
 _SHAPES = {  # S images, N regions
     "local": "S x N x C",
     "id": "S",
@@ -87,22 +84,10 @@ class Hdf5Source:
         return Regions(**rows, size=(size[0], size[1]))
 
     def _array(self, role: str, name: str) -> h5py.Dataset:
-        where, array = self._file.filename, self._file
-        for part in name.strip("/").split("/"):
-            link = array.get(part, getlink=True) if isinstance(array, h5py.Group) else None
-            if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
-                raise SourceError(f"{where}: '{name}' is a link, which may lead to another file; name the array itself")
-            array = array.get(part) if link is not None else None
+        array = self._file.get(name)
         if not isinstance(array, h5py.Dataset):
+            where = self._file.filename
             raise SourceError(f"{where} has no array '{name}' for {role}; it holds {_contents(self._file)}")
-        if array.is_virtual or array.external:
-            raise SourceError(f"{where}: the values of '{name}' lie in other files; write them into this one")
-        stored = array.id.get_storage_size()
-        largest = max(math.prod(array.shape), math.prod(array.chunks or (0,))) * array.dtype.itemsize
-        if stored > Path(where).stat().st_size or largest > _PACKED * stored + _SMALL:
-            raise SourceError(
-                f"{where}: '{name}' is {shown(array)}, and its part of the file has {stored:,} bytes; get the file anew"
-            )
         return array
 
     def _check(self, role: str, sizes: dict[str, int]) -> None:

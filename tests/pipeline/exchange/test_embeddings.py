@@ -246,7 +246,7 @@ FAULTS = {
     "objects": (change("img_emb", 0, lambda m: m.astype(object)), r"img_emb_00.npy cannot be read as a matrix"),
     "no texts": (
         lambda source: shutil.rmtree(source / "text_emb"),
-        r"no text_emb_\*.npy; run clip-retrieval's inference",
+        r"has img_emb_00.npy and no part 0 of text_emb; complete",
     ),
     "a part is missing": (lose_part, r"has img_emb_01.npy and no part 1 of text_emb; complete the folder"),
     "no captions": (change("metadata", 0, lambda t: t.drop(["caption"])), r"no column 'caption', but image_path, sim"),

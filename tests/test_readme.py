@@ -27,7 +27,9 @@ from xret.heads.tuning.space import make_space
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.encoders import load_visual
-from xret.pipeline.extraction.extraction import Options, extract
+from xret.pipeline.encoders.spec import EncoderSpec
+from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import build_options
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline/README.md", "heads/README.md", "tests/benchmarks/README.md")
@@ -217,7 +219,7 @@ def test_an_encoder_of_ones_own_is_run_as_the_pipeline_readme_has_it(tmp_path, m
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "readme_encoder.py").write_text(blocks("pipeline/README.md", "python")[0])
     Image.new("RGB", (30, 20), (10, 20, 30)).save("p.png")
-    encoder = load_visual("readme_encoder:Quarters", "w", 64, "cpu", pool=(2, 1))
+    encoder = load_visual(EncoderSpec("readme_encoder:Quarters", "w", image_size=64, pool=(2, 1)), "cpu")
     pixels, size = encoder.decode("p.png")
     local, global_ = encoder.encode(pixels[None])
     assert (size, local.tolist(), global_.tolist()) == ((30, 20), [[[10, 20, 30]] * 2], [[10, 20, 30]])
@@ -239,7 +241,8 @@ def test_the_example_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
 @pytest.mark.slow
 def test_a_search_in_python_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
     store = str(tmp_path / "scenes.zarr")
-    extract(load_manifest(drawn), store, Options(visual="resnet18", visual_weights="random:0", text="words"))
+    options = build_options(visual="resnet18", visual_weights="random:0", text="words")
+    extract(load_manifest(drawn), store, options)
     settings = ["model.dim=256", "schedule.epochs=1", "data.batch_size=24"]
     train(store, load_recipe("setdiv", settings), tmp_path / "xret-demo" / "setdiv")
     printed = run_block("heads/README.md", tmp_path, monkeypatch, capsys)
@@ -292,7 +295,7 @@ def printed(words):
 
 def test_keys_of_json_are_those_documented(small_run):
     folder, made = small_run
-    run, store, merged = (str(folder / name) for name in ("run", "pictures.zarr", "merged.zarr"))
+    run, store = (str(folder / name) for name in ("run", "pictures.zarr"))
     make_pictures_store(make_pictures(folder / "pictures"), store)
     made |= {
         "xret eval": printed(["eval", run, "--json"]),
@@ -300,11 +303,8 @@ def test_keys_of_json_are_those_documented(small_run):
         "xret export": printed(["export", run, "--out", str(folder / "e.safetensors"), "--json"]),
         "xret cache info": printed(["cache", "info", store, "--json"]),
         "xret cache verify": printed(["cache", "verify", store, "--json"]),
-        "xret cache merge": printed(["cache", "merge", merged, store, "--json"]),
-        "xret cache export": printed(
-            ["cache", "export", store, "--to", "hdf5", "--out", str(folder / "e.h5"), "--json"]
-        ),
-        "xret cache rm": printed(["cache", "rm", merged, "images/mobilenet", "--yes", "--json"]),
+        "xret cache export": printed(["cache", "export", store, "--out", str(folder / "e.h5"), "--json"]),
+        "xret cache rm": printed(["cache", "rm", store, "images/mobilenet", "--yes", "--json"]),
     }
     for command, value in made.items():
         document = "pipeline/README.md" if command.startswith("xret cache") else "heads/README.md"

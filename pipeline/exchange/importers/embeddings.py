@@ -77,10 +77,7 @@ class Matrix:
 def _matrix(path: Path) -> np.ndarray:
     """Map a file into memory."""
     try:
-        if path.suffix == ".safetensors":
-            matrix = _tensor(path)
-        else:
-            matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+        matrix = _tensor(path) if path.suffix == ".safetensors" else np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, KeyError, TypeError, EOFError, SafetensorError, OSError) as error:
         raise SourceError(f"{path} cannot be read as a matrix ({error}); get the file anew") from error
     if matrix.ndim != 2 or 0 in matrix.shape or matrix.dtype.kind != "f":
@@ -138,7 +135,8 @@ class Embeddings:
         numbers: dict[str, int] = {}
         texts: list[str] = []
         splits: list[str | None] = []
-        first, owners = [], []
+        first: list[int] = []
+        owners: list[int] = []
         for line, (name, text, split) in enumerate(lines):
             owner = numbers.setdefault(name, len(numbers))
             if owner == len(first):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,11 @@ class Options:
             require_dtype(spec.dtype if spec else "float16")
         if self.on_error not in ("fail", "skip"):
             raise CacheError(f"on_error is '{self.on_error}'; give fail or skip")
-        if self.batch_size < 1:
-            raise CacheError(f"batch_size is {self.batch_size}; give at least 1")
-        if isinstance(self.workers, int) and self.workers < 1:
-            raise CacheError(f"workers is {self.workers}; give at least 1, or the address of a Dask scheduler")
+        for name in ("batch_size", "workers"):
+            value = getattr(self, name)
+            given = value if value is not None and not (name == "workers" and isinstance(value, str)) else 1
+            if not isinstance(given, Integral) or int(given) < 1:
+                raise CacheError(f"{name} is {value!r}; give a whole number of at least 1")
 
     @property
     def cluster(self) -> str | None:

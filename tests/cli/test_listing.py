@@ -14,7 +14,7 @@ from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.names import headlines, recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.data.manifest import PROTOCOLS
-from xret.pipeline.encoders import load_visual
+from xret.pipeline.encoders import EncoderSpec, load_visual
 from xret.pipeline.errors import EncoderError
 
 NAMES = {
@@ -46,8 +46,8 @@ def test_what_there_is_no_list_of_names_those_there_are():
 
 
 def test_an_encoder_that_is_not_there_leads_to_the_list():
-    with pytest.raises(EncoderError, match=r"no network 'resnet1520' .*; `xret list encoders` lists them"):
-        load_visual("resnet1520", "random:0", 64, "cpu")
+    with pytest.raises(EncoderError, match=r"no encoder 'resnet1520'.*; `xret list encoders` lists them"):
+        load_visual(EncoderSpec("resnet1520", "random:0"), "cpu")
 
 
 def test_h_is_help():

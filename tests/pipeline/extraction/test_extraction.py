@@ -374,6 +374,8 @@ def test_a_value_beyond_the_dtype_names_the_picture(manifest, tmp_path):
         ({"dtype": "bfloat16"}, CacheError, "Zarr has no bfloat16"),
         ({"on_error": "ignore"}, CacheError, "give fail or skip"),
         ({"batch_size": 0}, CacheError, "at least 1"),
+        ({"workers": 1.5}, CacheError, "a whole number"),
+        ({"pool": "2x2"}, EncoderError, "two whole numbers"),
         ({"splits": "dev"}, CacheError, "no image in split dev"),
         ({"encoder": "resnet18"}, EncoderError, "give a model of pictures and texts"),
         ({"encoder": "hf:x", "visual": "resnet18"}, CacheError, "in the place of --visual"),

@@ -1,7 +1,6 @@
 """``xret export``: the embeddings of a run for the code of others."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -39,10 +38,10 @@ def export(run: str, out: Path, store: str | None, split: str, device: str, as_j
 
     summary = export_embeddings(Retriever(run, store=store, split=split, device=device), out)
     if as_json:
-        click.echo(json.dumps(asdict(summary)))
+        click.echo(json.dumps(summary))
         return
-    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary.shapes.items())
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
     click.echo(
-        f"{out}: {counted(summary.images, 'image')} and {counted(summary.captions, 'caption')} as"
-        f" {summary.kind}s ({shapes}), {in_bytes(summary.bytes)}"
+        f"{out}: {counted(summary['images'], 'image')} and {counted(summary['captions'], 'caption')} as"
+        f" {summary['kind']}s ({shapes}), {in_bytes(summary['bytes'])}"
     )

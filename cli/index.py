@@ -17,8 +17,8 @@ from .parsing import NEW_FOLDER, require_there
 @click.option(
     "--factory",
     metavar="WORDS",
-    help="How FAISS looks up elements, as for its index_factory: Flat, HNSW32,SQ8, IVF4096,PQ32.  [default: inverted "
-    "lists of elements with a byte a dimension]",
+    show_default="inverted lists of elements with a byte a dimension",
+    help="How FAISS looks up elements, as for its index_factory: Flat, HNSW32,SQ8, IVF4096,PQ32.",
 )
 @click.option(
     "--recall",

@@ -24,7 +24,7 @@ from .search import run_options
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address or name to listen at.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="The port to listen at.  [default: the first free from 7860]"
+    "--port", type=click.IntRange(1, 65535), show_default="the first free from 7860", help="The port to listen at."
 )
 def serve(run: str, host: str, port: int | None, **options: Any) -> None:
     """Search with a run in a browser.

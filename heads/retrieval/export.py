@@ -1,8 +1,8 @@
 """The embeddings of a gallery in files that others read: .npy, Parquet or safetensors.
 
-Each file says in its metadata, or in `about.json` beside the arrays, what it holds: run, recipe, similarity, store,
-split, and the kind of the embeddings. Their arrays are called ``images`` and ``captions``; of a Gaussian
-``images.mean`` and ``images.log_variance``, of a sequence ``images.rows`` and ``images.length``.
+Each file says in its metadata, or in `about.json` beside the arrays, what it holds. The arrays are called ``images``
+and ``captions``; of a Gaussian ``images.mean`` and ``images.log_variance``, of a sequence ``images.rows`` and
+``images.length``.
 
     FILE.parquet       a row a sample: modality (image, caption), id, image_id, file_name, caption, and its embedding:
                        lists of D numbers in the column `embedding` (sets and sequences: a list of such lists), or in
@@ -14,10 +14,9 @@ split, and the kind of the embeddings. Their arrays are called ``images`` and ``
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,69 +27,30 @@ from torch.nn import functional
 from ...pipeline.errors import RunError
 from ...pipeline.files import making, making_file, require_new
 from ...pipeline.versions import require_pyarrow
-from ..modules.embedding import Embedding, Gaussian, Sequence, kind_of
+from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
 from ..modules.padding import valid_rows
 from .gallery import Gallery
 from .hits import Modality
 from .retriever import Retriever
 
-if TYPE_CHECKING:
-    import pyarrow
-
-_HEADER = 100_000_000  # bytes of metadata that readers of safetensors take
+_HEADER = 90_000_000  # bytes of metadata that readers of safetensors surely take
 _pyarrow = partial(require_pyarrow, RunError, "Parquet needs", ", or export to .safetensors")
 
 Arrays = dict[str, np.ndarray]
+About = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class About:
-    """What every file says of itself.
-
-    Attributes:
-        format, version: of these files.
-        run: the name of the run's folder.
-        recipe: its name.
-        similarity: by which the embeddings are compared, with its arguments.
-        dataset, manifest_sha256, split: what was embedded.
-        kind: of the embeddings, by `kind_of`.
-    """
-
-    format: str
-    version: int
-    run: str
-    recipe: str
-    similarity: dict[str, Any]
-    dataset: str
-    manifest_sha256: str
-    split: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Exported(About):
-    """What was written.
-
-    Attributes:
-        out: where.
-        images, captions: how many.
-        shapes: of the arrays, by name.
-        bytes: of all files.
-    """
-
-    out: str
-    images: int
-    captions: int
-    shapes: dict[str, list[int]]
-    bytes: int
-
-
-def export_embeddings(retriever: Retriever, out: str | Path) -> Exported:
+def export_embeddings(retriever: Retriever, out: str | Path) -> About:
     """Write the embeddings of a gallery's images and captions, and what they belong to; whole, or not at all.
 
     Args:
         retriever: of the run, store and split.
         out: a new ``.parquet`` or ``.safetensors`` file, or folder (without a suffix, or ending in ``.npy``).
+
+    Returns:
+        What every file says of itself: `format` and `version` of these files, the names of `run` and `recipe`, the
+        `similarity` with its arguments, `dataset`, `manifest_sha256` and `split`, and the `kind` of the embeddings;
+        and beside that `out`, how many `images` and `captions`, the `shapes` of the arrays, and the `bytes` of all.
 
     Raises:
         OutputError: `out` exists already.
@@ -111,39 +71,36 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> Exported:
     if write is _write_parquet:
         _pyarrow()
     gallery, run = retriever.gallery, retriever.run
-    about = About(
-        format="xret-embeddings",
-        version=1,
-        run=run.path.resolve().name,
-        recipe=run.recipe.name,
-        similarity=dict(run.recipe.similarity),
-        dataset=gallery.dataset,
-        manifest_sha256=retriever.cache.manifest_sha256,
-        split=gallery.split,
-        kind=kind_of(gallery.images),
-    )
+    about: About = {
+        "format": "xret-embeddings",
+        "version": 1,
+        "run": run.path.resolve().name,
+        "recipe": run.recipe.name,
+        "similarity": dict(run.recipe.similarity),
+        "dataset": gallery.dataset,
+        "manifest_sha256": retriever.cache.manifest_sha256,
+        "split": gallery.split,
+        "kind": kind_of(gallery.images),
+    }
     arrays = _arrays("images", gallery.images) | _arrays("captions", gallery.captions)
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
     appearing = making if write is _write_folder else making_file
     with appearing(out, RunError, "choose another --out") as partial:
         write(partial, gallery, arrays, about)
-    files = [out] if out.is_file() else out.iterdir()
-    return Exported(
-        **asdict(about),
-        out=str(out),
-        images=len(gallery.image_ids),
-        captions=len(gallery.texts),
-        shapes={name: list(array.shape) for name, array in arrays.items()},
-        bytes=sum(file.stat().st_size for file in files),
-    )
+    return about | {
+        "out": str(out),
+        "images": len(gallery.image_ids),
+        "captions": len(gallery.texts),
+        "shapes": {name: list(array.shape) for name, array in arrays.items()},
+        "bytes": sum(file.stat().st_size for file in ([out] if out.is_file() else out.iterdir())),
+    }
 
 
 def _arrays(modality: Modality, embedding: Embedding) -> Arrays:
     """Return an embedding as arrays, by the names above."""
-    if isinstance(embedding, Tensor):
-        return {modality: embedding.cpu().numpy()}
-    return {f"{modality}.{name}": part.cpu().numpy() for name, part in embedding._asdict().items()}
+    names = {name: modality if name == "embedding" else f"{modality}.{name}" for name in tensors_of(embedding)}
+    return {names[name]: part.cpu().numpy() for name, part in tensors_of(embedding).items()}
 
 
 def _write_folder(folder: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
@@ -154,7 +111,7 @@ def _write_folder(folder: Path, gallery: Gallery, arrays: Arrays, about: About) 
     rows = zip(gallery.caption_ids, gallery.caption_image.tolist(), gallery.texts, strict=True)
     captions = ({"id": id_, "image_id": gallery.image_ids[row], "caption": text} for id_, row, text in rows)
     _write_lines(folder / "captions.jsonl", captions)
-    (folder / "about.json").write_text(json.dumps(asdict(about), indent=1) + "\n", encoding="utf-8")
+    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 
 def _write_lines(path: Path, values: Iterable[dict[str, str]]) -> None:
@@ -163,14 +120,10 @@ def _write_lines(path: Path, values: Iterable[dict[str, str]]) -> None:
 
 
 def _write_safetensors(path: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
-    values = asdict(about) | {
-        "image_ids": gallery.image_ids,
-        "file_names": gallery.file_names,
-        "caption_ids": gallery.caption_ids,
-        "captions": gallery.texts,
-    }
+    names = {"image_ids": gallery.image_ids, "file_names": gallery.file_names, "caption_ids": gallery.caption_ids}
+    values = {**about, **names, "captions": gallery.texts}
     metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
-    if len(json.dumps(metadata)) > 0.9 * _HEADER:
+    if len(json.dumps(metadata)) > _HEADER:
         raise RunError(f"{gallery.split} has too many captions for the header of a safetensors file; take .parquet")
     save_file(arrays | {"caption_image": gallery.caption_image.astype(np.int64)}, path, metadata=metadata)
 
@@ -189,22 +142,21 @@ def _write_parquet(path: Path, gallery: Gallery, _arrays: Arrays, about: About) 
     table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
     sides = [_columns(pa, embedding) for embedding in (gallery.images, gallery.captions)]
     table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
-    pa.parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(asdict(about))}), path)
+    pa.parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about)}), path)
 
 
-def _columns(pa: Any, embedding: Embedding) -> "dict[str, pyarrow.Array]":
+def _columns(pa: Any, embedding: Embedding) -> dict[str, Any]:
     """Return the columns that hold an embedding, by name."""
-    if isinstance(embedding, Gaussian):
-        return {name: _lists(pa, part) for name, part in embedding._asdict().items()}
-    if isinstance(embedding, Tensor) and embedding.ndim == 2:
-        return {"embedding": _lists(pa, embedding)}
+    if kind_of(embedding) in ("vector", "gaussian"):
+        return {name: _lists(pa, part) for name, part in tensors_of(embedding).items()}
     if isinstance(embedding, Sequence):
         rows, length = embedding.rows[valid_rows(*embedding)], embedding.length
     else:
+        assert isinstance(embedding, Tensor)
         rows, length = embedding.flatten(0, 1), torch.full(embedding.shape[:1], embedding.shape[1])
     offsets = functional.pad(length.cumsum(0), (1, 0)).cpu().numpy()
     return {"embedding": pa.LargeListArray.from_arrays(offsets, _lists(pa, rows))}
 
 
-def _lists(pa: Any, rows: Tensor) -> "pyarrow.Array":
+def _lists(pa: Any, rows: Tensor) -> Any:
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.cpu().numpy().reshape(-1)), rows.shape[1])

@@ -84,11 +84,14 @@ class PictureFolder(Searched):
         self._parts = [each(itemgetter(rows), embedding)] if embedding is not None and same else []
         self._embed([name for name in stamps if name not in same], stamps)
         self.file_names = sorted(self._names)
-        if not self.file_names:
-            kinds, unread = ", ".join(SUFFIXES), self._unread()
-            raise QueryError(unread or f"there is no picture in {folder} or below it; pictures end in {kinds}")
         if self.unreadable:
-            log.warning("%s", self._unread())
+            listed = some_of([f"{name} ({reason})" for name, reason in sorted(self.unreadable.items())])
+            said = f"{counted(len(self.unreadable), 'picture')} of {folder} cannot be read: {', '.join(listed)}"
+            if not self.file_names:
+                raise QueryError(said)
+            log.warning("%s", said)
+        elif not self.file_names:
+            raise QueryError(f"there is no picture in {folder} or below it; pictures end in {', '.join(SUFFIXES)}")
 
     @cached_property
     def images(self) -> Embedding:
@@ -120,22 +123,14 @@ class PictureFolder(Searched):
             for file in (Path(path, name) for name in names if name.lower().endswith(SUFFIXES) and name[0] != "."):
                 try:
                     status = file.stat()
+                    stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+                    found[file.relative_to(self._folder).as_posix()] = stamp
                 except OSError as error:
                     self._note(error)
-                    continue
-                stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns
-                found[file.relative_to(self._folder).as_posix()] = stamp
         return dict(sorted(found.items()))
 
     def _note(self, error: OSError) -> None:
-        name = os.path.relpath(error.filename, self._folder)
-        self.unreadable[name] = (error.strerror or str(error)).lower()
-
-    def _unread(self) -> str:
-        if not self.unreadable:
-            return ""
-        listed = some_of([f"{name} ({reason})" for name, reason in sorted(self.unreadable.items())])
-        return f"{counted(len(self.unreadable), 'picture')} of {self._folder} cannot be read: {', '.join(listed)}"
+        self.unreadable[os.path.relpath(error.filename, self._folder)] = (error.strerror or str(error)).lower()
 
     def _embed(self, new: list[str], stamps: dict[str, Stamp]) -> None:
         """Embed pictures while threads decode the next ones, and save all embeddings now and then and at the end."""

@@ -12,7 +12,7 @@ It is a `SearchProtocol` of mteb 2, so that every kind of embedding is compared 
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,8 @@ from ..modules.embedding import Embedding, concatenate, each
 from .hits import Modality, best
 from .retriever import Retriever
 
-if TYPE_CHECKING:
-    from mteb.models import ModelMeta
-
-_AT_ONCE = 256  # rows of a corpus that are decoded, and queries that are scored, together
-_ASKED: dict[str, Modality] = {"t2i": "images", "i2t": "captions"}  # what each category of tasks looks for
+_BATCH = 256  # rows of a corpus that are decoded, and queries that are scored, together
+_ANSWERS: dict[str, Modality] = {"t2i": "images", "i2t": "captions"}  # by the category of a task
 
 
 class MtebModel:
@@ -47,17 +44,13 @@ class MtebModel:
         self._items: Embedding | None = None
 
     def index(self, corpus: Any, *, task_metadata: Any, **_: Any) -> None:
-        """Embed a corpus.
-
-        Args:
-            corpus: a `datasets.Dataset` with `id`, and `image` or `text`, and perhaps `title`.
-            task_metadata: says what it holds.
+        """Embed a corpus: a `datasets.Dataset` with `id`, and `image` or `text`, and perhaps `title`.
 
         Raises:
             QueryError: the task is not one between texts and images.
         """
         self._ids = list(corpus["id"])
-        self._items = self._encode(corpus, images=_asked(task_metadata) == "images")
+        self._items = self._encode(corpus, images=_answers(task_metadata) == "images")
 
     def search(
         self,
@@ -77,26 +70,23 @@ class MtebModel:
             top_ranked: the only documents that are looked at for a query; None: all.
         """
         assert self._items is not None, "mteb gives the corpus first"
-        asked = _asked(task_metadata)
-        compare = self.retriever.comparison(asked)
-        row_of = {document: row for row, document in enumerate(self._ids)}
-        embedded, ids = self._encode(queries, images=asked == "captions"), list(queries["id"])
-        found = {}
-        for first in range(0, len(ids), _AT_ONCE):
-            some = slice(first, first + _AT_ONCE)
+        answers, ids = _answers(task_metadata), list(queries["id"])
+        compare, row_of = self.retriever.comparison(answers), {name: row for row, name in enumerate(self._ids)}
+        embedded, found = self._encode(queries, images=answers == "captions"), {}
+        for first in range(0, len(ids), _BATCH):
+            some = slice(first, first + _BATCH)
             compared = compare(each(itemgetter(some), embedded), self._items).cpu().numpy()
             for query, scores in zip(ids[some], compared, strict=True):
-                rows = np.arange(len(scores))
-                if top_ranked is not None:
-                    rows = np.array([row_of[document] for document in top_ranked[query]], np.int64)
+                names = self._ids if top_ranked is None else top_ranked[query]
+                rows = np.array([row_of[name] for name in names], np.int64)
                 rows, scores = best(rows, scores[rows], top_k)
                 found[query] = {self._ids[row]: float(score) for row, score in zip(rows, scores, strict=True)}
         return found
 
     def _encode(self, rows: Any, images: bool) -> Embedding:
         parts = []
-        for first in range(0, len(rows), _AT_ONCE):
-            some = rows[first : first + _AT_ONCE]
+        for first in range(0, len(rows), _BATCH):
+            some = rows[first : first + _BATCH]
             if images:
                 parts.append(self.retriever.encode_images(some["image"]))
             else:
@@ -106,16 +96,16 @@ class MtebModel:
         return concatenate(parts)
 
 
-def _asked(task_metadata: Any) -> Modality:
-    if task_metadata.category not in _ASKED:
+def _answers(task_metadata: Any) -> Modality:
+    if task_metadata.category not in _ANSWERS:
         raise QueryError(
             f"{task_metadata.name} is of the category {task_metadata.category}, and a run of xret compares texts with"
             " images; take tasks of t2i and i2t"
         )
-    return _ASKED[task_metadata.category]
+    return _ANSWERS[task_metadata.category]
 
 
-def _meta(retriever: Retriever, name: str) -> "ModelMeta":
+def _meta(retriever: Retriever, name: str) -> Any:
     try:
         from mteb.models import ModelMeta
     except ImportError as error:
@@ -124,13 +114,12 @@ def _meta(retriever: Retriever, name: str) -> "ModelMeta":
         raise RunError(f"mteb files results under organization/name, and '{name}' is not of that form")
     run = retriever.run
     frozen = facts_of_each(run.image_facts)[0].global_channels
-    width = frozen if run.recipe.model.residual else run.recipe.model.dim
     facts = {
         "name": name,
         "modalities": ["text", "image"],
         "framework": ["PyTorch"],
         "n_parameters": sum(weight.numel() for weight in retriever.model.parameters()),
-        "embed_dim": width,
+        "embed_dim": frozen if run.recipe.model.residual else run.recipe.model.dim,
         "revision": retriever.weights_digest[:40],
     }
     return ModelMeta.create_empty(facts)

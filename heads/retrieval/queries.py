@@ -1,4 +1,4 @@
-"""What a run may be asked: texts and pictures are checked before a network sees them."""
+"""Texts and pictures are checked before a network sees them."""
 
 import re
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def require_texts(texts: Any) -> None:
 
 
 def require_query(query: Any) -> None:
-    """Raise QueryError unless this may be searched for: a picture, or a text that is neither empty nor a file's name.
+    """Raise QueryError unless this is a picture, or a text that is neither empty nor a file's name.
 
     Whether there is such a file is not looked up, as clients of a server could ask for any.
     """
@@ -54,12 +54,12 @@ def require_query(query: Any) -> None:
     if name.lower().endswith(SUFFIXES) and ("/" in name or len(name.split()) == 1):
         raise QueryError(
             f"'{name}' is a file name and not a text; to search by a picture use --image {quote(name)}, in Python"
-            f" pathlib.Path({name!r}), or choose the picture on the page"
+            f" pathlib.Path({name!r})"
         )
 
 
 def require_known_word(query: str, unknown: Sequence[str]) -> None:
-    """Raise QueryError if a text has no words but those that are not in the run's vocabulary, or none at all."""
+    """Raise QueryError if a text has no word that is in the run's vocabulary."""
     if len(unknown) < len(set(tokenize(query))):
         return
     if not unknown:

@@ -7,7 +7,7 @@ is the unit centre plus Gaussian noise, normalised. The noise is such that the s
 was asked for; the default is that of a `setdiv` run trained on RSICD (natural logarithm, as `xret eval` prints it).
 Queries are other sets of the same mixture, one at a time, compared by smooth-Chamfer.
 
-Exact search, of a gallery in memory, is timed in two ways: `exact` by the run's similarity, `product` the bare matrix
+Exact search is timed in two ways: `exact` by the run's similarity, `product` the bare matrix
 product of its elements, a bound that no exact search gets below. Indexed search is timed whole, re-ranking included,
 from mapped files. All have the same threads; on a machine with other work look at the time of the processors (`cpu`),
 which is the clock's where nothing else runs and there is one thread. Prints a JSON line a step.
@@ -19,7 +19,6 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,12 +30,7 @@ from torch.nn import functional
 
 from xret.heads.evaluation.metrics import log_circular_variance
 from xret.heads.modules.similarity import SmoothChamfer
-from xret.heads.retrieval.index.build import IndexOptions, write_candidates
-from xret.heads.retrieval.index.candidates import KINDS, Effort
-from xret.heads.retrieval.index.exact import Compare, search_exactly
-from xret.heads.retrieval.index.items import append
-from xret.heads.retrieval.index.search import Index
-from xret.heads.retrieval.index.vectors import form_of
+from xret.heads.retrieval.index import Index, Items, build, search_exactly
 
 K, ALPHA = 10, 16.0
 PART = 10_000  # sets generated in one go
@@ -73,17 +67,6 @@ class Mixture:
             yield self.draw(min(PART, count - first), seed)
 
 
-class InMemory:
-    """Sets that lie in memory, for `search_exactly`."""
-
-    def __init__(self, sets: Tensor) -> None:
-        self.sets, (_, self.size, self.width) = sets, sets.shape
-
-    def blocks(self, count: int) -> Iterator[tuple[int, Tensor]]:
-        """Yield `count` sets at a time, with the row of the first."""
-        return ((first, self.sets[first : first + count]) for first in range(0, len(self.sets), count))
-
-
 class Milliseconds(NamedTuple):
     """What a query takes, the median of several: by the clock, and of processors (all threads together)."""
 
@@ -111,17 +94,6 @@ def product(elements: Tensor, query: Tensor) -> None:
         block @ query[0].T
 
 
-def time_exactly(
-    gallery: Any, queries: Tensor, compare: Compare, truth: list[set[int]]
-) -> tuple[Milliseconds, Milliseconds]:
-    """Return what exact search and the bare product take."""
-    exact, found = timed(lambda query: search_exactly(query, gallery, compare, K), queries)
-    if any(set(rows.tolist()) != own for ((rows, _),), own in zip(found, truth, strict=False)):
-        raise click.ClickException("exact search alone and of many queries at once disagree")
-    elements = gallery.sets.flatten(0, 1)
-    return exact, timed(lambda query: product(elements, query), queries)[0]
-
-
 def say(what: str, **figures: Any) -> None:
     """Print a line."""
     click.echo(json.dumps({"what": what, **figures}))
@@ -132,7 +104,7 @@ def say(what: str, **figures: Any) -> None:
 @click.option("--size", default=4, show_default=True, help="Elements of a set.")
 @click.option("--dim", default=128, show_default=True)
 @click.option("--variance", default=-1.71, show_default=True, help="Log circular variance of a set.")
-@click.option("--kind", default="ivf", show_default=True, type=click.Choice(KINDS))
+@click.option("--factory", help="For faiss.index_factory.")
 @click.option("--recall", default=0.99, show_default=True, help="Wanted when the index is built.")
 @click.option("--queries", default=200, show_default=True)
 @click.option("--exact-queries", default=5, show_default=True, help="How many of them exact search is timed with.")
@@ -143,7 +115,7 @@ def main(
     size: int,
     dim: int,
     variance: float,
-    kind: Any,
+    factory: str | None,
     recall: float,
     queries: int,
     exact_queries: int,
@@ -157,8 +129,7 @@ def main(
     faiss.omp_set_num_threads(threads)
     mixture = Mixture(max(10, sets // 100), dim, size, variance)
     asked, similarity = mixture.draw(queries, 1), SmoothChamfer(ALPHA)
-    options: dict[str, Any] = {"sets": sets, "size": size, "dim": dim, "kind": kind, "threads": threads}
-    say("data", **options, log_circular_variance=log_circular_variance(asked))
+    say("data", sets=sets, size=size, dim=dim, threads=threads, log_circular_variance=log_circular_variance(asked))
 
     def compare(left: Tensor, right: Tensor) -> Tensor:
         return similarity(right, left).T
@@ -166,42 +137,33 @@ def main(
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        path, ids = Path(scratch), [str(row) for row in range(sets)]
-        begin, cpu = time.perf_counter(), time.process_time()
-        record = append(path, mixture.gallery(sets), ids, ids, {})
-        how = IndexOptions(kind, recall)
-        report = write_candidates(path, record, mixture.draw(400, 2), compare, form_of(similarity), how)
-        built = {key: value for key, value in asdict(report).items() if key != "curve"}
+        path, begin, cpu = Path(scratch), time.perf_counter(), time.process_time()
+        written = Items.write(path, mixture.gallery(sets))
+        facts = build(path, written, mixture.draw(400, 2), compare, similarity, factory=factory, recall=recall)
         seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
-        say("build", **seconds, **built, peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-        begin = time.perf_counter()
-        index = Index(path)
-        say("open", seconds=time.perf_counter() - begin)
-
+        megabytes = sum(file.stat().st_size for file in path.iterdir()) / 1e6
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        say("build", **seconds, **facts, megabytes=megabytes, peak_mb=peak)
+        index, few = Index(path, facts, similarity), asked[:exact_queries]
         truth = [set(rows.tolist()) for rows, _ in search_exactly(asked, index.items, compare, K)]
-        few = asked[:exact_queries]
-        exact, bare = time_exactly(InMemory(index.items.some(slice(None))), few, compare, truth)
+        exact, _ = timed(lambda query: search_exactly(query, index.items, compare, K), few)
+        elements = index.items[:].flatten(0, 1)
+        bare, _ = timed(lambda query: product(elements, query), few)
         say("exact", milliseconds=exact._asdict(), product_milliseconds=bare._asdict())
-
-        def search(effort: Effort, what: str) -> None:
-            timed(lambda query: index.search(query, K, compare, effort), few)  # warm
-            took, found = timed(lambda query: index.search(query, K, compare, effort), asked)
+        for effort in dict.fromkeys((facts["effort"], 1, 2, 4, 8, 16)):
+            index.set_effort(effort)
+            timed(lambda query: index.search(query, K, compare), few)  # warm
+            took, found = timed(lambda query: index.search(query, K, compare), asked)
             hits = sum(len(own & set(rows.tolist())) for (rows, _), own in zip(found, truth, strict=True))
-            compared = np.mean([len(index.candidates(query, K, effort)) for query in asked[:20].split(1)])
             say(
-                what,
-                **asdict(effort),
+                "indexed" if effort == facts["effort"] else "other effort",
+                effort=effort,
                 recall_at_10=hits / (K * queries),
                 milliseconds=took._asdict(),
-                compared=float(compared),
+                compared=float(np.mean([len(index.candidates(query, K)) for query in asked[:20].split(1)])),
                 exact_over_this=exact.times(took),
                 product_over_this=bare.times(took),
             )
-
-        search(index.effort, "indexed")
-        for probes in (1,) if kind == "flat" else (1, 2, 4, 8, 16):
-            for depth in (16, 32, 64, 128):
-                search(Effort(probes, depth), "curve")
 
 
 if __name__ == "__main__":

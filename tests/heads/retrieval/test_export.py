@@ -43,11 +43,11 @@ def arrays(retriever, modality):
 def test_a_folder_of_npy(retriever, tmp_path):
     summary = export_embeddings(retriever, tmp_path / "out")
     gallery = retriever.gallery
-    assert summary.kind == KINDS[retriever.run.recipe.name]
+    assert summary["kind"] == KINDS[retriever.run.recipe.name]
     for modality in ("images", "captions"):
         for name, expected in arrays(retriever, modality).items():
             np.testing.assert_array_equal(np.load(tmp_path / f"out/{modality}{name}.npy"), expected)
-            assert summary.shapes[modality + name] == list(expected.shape)
+            assert summary["shapes"][modality + name] == list(expected.shape)
     images, captions = (
         [json.loads(line) for line in (tmp_path / f"out/{modality}.jsonl").read_text().splitlines()]
         for modality in ("images", "captions")

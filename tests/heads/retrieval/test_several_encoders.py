@@ -19,7 +19,6 @@ from xret.heads.retrieval import hub
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.queries import UnknownWordsWarning
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.retrieval.serve import Service
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.errors import EncoderError, RecipeError, RunError
@@ -101,11 +100,9 @@ def test_a_saved_run_embeds_alike_without_its_store(folder, tmp_path):
         xret.load(saved, device="cpu").encode_images(pictures)
 
 
-def test_embeddings_are_exported_and_served(folder, tmp_path):
+def test_embeddings_are_exported(folder, tmp_path):
     retriever = opened(folder, data_root=folder / "pictures")
-    assert export_embeddings(retriever, tmp_path / "out").images == 6
-    shown, hits = Service(retriever).search_text("red beside blue", 2)
-    assert len(shown) == len(hits) == 2
+    assert export_embeddings(retriever, tmp_path / "out")["images"] == 6
 
 
 def test_the_report_leaves_places_out(folder, tmp_path):

@@ -47,15 +47,12 @@ class Items:
     """
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
-        self._kind: str = facts["kind"]
-        self._arrays = {
-            name: np.memmap(folder / name, np.float32, "c").reshape(-1, *shape)
-            for name, shape in facts["shapes"].items()
-        }
+        shapes = facts["shapes"].items()
+        self._arrays = {name: np.memmap(folder / name, np.float32, "c").reshape(-1, *shape) for name, shape in shapes}
         first = next(iter(self._arrays.values()))
-        self._starts, self._count, self.size = None, len(first), first.shape[1] if self._kind == "set" else 1
+        self._starts, self._count, self.size = None, len(first), first.shape[1] if first.ndim == 3 else 1
         self.elements = self._count * self.size
-        if self._kind == "sequence":
+        if facts["kind"] == "sequence":
             self._starts = np.concatenate([[0], np.cumsum(np.fromfile(folder / "length", np.int64))])
             self._count, self.elements = len(self._starts) - 1, len(first)
             self.size = max(1, round(self.elements / self._count))

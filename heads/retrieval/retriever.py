@@ -274,23 +274,20 @@ class Retriever:
 
     def _encoded(self, modality: Modality, query: Picture) -> Embedding:
         """Embed a text or a picture; imported embeddings, which have no encoder, are looked up in the gallery."""
+        texts = modality == "captions"
         try:
-            return self.encode_captions([str(query)]) if modality == "captions" else self.encode_images([query])
+            return self.encode_captions([str(query)]) if texts else self.encode_images([query])
         except EncoderError as error:
-            facts = facts_of_each(self.run.text_facts if modality == "captions" else self.run.image_facts)
+            facts = facts_of_each(self.run.text_facts if texts else self.run.image_facts)
             if self._images is not None or any(one.kind != "global" for one in facts):
                 raise
+            path = f"/{Path(query).as_posix()}" if isinstance(query, str | Path) else ""
             names = self.gallery.names(modality)[1]
-            if modality == "captions":
-                fits = [name == query for name in names]
-            else:
-                path = f"/{Path(query).as_posix()}" if isinstance(query, str | Path) else ""
-                fits = [path.endswith(f"/{name}") for name in names]
-            if True not in fits:
-                what = "caption" if modality == "captions" else "picture"
-                there = f"search with a {what} of split '{self.split}', or name another --split"
-                raise EncoderError(f"{error}, {there}") from error
-            return each(itemgetter([fits.index(True)]), self.gallery.of(modality))
+            rows = [row for row, name in enumerate(names) if (query == name if texts else path.endswith(f"/{name}"))]
+            if not rows:
+                there = f"a {'caption' if texts else 'picture'} of split '{self.split}', or name another --split"
+                raise EncoderError(f"{error}, search with {there}") from error
+            return each(itemgetter(rows[:1]), self.gallery.of(modality))
 
     def _query(self, query: Picture | Query, k: Any) -> Query:
         if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:

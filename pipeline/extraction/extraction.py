@@ -35,7 +35,7 @@ log = logging.getLogger("xret")
 
 _PARTS = 16  # chunks that a set has at least, so that a kill loses little and every thread has work
 _IMAGES, _CAPTIONS = 2048, 16384  # in a chunk at most
-_TASKS = 2  # at once on this machine: one encodes while the other reads and writes
+_TASKS = 8  # at once on this machine at most: while one encodes the others read, lay out and write
 
 
 def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction:
@@ -178,6 +178,7 @@ def _fill(
     splits: list[str],
 ) -> SetSummary:
     """Compute the chunks of these splits that are not done."""
+    from ..device import cores
     from .cluster import run_here, run_on_cluster
     from .tasks import Job, Receipt, close_station, open_station, write_captions, write_images
 
@@ -215,7 +216,7 @@ def _fill(
     total = dict.fromkeys(("encoded", "reused", "failed"), 0)
     shares = dict.fromkeys(("read", "encode", "write"), 0.0)
     began = time.monotonic()
-    lock = threading.Lock()
+    lock, tasks = threading.Lock(), min(_TASKS, max(2, cores() // 2))
 
     def take(receipt: Receipt) -> None:
         with lock:
@@ -225,7 +226,7 @@ def _fill(
                 shares[key] += receipt.seconds[key]
         progress.update(receipt.encoded + receipt.reused + receipt.failed)
 
-    groups = _groups(missing, features.chunk_rows, options.batch_size)
+    groups = _groups(missing, features.chunk_rows, options.batch_size, tasks)
     name, unit = printable(features.name), features.modality
     with Progress(name, samples_in_all, unit, done=samples_in_all - left) as progress:
         if options.cluster and missing:
@@ -233,7 +234,7 @@ def _fill(
         elif missing:
             open_station(job, encoder, features)
             try:
-                run_here(partial(task, job), groups, _TASKS, take)
+                run_here(partial(task, job), groups, tasks, take)
             finally:
                 close()
     filled = features.reopened()
@@ -251,9 +252,9 @@ def _fill(
     )
 
 
-def _groups(chunks: Sequence[int], rows: int, batch_size: int) -> list[list[int]]:
-    """Return chunks in groups that a task takes: as many as hold a batch, unless there are too few for all threads."""
-    size = max(1, min(-(-batch_size // rows), len(chunks) // (4 * _TASKS)))
+def _groups(chunks: Sequence[int], rows: int, batch_size: int, tasks: int) -> list[list[int]]:
+    """Return chunks in groups that a task takes: as many as fit a batch, unless there are too few for all threads."""
+    size = max(1, min(batch_size // rows, len(chunks) // (4 * tasks)))
     return [list(chunks[first : first + size]) for first in range(0, len(chunks), size)]
 
 

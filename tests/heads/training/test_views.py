@@ -76,7 +76,7 @@ def test_a_step_reads_the_view_that_is_drawn(store, tmp_path, monkeypatch):
         assert got == {row.numpy().tobytes() for row in expected}
 
 
-@pytest.mark.parametrize("place", ["pinned", "device"])
+@pytest.mark.parametrize("place", ["memory"])
 def test_weights_are_the_same_wherever_the_features_lie(store, run, tmp_path, place):
     train(store, recipe_of(f"runtime.cache={place}"), tmp_path / "run", device="cpu")
     for name, value in weights(tmp_path / "run").items():
@@ -161,7 +161,7 @@ def losses_of(entries, views):
 
 def test_search_and_fine_tuning_take_the_picture_as_it_is(tmp_path):
     manifest = make_pictures(tmp_path / "p")
-    url = extracted(manifest, tmp_path / "s.zarr", views=3, augment="dihedral")
+    url = extracted(manifest, tmp_path / "s.zarr", views="dihedral:3")
     train(url, load_recipe("vsepp", [*SMALL, "data.unit=image"]), tmp_path / "run", device="cpu")
     retriever = Retriever(tmp_path / "run", device="cpu", data_root=manifest.parent)
     new = retriever.encode_images([str(manifest.parent / "images" / "17.png")])

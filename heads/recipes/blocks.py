@@ -126,7 +126,7 @@ class Runtime:
 
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache: Literal["auto", "memory", "stream"] = "auto"  # where the features lie while training
-    checkpoint_steps: Count | None = None  # between two writes of state.pt; null: an epoch
+    checkpoint_steps: Count | None = None  # between two checkpoints; null: an epoch
     log: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 
 

@@ -86,9 +86,6 @@ def test_damage_is_told(folder, tmp_path):
     origins = json.loads((saved / "encoders.json").read_text())
     origins["image"]["identity"]["weights"] = "random:1"
     (saved / "encoders.json").write_text(json.dumps(origins))
-    with pytest.raises(RunError, match=r"encoders\.json is missing or damaged"):
-        xret.load(saved).encode_images(["x.png"])
-    edited(saved)
     with pytest.raises(RunError, match=r"encoders\.json does not fit the run's run\.json"):
         xret.load(saved).encode_images(["x.png"])
     (saved / "encoders.json").write_text("{")
@@ -120,12 +117,12 @@ def test_a_damaged_run_is_not_saved(folder, tmp_path):
 
 def test_no_store_that_was_learnt_from_is_told_with_its_path(folder, tmp_path):
     shutil.copytree(folder / "words", tmp_path / "run")
-    begun = {"run": str(tmp_path / "first"), "sha256": "a"}
+    begun = str(tmp_path / "first")
     also = [str(tmp_path / "other.zarr")]
     Run(tmp_path / "run").record(also_stores=also, init_from=begun)
     saved = hub.save_to_folder(Retriever(tmp_path / "run", device="cpu"), tmp_path / "saved")
     said = json.loads((saved / "run.json").read_text())
-    assert (said["also_stores"], said["init_from"]) == (["other.zarr"], {"run": "first", "sha256": "a"})
+    assert (said["also_stores"], said["init_from"]) == (["other.zarr"], "first")
 
 
 def test_no_file_of_word_vectors_is_told_with_its_path(folder, tmp_path):
@@ -148,9 +145,6 @@ def test_a_damaged_backbone_is_not_saved(folder, tmp_path):
     state = load_file(weights)
     state["features.0.0.weight"] += 1
     save_file(state, weights)
-    with pytest.raises(RunError, match=r"image_backbone\.safetensors is missing or damaged"):
-        hub.save_to_folder(Retriever(run), tmp_path / "again")
-    edited(run)
     with pytest.raises(EncoderError, match="damaged or was exchanged"):
         hub.save_to_folder(Retriever(run), tmp_path / "again")
     weights.unlink()

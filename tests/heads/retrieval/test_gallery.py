@@ -43,13 +43,6 @@ def test_failed_images_and_their_captions_are_left_out(run, tmp_path):
     assert gallery.captions.shape == (len(captions), 16)
 
 
-def test_embeddings_are_made_when_they_are_asked_for(run):
-    gallery = open_gallery(run, run.info.store, "val")
-    assert not {"images", "captions"} & vars(gallery).keys()
-    assert gallery.images is gallery.images
-    assert "captions" not in vars(gallery)
-
-
 def test_files_are_found_below_the_folder_of_the_images(run, tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images/0.jpg").touch()
@@ -62,11 +55,6 @@ def test_files_are_found_below_the_folder_of_the_images(run, tmp_path):
 def test_no_file_outside_the_folder_is_named(run, tmp_path):
     with pytest.raises(CacheError, match="outside of the image folder"):
         open_gallery(run, make_store(tmp_path / "s.zarr", mark="../"), data_root=tmp_path)
-
-
-def test_a_split_that_is_not_there_is_refused(run):
-    with pytest.raises(CacheError, match=r"no split 'tset'; it has train, val, test"):
-        open_gallery(run, run.info.store, "tset")
 
 
 def test_ids_belong_to_the_rows_of_the_store(run):

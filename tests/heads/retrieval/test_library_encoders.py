@@ -7,13 +7,10 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from scores import score
-from small_extraction import files
 from small_timm import save_timm_model
 
 import xret
-from xret.pipeline.encoders import registry
 from xret.pipeline.errors import EncoderError
-from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,22 +41,6 @@ def trained(data, out, image):
     chosen = {**SETTINGS, "data.image": image, "data.text": "small-ViT"}
     xret.train(str(data / "s.zarr"), recipe="vsepp", out=out, settings=chosen, device="cpu")
     return out
-
-
-def test_an_extraction_that_is_done_loads_nothing(data, monkeypatch):
-    before = files(data / "s.zarr")
-    monkeypatch.delattr(registry, "_class_of")
-    clip = data / "clip.pt"
-    done = extract(data, encoder="open_clip:small-ViT", visual_weights=clip, text_weights=clip)
-    assert [features.samples for features in done.sets] == [0, 0]
-    assert files(data / "s.zarr") == before
-
-
-def test_towers_of_one_file_share_a_space(data):
-    cache = FeatureCache.open(str(data / "s.zarr"))
-    assert cache.image_set("small-ViT").space == cache.caption_set().space is not None
-    assert cache.image_set("small_swin").space is None
-    assert cache.image_set("small_swin").grid == (8, 8)  # of its first stage
 
 
 @torch.no_grad()

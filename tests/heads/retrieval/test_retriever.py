@@ -13,22 +13,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from scores import score
 from small_bert import save_bert
-from small_encoder import use_for_images
-from small_runs import NETWORK, make_pictures, make_run, make_store
+from small_runs import make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.retrieval.hits import best, uncertainty
-from xret.heads.retrieval.queries import UnknownWordsWarning, unknown_sentence
+from xret.heads.retrieval.hits import uncertainty
+from xret.heads.retrieval.queries import UnknownWordsWarning
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.encoders import specs_of_run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.regions import Regions
 from xret.pipeline.data.sources import FolderReader
-from xret.pipeline.encoders import EncoderSpec
-from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
@@ -104,12 +100,6 @@ def first(embedding):
     return embedding if isinstance(embedding, torch.Tensor) else embedding[0]
 
 
-def test_states_of_bert_are_made_again_by_the_weights_that_are_named(folder, bert_run):
-    retriever = open_run(folder, bert_run, text_weights=str(folder / "bert"))
-    same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
-    assert retriever.search("red beside blue", 3)[0].rank == 1
-
-
 def test_weights_are_found_where_they_were_and_others_are_refused(folder, bert_run):
     retriever = open_run(folder, bert_run)
     same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
@@ -120,23 +110,6 @@ def test_weights_are_found_where_they_were_and_others_are_refused(folder, bert_r
         open_run(folder, bert_run, visual_weights="random:1").encode_images(["x.png"])
 
 
-def test_image_weights_from_a_file_that_has_moved_must_be_named(folder, tmp_path):
-    encoder = GridEncoder(EncoderSpec(NETWORK, weights="random:3", image_size=64), "cpu")
-    encoder.save(tmp_path / "w.safetensors")
-    store = make_store(
-        folder / "pictures/pictures.yaml", tmp_path / "s", visual_weights=str(tmp_path / "w.safetensors")
-    )
-    run = make_run(store, tmp_path / "run")
-    (tmp_path / "w.safetensors").rename(tmp_path / "moved.safetensors")
-    with pytest.raises(
-        EncoderError,
-        match=r"with the weights .*w\.safetensors, which are not there; give their place as --visual-weights",
-    ):
-        open_run(folder, run).search(Path("x.png"))
-    retriever = open_run(folder, run, visual_weights=str(tmp_path / "moved.safetensors"))
-    same(retriever.encode_images(files(retriever)), retriever.gallery.images)
-
-
 def test_videos_are_folders_of_frames(tmp_path):
     store = make_store(make_pictures(tmp_path / "pictures", frames=3), tmp_path / "s.zarr", frames=2)
     retriever = open_run(tmp_path, make_run(store, tmp_path / "run"))
@@ -144,38 +117,6 @@ def test_videos_are_folders_of_frames(tmp_path):
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
     with pytest.raises(SampleError, match="the picture: this is no video; give a folder of frames"):
         retriever.encode_images([Image.new("RGB", (9, 9))])
-
-
-class Corners:
-    """Regions of pixels, up to four of a picture, under the name of a real encoder of regions."""
-
-    name, kind, rows, channels, global_channels = "butd", "roi", 4, 3, 3
-    grid = space = None
-    extras = ()
-    versions: dict = {}  # noqa: RUF012
-    identity: dict = {  # noqa: RUF012
-        "encoder": "butd",
-        "weights": "random:0",
-        "preprocessing": {"shorter": 600},
-        "layer": "res5, mean",
-        "regions": {"fewest": 2, "most": 4},
-    }
-
-    def decode(self, path):
-        image = open_image(path)
-        return np.asarray(image, dtype=np.float32), image.size
-
-    def encode(self, decoded):
-        return [Regions(np.stack([pixels[k, -k] for k in range(2 + int(pixels[0, 0, 0]) % 3)])) for pixels in decoded]
-
-
-def test_regions_are_asked_for_in_the_numbers_of_the_set(folder, tmp_path, monkeypatch):
-    specs = use_for_images(monkeypatch, Corners())
-    store = make_store(folder / "pictures/pictures.yaml", tmp_path / "s.zarr")
-    retriever = open_run(folder, make_run(store, tmp_path / "run", "setdiv"))
-    same(retriever.encode_images(files(retriever)), retriever.gallery.images)
-    assert len(set(retriever.gallery._batches.image_set.length)) > 1
-    assert specs == [EncoderSpec(NETWORK, weights="random:0", image_size=64)] * 2  # what the extraction asked for
 
 
 def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
@@ -271,11 +212,6 @@ def test_parts_of_words_are_always_known(folder, bert_run):
     assert len(retriever.search("zeppelin", 2)) == len(retriever.search("?!", 2)) == 2
 
 
-def test_of_many_unknown_words_some_are_named():
-    words = [f"w{number}" for number in range(1, 13)]
-    assert unknown_sentence(words) == "not in the vocabulary: w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, and 2 more"
-
-
 # ---- search ----
 
 
@@ -301,11 +237,6 @@ def test_search_finds_what_sorting_all_scores_finds(folder, runs, recipe):
         row = gallery.caption_ids.index(hit.id)
         assert (hit.caption, hit.file_name) == (gallery.texts[row], None)
         assert hit.score == pytest.approx(float(scores.similarity[2, row]), abs=2e-3)
-
-
-def test_numbers_of_results_may_be_numpys(folder, runs):
-    retriever = open_run(folder, runs("vsepp"))
-    assert retriever.search("red", np.int64(3)) == retriever.search("red", 3)
 
 
 def test_gaussians_show_how_uncertain_they_are(folder, runs):
@@ -336,53 +267,35 @@ def test_elements_search_one_by_one(folder, runs):
         open_run(folder, runs("vsepp")).search_elements("red")
 
 
-def test_equal_scores_keep_their_order():
-    scores = np.array([1.0, 3.0, 2.0, 3.0, 2.0, 2.0])
-    for k, expected in ((4, [1, 3, 2, 4]), (99, [1, 3, 2, 4, 5, 0])):
-        assert best(np.arange(6), scores, k)[0].tolist() == expected
-
-
 # ---- what makes no sense ----
 
 
 def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
     retriever = open_run(folder, runs("vsepp"))
     (tmp_path / "broken.png").write_bytes(files(retriever)[0].read_bytes()[:200])
-    (tmp_path / "text.jpg").write_text("no picture")
+    search, texts, images = retriever.search, retriever.encode_text, retriever.encode_images
     for call, error, sentence in (
-        (lambda: retriever.search("  "), QueryError, "the query is empty"),
-        (
-            lambda: retriever.search("a b/Photo.JPG "),
-            QueryError,
-            r"'a b/Photo.JPG' is a file name .* pathlib.Path\('a",
-        ),
+        (lambda: search("  "), QueryError, "the query is empty"),
+        (lambda: search("a b/Photo.JPG "), QueryError, r"'a b/Photo.JPG' is a file name .* pathlib.Path\('a"),
         (lambda: retriever.search_elements("x.png"), QueryError, "to search by a picture use --image x.png"),
-        (
-            lambda: open_run(folder, runs("vsepp"), text_weights="x"),
-            EncoderError,
-            "takes no text weights; leave out 'x'",
-        ),
-        (lambda: retriever.search(["red"]), QueryError, "a query is one text .* and not a list; several are"),
-        (lambda: retriever.search("red", 0), QueryError, "0 results cannot be shown"),
-        (lambda: retriever.encode_text([]), QueryError, "there is no text to embed"),
-        (lambda: retriever.encode_text("red"), QueryError, "must be a list"),
-        (lambda: retriever.search("\udcff red"), QueryError, "not UTF-8"),
-        (lambda: retriever.search("red", 1.5), QueryError, "1.5 results cannot be shown"),
-        (lambda: retriever.search("red", True), QueryError, "True results cannot be shown; choose a whole number k"),
-        (lambda: retriever.encode_text(text for text in ["red"]), QueryError, "must be a list"),
-        (lambda: retriever.encode_text(5), QueryError, "must be a list"),
-        (lambda: retriever.encode_images("red.png"), QueryError, "must be a list"),
-        (lambda: retriever.encode_images([np.zeros((9, 9, 3))]), QueryError, "a list of files or PIL images"),
-        (lambda: retriever.encode_images([]), QueryError, "there is no picture to embed"),
-        (lambda: retriever.search(Path("nowhere.png")), SampleError, "nowhere.png: there is no such file"),
-        (lambda: retriever.search(tmp_path / "broken.png"), SampleError, "broken.png: "),
-        (lambda: retriever.search(tmp_path / "text.jpg"), SampleError, "text.jpg: this is no JPEG"),
-        (lambda: retriever.search(Image.new("RGB", (4000, 2))), SampleError, "the picture: it is more than 100 times"),
+        (lambda: search(["red"]), QueryError, "a query is one text .* and not a list; several are"),
+        (lambda: search("\udcff red"), QueryError, "not UTF-8"),
+        *((lambda k=k: search("red", k), QueryError, f"{k} results cannot be shown") for k in (0, 1.5, True)),
+        (lambda: texts([]), QueryError, "there is no text to embed"),
+        *((lambda given=given: texts(given), QueryError, "must be a list") for given in ("red", iter(["red"]), 5)),
+        (lambda: images("red.png"), QueryError, "must be a list"),
+        (lambda: images([np.zeros((9, 9, 3))]), QueryError, "a list of files or PIL images"),
+        (lambda: images([]), QueryError, "there is no picture to embed"),
+        (lambda: search(Path("nowhere.png")), SampleError, "nowhere.png: there is no such file"),
+        (lambda: search(tmp_path / "broken.png"), SampleError, "broken.png: "),
+        (lambda: search(Image.new("RGB", (4000, 2))), SampleError, "the picture: it is more than 100 times"),
+        (lambda: open_run(folder, runs("vsepp"), text_weights="x"), EncoderError, "takes no text weights; leave out"),
         (lambda: open_run(folder, runs("vsepp"), split="tset").search("red"), CacheError, "no split 'tset'"),
         (lambda: Retriever(tmp_path), RunError, "is no run"),
     ):
         with pytest.raises(error, match=sentence):
             call()
+    assert search("red", np.int64(3)) == search("red", 3)
 
 
 def test_a_run_whose_weights_are_spoilt_is_refused(folder, runs, tmp_path):

@@ -4,29 +4,9 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-import zarr
-
-from .errors import CacheError, RunError, XretError
+from .errors import RunError, XretError
 
 _PIPELINE = "zarr.core.codec_pipeline.BatchedCodecPipeline"
-
-
-def require_settings() -> None:
-    """Refuse settings of Zarr under which it reads or writes something else than features.
-
-    Its fused codec pipeline has read wrong rows of sharded arrays, and nobody knows of other pipelines. Arrays on a GPU
-    are none of NumPy's. All other settings are harmless.
-
-    Raises:
-        CacheError: one is set.
-    """
-    ours = {"codec_pipeline.path": _PIPELINE, **{key: zarr.config.defaults[0][key] for key in ("buffer", "ndbuffer")}}
-    for key, expected in ours.items():
-        if (found := zarr.config.get(key)) != expected:
-            raise CacheError(
-                f"Zarr's setting {key} is {found}, with which features may be read or written wrong; do without it, or"
-                f" call zarr.config.set({{'{key}': '{expected}'}})"
-            )
 
 
 def require_packages(needs: str, packages: Mapping[str, str], extra: str) -> None:

@@ -176,13 +176,6 @@ def test_every_bundled_data_set_has_a_row():
         assert re.search(rf"^\| `{path.stem}` \|", text_of("pipeline/README.md"), re.MULTILINE), path
 
 
-def test_modules_that_the_changelog_names_are_there():
-    table = re.findall(r"^\| `xret\..*\| (.*) \|$", text_of("CHANGELOG.md"), re.MULTILINE)
-    names = [name.removesuffix(".…") for cell in table for name in re.findall(r"`(xret\.[^`]+)`", cell)]
-    assert len(names) >= 12
-    assert [name for name in names if importlib.util.find_spec(name) is None] == []
-
-
 def test_the_readme_is_short():
     assert len(text_of("README.md").splitlines()) <= 170
 

@@ -43,8 +43,8 @@ def test_a_head_is_tuned_extracted_again_and_evaluated(run):
     assert "exists; take another --out" in call("finetune", "head", *more, "--out", "tuned", code=1).stderr
     assert "--from-run tuned" in call("eval", "tuned", code=1).stderr
     extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "tuned", "--device", "cpu"]
-    wrong = call(*extract, "--visual", "resnet18", code=2).stderr
-    assert "--from-run decides --visual; leave out one or the other" in wrong
+    wrong = call(*extract, "--visual", "resnet18", code=1).stderr
+    assert "--from-run decides the encoders" in wrong
     made = json.loads(call(*extract, "--json").stdout)["sets"]
     assert [features["name"].split("@")[0] for features in made] == ["resnet18"]  # words are as they were
     evaluated = json.loads(call("eval", "tuned", "--split", "val", "--json").stdout)["results"][0]
@@ -79,12 +79,12 @@ def test_both_towers_of_a_checkpoint_are_tuned_and_searched(tiny_dataset, tmp_pa
     tune = ["finetune", "head", "--reattach", "image,text", *sets("schedule.epochs=2"), "--out", "tuned"]
     tune += ["--data-root", "tiny", "--device", "cpu"]
     Path("clip").rename("moved")
-    assert "which is no longer at" in call(*tune, code=1).stderr
+    assert "which are not there; give their place" in call(*tune, code=1).stderr
     call(*tune, "--visual-weights", "hf:moved", "--text-weights", "moved")
     Path("moved").rename("clip")
     for option in ("--visual-weights", "--text-weights"):
-        wrong = call(*extract, "--from-run", "tuned", option, "clip", code=2).stderr
-        assert f"--from-run decides {option}; leave out one or the other" in wrong
+        wrong = call(*extract, "--from-run", "tuned", option, "clip", code=1).stderr
+        assert "--from-run decides the encoders" in wrong
     made = json.loads(call(*extract, "--from-run", "tuned", "--json").stdout)["sets"]
     assert [features["samples"] for features in made] == [16, 40]
     hits = json.loads(call("search", "tuned", "two red dogs", "-k", "2", "--json").stdout)

@@ -12,12 +12,12 @@ from xret.heads.training.train import train
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
-from xret.pipeline.encoders import registry
+from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.errors import CacheError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.upkeep.verify import verify
+from xret.pipeline.store.inspect import verify
 
 
 class ColourRegions:
@@ -29,6 +29,7 @@ class ColourRegions:
     grid = space = None
     identity: dict = {"encoder": name, "weights": "none", "preprocessing": {}, "layer": None}  # noqa: RUF012
     versions: dict = {}  # noqa: RUF012
+    spec = EncoderSpec("butd")
 
     def decode(self, path):
         image = open_image(path)
@@ -49,8 +50,8 @@ class ColourRegions:
 @pytest.fixture
 def colours(monkeypatch):
     encoder = ColourRegions()
-    monkeypatch.setattr(registry, "_visual", lambda *_: encoder)
-    return replace(SMALL, visual="butd")
+    monkeypatch.setattr("xret.pipeline.encoders.load_visual", lambda spec, device: encoder)
+    return replace(SMALL, visual=EncoderSpec("butd"))
 
 
 def test_regions_lie_in_the_store_as_the_encoder_gave_them(colours, tiny_dataset, tmp_path):
@@ -82,8 +83,9 @@ def test_a_head_learns_from_ragged_regions(colours, tiny_dataset, tmp_path):
     batches = stored_batches(cache.image_set(), cache.caption_set(), "val", **fields)
     features = next(batches.image_features(6))
     assert features.length.tolist() == [1 + number % 5 for number in range(20, 26)]
-    settings = ["model.dim=8", "adapter.words.word_dim=4", "schedule.epochs=1", "data.batch_size=8"]
-    recipe = load_recipe("setdiv", [*settings, *(f"aggregator.{side}.head_dim=8" for side in ("image", "text"))])
+    settings = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1, "data.batch_size": 8}
+    settings |= {f"aggregator.{side}.head_dim": 8 for side in ("image", "text")}
+    recipe = load_recipe("setdiv", settings)
     assert np.isfinite(train(url, recipe, tmp_path / "run", device="cpu").best_rsum)
 
 
@@ -97,7 +99,7 @@ def test_a_value_beyond_the_dtype_names_the_picture(colours, tiny_dataset, tmp_p
 @pytest.mark.parametrize("name", ["butd", "fasterrcnn_resnet50_fpn_v2"])
 def test_a_real_detector_fills_a_store(name, tiny_dataset, tmp_path):
     manifest, url = load_manifest(tiny_dataset(train=2, val=1)), str(tmp_path / "s.zarr")
-    options = replace(SMALL, visual=name, regions=(3, 7))
+    options = replace(SMALL, visual=EncoderSpec(name, "random:0", regions=(3, 7)))
     extract(manifest, url, options)
     features = FeatureCache.open(url).image_set()
     assert features.channels == (2048 if name == "butd" else 1024)

@@ -26,7 +26,7 @@ class Options:
         splits: which to compute now.
         batch_size: samples encoded at once.
         device: ``auto``, ``cpu`` or ``cuda``.
-        workers: threads that read pictures, None: one a core; or the address of a Dask scheduler, ``tcp://HOST:PORT``.
+        workers: threads that read pictures, None: one a core, eight at most; or the address of a Dask scheduler, ``tcp://HOST:PORT``.
         reuse: a store with features of the same pictures and captions, which are copied.
         on_error: ``fail``, or ``skip`` to record a sample that cannot be read, and go on.
         repair: compute chunks again that are damaged or hold samples that failed.

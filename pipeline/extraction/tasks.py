@@ -26,6 +26,9 @@ from ..store.rows import ranges
 from .reuse import Reusable
 
 
+_THREADS = 8  # that read by default at most: with more, decoding is slower, and the network waits for the interpreter
+
+
 @dataclass(frozen=True)
 class Job:
     """What the tasks of one feature set have in common.
@@ -37,7 +40,7 @@ class Job:
         spec: of the encoder; `device` ``auto`` is decided where the task runs.
         splits: whose images are encoded; captions are encoded by whole chunks.
         skip: record samples that cannot be read, and go on.
-        threads: that read pictures; None: one a core.
+        threads: that read pictures; None: one a core, eight at most.
         reuse: the other store whose features are copied.
     """
 
@@ -94,7 +97,7 @@ class Station:
         if isinstance(self.features, ImageSet):
             cache = self.features.cache
             self.pictures = cache.open_pictures(job.folder, 0, cache.images)
-        self.threads = ThreadPoolExecutor(job.threads or cores(), "xret-read")
+        self.threads = ThreadPoolExecutor(job.threads or min(_THREADS, cores()), "xret-read")
         self.stopped = False
 
     def close(self) -> None:

@@ -161,7 +161,8 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the summary a
     "--workers",
     callback=_workers,
     metavar="N|tcp://…",
-    help="Threads that read pictures, by default one a core, eight at most; or the address of a Dask scheduler whose workers do all.",
+    help="Threads that read pictures, by default one a core, eight at most; or the address of a Dask scheduler, whose"
+    " workers do all.",
 )
 @ON_ERROR
 @click.option("--repair", is_flag=True, help="Compute again what is damaged, and samples that failed.")

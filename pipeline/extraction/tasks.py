@@ -25,7 +25,6 @@ from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, 
 from ..store.rows import ranges
 from .reuse import Reusable
 
-
 _THREADS = 8  # that read by default at most: with more, decoding is slower, and the network waits for the interpreter
 
 

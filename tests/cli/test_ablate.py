@@ -7,9 +7,6 @@ import re
 import pytest
 from command_line import refused, run
 from small_store import make_store
-from terminal import terminal
-
-from xret import ablate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -55,13 +52,6 @@ def test_one_recipe_is_taken_and_baselines_stand_beside_it(store, tmp_path):
         "linear", "loss.triplet.margin=0.1", "loss.triplet.margin=0.2"
     ]  # fmt: skip
     assert "protocol full: linear" in plot.read_text()  # as a comment beside the letters
-
-
-def test_the_bar_of_a_cell_says_which_it_is(store, tmp_path, monkeypatch):
-    with terminal(monkeypatch, 80) as screen:
-        ablate(store, recipe="vsepp", vary={"loss.triplet.margin": [0.1, 0.2]}, out=tmp_path / "out", settings=VALUES)
-    for cell in (1, 2):
-        assert any(line.startswith(f"cell {cell}/2, epoch 1/1: ") for line in screen.lines)
 
 
 def test_quiet_tells_nothing_but_the_table(store, tmp_path):

@@ -117,8 +117,8 @@ def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(stores, w
 
 
 def test_what_does_not_fit_is_a_sentence_before_anything_is_written(stores, tmp_path):
-    other = make_store(tmp_path / "c.zarr", train=10, weights="b")
-    tokens = make_store(tmp_path / "d.zarr", train=10, text="tokens")
+    other = make_store(tmp_path / "c.zarr", train=9, weights="b")
+    tokens = make_store(tmp_path / "d.zarr", train=9, text="tokens")
     copies = [shutil.copytree(url, tmp_path / f"{name}.zarr") for url, name in zip(stores, "fg", strict=True)]
     no_train = make_store(tmp_path / "e.zarr", train=0)
     for first, also, sentence in (
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_a_sentence_before_anything_is_written(stores, tmp_
         (stores[0], [stores[1], stores[1]], r"b\.zarr has the same samples"),
         (stores[0], [str(copies[0])], r"f\.zarr has the same samples as .*a\.zarr; leave one --also out"),
         (stores[0], [stores[1], str(copies[1])], r"g\.zarr has the same samples as .*b\.zarr; leave one --also out"),
-        (stores[0], [str(tmp_path / "none")], "no feature cache is there"),
+        (stores[0], [str(tmp_path / "none")], "there is no feature store"),
         (stores[0], [no_train], r"e\.zarr cannot be joined to .*a\.zarr: it has no split 'train'; it has val, test"),
         (stores[0], [other], r"no features of images equal to 'grid@\w+' \(there: grid@\w+\); extract them with"),
         (tokens, [stores[0]], r"no features of captions equal to 'states@\w+' \(there: words@\w+\)"),

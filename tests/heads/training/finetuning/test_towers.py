@@ -81,7 +81,7 @@ class Made:
     def store(self, pair, dtype, more=""):
         url = self.folder / f"{pair}-{dtype}{more}.zarr"
         if not url.exists():
-            words = {"dtype": dtype, "shard_images": 8, "device": "cpu", "whole": pair == "whole"}
+            words = {"dtype": dtype, "device": "cpu", "whole": pair == "whole"}
             for side, name in zip(("visual", "text"), PAIRS[pair], strict=True):
                 words[side], file = self.named(name)
                 words |= {f"{side}_weights": file} if file else {}
@@ -170,7 +170,7 @@ def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path,
     store = made.store(pair, "float32", "-tuned")  # which gets another set
     with pytest.raises(RunError, match=r"extract it there with `xret extract … --from-run .*tuned`"):
         xret.evaluate(tuned, split="val", device="cpu")
-    extract = {"from_run": tuned, "shard_images": 8, "device": "cpu"}
+    extract = {"from_run": tuned, "device": "cpu"}
     assert all(features.samples for features in xret.extract(made.manifest, store, **extract).sets)
     assert not any(features.samples for features in xret.extract(made.manifest, store, **extract).sets)
     result = xret.evaluate(tuned, split="val", device="cpu").results[0]
@@ -195,14 +195,14 @@ def test_stopped_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):
     settings = {"finetune.crop_and_flip": True, "finetune.mask_words": 0.3, "finetune.image_size": 48}
     settings |= {"finetune.checkpointing": True, "schedule.epochs": 4, "optimizer.ema": 0.9, "data.batch_size": 5}
     words = made.head("clip"), "clip", BOTH
-    whole, original = tune(*words, out="whole", **settings), Run.save_state
+    whole, original = tune(*words, out="whole", **settings), Run.save
 
-    def save_state(self, state):
-        original(self, state)
-        if (state["epoch"], state["steps"]) == (3, 2):
+    def save(self, checkpoint):
+        original(self, checkpoint)
+        if (checkpoint["state"]["epoch"], checkpoint["state"]["steps"]) == (3, 2):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Run, "save_state", save_state)
+    monkeypatch.setattr(Run, "save", save)
     with pytest.raises(KeyboardInterrupt):
         tune(*words, out="stopped", **settings, **{"runtime.checkpoint_steps": 1})
     monkeypatch.undo()
@@ -258,11 +258,11 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     other = save_text_model(tmp_path / "other", "clip", seed=1)
     with pytest.raises(EncoderError, match=r"was made with \(its weights differ\); .* as --visual-weights"):
         xret.finetune(made.head("clip"), reattach=["image"], device="cpu", visual_weights=str(other), **words)
-    masks = r"do not tell which pieces make a word, so words cannot be masked; set finetune\.mask_words=0"
+    masks = r"cannot mask words; set finetune\.mask_words=0"
     fails(EncoderError, masks, "open_clip", ["text"], **{"finetune.mask_words": 0.1})
     size = r"finetune\.image_size=48 does not suit the backbone: image weights .* the processor resizes nothing"
     fails(EncoderError, size, "cropped", ["image"], **{"finetune.image_size": 48})
     crop = r"processor of 'cropped' resizes nothing, so that a window .*; set finetune\.crop_and_flip=false"
     fails(EncoderError, crop, "cropped", ["image"], **{"finetune.crop_and_flip": True})
-    size = r"are for images of 32 pixels and do not fit those of 48; leave finetune\.image_size out"
+    size = r"for images of 32 pixels do not fit those of 48; leave finetune\.image_size out"
     fails(EncoderError, size, "open_clip", ["image"], **{"finetune.image_size": 48})

@@ -182,7 +182,6 @@ def _fill(
     from .cluster import run_here, run_on_cluster
     from .tasks import Job, Receipt, close_station, open_station, write_captions, write_images
 
-    before = features.missing(splits)
     wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
     if options.repair:
         broken = [chunk for chunk in broken_chunks(features) if chunk in wanted]
@@ -244,7 +243,7 @@ def _fill(
         samples=total["encoded"],
         reused=total["reused"],
         chunks=len(missing),
-        chunks_before=len(wanted) - len(before),
+        chunks_before=len(wanted) - len(missing),
         failed=int((filled.status == FAILED).sum()),
         reasons=tuple(reason for _, reason in filled.failures),
         seconds=time.monotonic() - began,
@@ -271,7 +270,7 @@ def _good_rows(features: ImageSet, chunks: Sequence[int]) -> list[int]:
     try:
         status = features.status
     except CacheError:  # it is damaged itself
-        return []
+        status = np.full(features.samples, OK)
     return [row for chunk in chunks for row in range(*features.rows_in(chunk)) if status[row] == OK]
 
 

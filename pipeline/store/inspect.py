@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import CacheError
 from ..progress import Progress
 from .folder import DAMAGED, Folder
-from .sets import FAILED, OK, CaptionSet, FeatureSet, ImageSet, chunk_file
+from .sets import FAILED, NOT_DONE, OK, CaptionSet, FeatureSet, ImageSet, chunk_file
 from .store import MODALITIES, FeatureCache, checksum, choose_set
 
 
@@ -195,13 +195,13 @@ def verify(url: str) -> Verification:
     chunks, failed = 0, []
     with Progress("verify", sum(features.chunks for features in sets), "chunks") as progress:
         for features in sets:
-            done = features.done()
-            chunks += int(done.sum())
+            marked = features.marked()
+            chunks += len(marked)
             try:
                 failed += [{"id": key, "reason": reason} for key, reason in features.failures]
             except CacheError:
                 damaged.append(Damage(f"{features.path}/status"))
-            for chunk in np.flatnonzero(done).tolist():
+            for chunk in marked:
                 samples = features.rows_in(chunk)
                 damaged += [
                     Damage(f"{features.path}/{name}", chunk, samples) for name in damaged_arrays(features, chunk)
@@ -226,7 +226,7 @@ def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
     if damaged:
         return damaged
     status = np.asarray(values["status"])
-    if not np.isin(status, (OK, FAILED)).all():
+    if not np.isin(status, (OK, FAILED, NOT_DONE)).all():
         damaged.append("status")
     if (status == FAILED).any() and not features.cache.folder.exists(f"{features.path}/status/failed.{chunk}.jsonl"):
         damaged.append("status")
@@ -239,7 +239,7 @@ def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
 def broken_chunks(features: FeatureSet) -> list[int]:
     """Return the chunks that are done, and damaged or with samples that failed."""
     broken = []
-    for chunk in np.flatnonzero(features.done()).tolist():
+    for chunk in features.marked():
         failed = features.cache.folder.exists(f"{features.path}/status/failed.{chunk}.jsonl")
         if failed or damaged_arrays(features, chunk):
             broken.append(chunk)

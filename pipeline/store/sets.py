@@ -109,6 +109,11 @@ class FeatureSet(ABC):
         rows = np.concatenate([np.arange(self.samples)[self.rows_of(split)] for split in splits])
         return sorted(set((rows[self.status[rows] == NOT_DONE] // self.chunk_rows).tolist()))
 
+    def marked(self) -> list[int]:
+        """Return the chunks that have a mark, whether it can be read or not; rows of a chunk may be left."""
+        names = self.cache.folder.names(f"{self.path}/status")
+        return sorted(int(name.split(".")[1]) for name in names if name.startswith("c."))
+
     def complete(self, split: str) -> bool:
         """Return whether every row of a split is done."""
         return not (self.status[self.rows_of(split)] == NOT_DONE).any()

@@ -322,6 +322,17 @@ def test_what_is_damaged_is_repaired_alone(manifest, store):
     assert files(store) == before
 
 
+def test_a_damaged_mark_is_named_and_repaired(manifest, store):
+    before, path = files(store), FeatureCache.open(store).image_set().path
+    with Path(store, path, "status", "c.1").open("r+b") as opened:
+        opened.write(b"\x07")
+    (damage,) = verify(store).damaged
+    assert (damage.array, damage.chunk) == (f"{path}/status", 1)
+    summary = extract(manifest, store, replace(SMALL, repair=True))
+    assert (summary.sets[0].chunks, summary.sets[0].chunks_before) == (1, 3)
+    assert files(store) == before
+
+
 def test_a_repair_that_would_lose_good_features_is_refused(manifest, store):
     images = FeatureCache.open(store).image_set()
     with Path(store, images.path, "global", "c.0.0").open("r+b") as opened:

@@ -13,7 +13,7 @@ demo: $(VENV)/.run
 
 # A process a core, each with one thread: torch would start as many threads as there are cores in every one of them.
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 10
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -281,7 +281,7 @@ def tune(store: "str | Path", *, recipe: "str | Path", out: "str | Path", **opti
     Raises:
         RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained.
     """
-    from .pipeline.versions import require_packages
+    from .pipeline.errors import require_packages
 
     require_packages("tuning needs", {"Optuna": "optuna"}, "tune")
     from .heads.tuning.tuning import tune

@@ -14,16 +14,12 @@ from torch import Tensor
 from .errors import DeviceError, OutOfMemory
 
 _GENERATORS = threading.RLock()
-NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
-NO_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # where torch itself does not allocate
+_NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
+_NO_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # where torch itself does not allocate
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``.
-
-    Raises:
-        DeviceError: there is no such device.
-    """
+    """Return the device for ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``, or raise DeviceError."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -45,16 +41,12 @@ def cores() -> int:
 
 @contextmanager
 def within_memory(device: torch.device) -> Iterator[None]:
-    """Turn a shortage of memory, on `device` or on the host, into a sentence.
-
-    Raises:
-        OutOfMemory: it is too small.
-    """
+    """Raise OutOfMemory, with what to do, where the memory of `device` or of the host is too small."""
     try:
         yield
     except RuntimeError as error:
-        on_host = any(words in str(error) for words in NO_HOST_MEMORY)
-        on_device = any(words in str(error) for words in NO_DEVICE_MEMORY)
+        on_host = any(words in str(error) for words in _NO_HOST_MEMORY)
+        on_device = any(words in str(error) for words in _NO_DEVICE_MEMORY)
         if not (on_host or on_device or isinstance(error, torch.OutOfMemoryError)):
             raise
         raise OutOfMemory(

@@ -1,6 +1,10 @@
 """What can go wrong. Every message says what, where and what to do, in one sentence."""
 
 import difflib
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 
 class XretError(Exception):
@@ -79,3 +83,28 @@ def nearest(word: str, known: list[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the known word nearest to `word`, or an empty string."""
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f" (did you mean '{match[0]}'?)" if match else ""
+
+
+def require_packages(
+    needs: str, packages: Mapping[str, str], extra: str, error: type[XretError] = RunError, instead: str = ""
+) -> None:
+    """Raise `error` where a package is not installed.
+
+    Args:
+        needs: what does, as ``a plot needs``.
+        packages: module by pip's name.
+        extra: of xret, which installs them.
+        error: its class.
+        instead: what else can be done.
+    """
+    missing = [name for name, module in packages.items() if find_spec(module) is None]
+    if missing:
+        raise error(f"{needs} {' and '.join(missing)}; install with `pip install 'xret[{extra}]'`{instead}")
+
+
+def require_pyarrow(error: type[XretError], needs: str, instead: str = "") -> Any:
+    """Return pyarrow with its modules ``ipc`` and ``parquet``; arguments and error as of `require_packages`."""
+    require_packages(needs, {"pyarrow": "pyarrow"}, "parquet", error, instead)
+    for module in ("pyarrow.ipc", "pyarrow.parquet"):
+        import_module(module)
+    return import_module("pyarrow")

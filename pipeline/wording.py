@@ -6,10 +6,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-_TIMES = ((3600, "hours"), (60, "minutes"), (1, "seconds"))
-
-
 # Control characters, by which a text could command a terminal, turns of direction, and halves of pairs.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -31,12 +27,12 @@ def counted(number: int, thing: str) -> str:
 
 def in_bytes(size: float) -> str:
     """Return a number of bytes: ``4.7 GB``, ``8.1 MB``, ``0.5 kB``."""
-    return _in_units(size, _BYTES)
+    return _in_units(size, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
 
 
 def in_time(seconds: float) -> str:
     """Return a length of time: ``6.5 hours``, ``2.0 minutes``, ``0.4 seconds``."""
-    return _in_units(seconds, _TIMES)
+    return _in_units(seconds, ((3600, "hours"), (60, "minutes"), (1, "seconds")))
 
 
 def _in_units(number: float, units: tuple[tuple[float, str], ...]) -> str:

@@ -6,9 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.errors import RunError
+from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making_file
-from ...pipeline.versions import require_packages
 from ...pipeline.wording import aligned, rows_as_csv
 from ..evaluation.evaluation import FEW, Result, too_few
 from ..evaluation.paper_rows import ROWS

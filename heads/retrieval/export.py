@@ -24,9 +24,8 @@ from safetensors.numpy import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.errors import RunError
+from ...pipeline.errors import RunError, require_pyarrow
 from ...pipeline.files import making, making_file, require_new
-from ...pipeline.versions import require_pyarrow
 from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
 from ..modules.padding import valid_rows
 from .gallery import Gallery

@@ -40,7 +40,7 @@ def test_what_stands_in_the_way_is_said(tmp_path, monkeypatch, option):
     monkeypatch.setattr(os, "access", lambda *_: False)
     closed = call(option, tmp_path / "a" / "b").exception
     assert isinstance(closed, XretError)
-    assert str(closed).endswith(f"you may not write to {tmp_path}; choose another {option}")
+    assert str(closed).endswith(f"permission denied: {tmp_path}; choose another {option}")
 
 
 def test_a_folder_is_no_file(tmp_path):

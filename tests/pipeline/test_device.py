@@ -1,4 +1,4 @@
-"""Where is computed, in which order sums are formed, and what is said where memory does not suffice."""
+"""Devices, the order of sums, and what is said where memory does not suffice."""
 
 import os
 
@@ -34,14 +34,12 @@ def test_a_gpu_is_told_to_repeat_its_sums_before_anything_runs_on_it(monkeypatch
 
 def test_how_sums_are_formed_is_afterwards_as_before():
     def found():
-        fills = torch.utils.deterministic.fill_uninitialized_memory
-        return torch.are_deterministic_algorithms_enabled(), fills
+        return torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
 
     before = found()
-    with deterministic(GPU):
-        assert found() == (True, False)
-    assert found() == before
-    with deterministic(torch.device("cpu")):
+    for device, inside in ((GPU, (True, False)), (torch.device("cpu"), before)):
+        with deterministic(device):
+            assert found() == inside
         assert found() == before
 
 
@@ -58,11 +56,6 @@ def test_every_lack_of_memory_is_a_sentence(words, where):
         raise RuntimeError(words)
     with pytest.raises(RuntimeError, match="an illegal memory access"), within_memory(GPU):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-
-def test_values_are_read_where_they_are():
-    values = torch.arange(3.0)
-    assert start_reading(values)() is values
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""How numbers read."""
+"""How numbers and foreign texts read."""
 
 import pytest
 
@@ -6,45 +6,24 @@ from xret.pipeline.wording import counted, in_bytes, in_time, printable, some_of
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(0, "0 shards"), (1, "1 shard"), (2, "2 shards"), (1234567, "1,234,567 shards")]
-)
-def test_a_number_has_its_noun(number, text):
-    assert counted(number, "shard") == text
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
+    ("wording", "number", "text"),
     [
-        (0, "0.0 kB"),
-        (540, "0.5 kB"),
-        (999_999, "1.0 MB"),
-        (10**6, "1.0 MB"),
-        (4_712_345_678, "4.7 GB"),
-        (3e12, "3.0 TB"),
-        (4e15, "4,000.0 TB"),
+        (in_bytes, 0, "0.0 kB"),
+        (in_bytes, 999_999, "1.0 MB"),
+        (in_bytes, 4_712_345_678, "4.7 GB"),
+        (in_bytes, 4e15, "4,000.0 TB"),
+        (in_time, 0.25, "0.2 seconds"),
+        (in_time, 59.998, "1.0 minutes"),
+        (in_time, 36_000_000, "10,000.0 hours"),
     ],
 )
-def test_bytes(size, text):
-    assert in_bytes(size) == text
+def test_numbers(wording, number, text):
+    assert wording(number) == text
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.25, "0.2 seconds"),
-        (59, "59.0 seconds"),
-        (59.998, "1.0 minutes"),
-        (90, "1.5 minutes"),
-        (36_000_000, "10,000.0 hours"),
-    ],
-)
-def test_times(seconds, text):
-    assert in_time(seconds) == text
-
-
-def test_the_first_of_many():
-    assert some_of([]) == []
-    assert some_of(["a", "b", "c"]) == ["a", "b", "c"]
+def test_lists_and_nouns():
+    assert [counted(number, "shard") for number in (0, 1, 1234567)] == ["0 shards", "1 shard", "1,234,567 shards"]
+    assert some_of(list("abc")) == ["a", "b", "c"]
     assert some_of(list("abcde")) == ["a", "b", "c", "and 2 more"]
 
 

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import ManifestError
-from ...versions import require_pyarrow
+from ...errors import ManifestError, require_pyarrow
 from ..caption_files import Entry, Fault
 from ..manifest import Columns, Manifest
 from .files import File, is_url, look_at, open_file, require_same, url_of

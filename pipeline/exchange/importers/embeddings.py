@@ -24,7 +24,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ...documents import DocumentError, parse_json
-from ...versions import require_pyarrow
+from ...errors import require_pyarrow
 from .source import SourceError, sha256, shown
 
 _AT_ONCE = 1024  # rows compared

@@ -138,7 +138,7 @@ def test_what_can_be_saved(monkeypatch):
             require_saveable(Path("k.svg"), values)
     with pytest.raises(RunError, match=r"k\.gif must end in \.csv, \.tex, \.png"):
         require_saveable(Path("k.gif"), [{"a": 1}])
-    monkeypatch.setattr("xret.pipeline.versions.find_spec", lambda name: None)
+    monkeypatch.setattr("xret.pipeline.errors.find_spec", lambda name: None)
     with pytest.raises(RunError, match=r"a plot needs matplotlib; install with `pip install 'xret\[plots\]'`"):
         require_saveable(Path("k.png"), [{"a": 1}])
 

@@ -196,7 +196,6 @@ def test_a_wrong_karpathy_file(tmp_path, images, phrase):
         (".json", b"\xff\xff\xff", "this is not valid JSON"),
         (".json", "[" * 100_000, "this is not valid JSON"),
         (".json", '{"images": 1, "images": []}', "this is not valid JSON (the key 'images' stands twice in a mapping)"),
-        (".jsonl", '{"caption": ' + "[" * 900 + "]" * 900 + "}", "line 1: not valid JSON (more than 64 lists"),
         (".json", "[]", "this is not a Karpathy JSON, it has no list 'images'; convert it"),
         (".jsonl", "", "it has no images"),
         (".jsonl", '{"file_name": "a", "caption": "b"}\n{', "line 2: not valid JSON"),

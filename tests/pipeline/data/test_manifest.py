@@ -138,7 +138,6 @@ def test_all_faults_are_told_at_once(tmp_path):
         ("name: birds\n\timages: x\n", "this is not valid YAML (line 2, column 1: "),
         ("{[a]: b}: c", "this is not valid YAML"),
         ("name: !!python/object:os.system x\n", "this is not valid YAML (line 1, column 7: "),
-        (f"name: {'9' * 5000}\n", "this is not valid YAML (line 1, column 7: a number is too long)"),
         ("name: a\nname: b\n", "this is not valid YAML (line 2, column 1: the key 'name' stands twice"),
         ("name: \x01\n", "this is not valid YAML"),
         ("[" * 500, "this is not valid YAML"),

@@ -73,7 +73,7 @@ def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, as_j
     """
     require_there(runs, "run or store")
     from .. import evaluate
-    from ..heads.evaluation.rankers import is_store
+    from ..heads.evaluation.scoring import is_store
 
     if diagnostics and (len(runs) > 1 or is_store(runs[0])):
         raise click.UsageError("--diagnostics takes one run, and no store")

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from ..evaluation.embedded import EmbeddedRun
 from ..evaluation.number_table import NumberTable
+from ..evaluation.scoring import Embedded
 from ..modules.aggregators.gpo import GPO
 
 LENGTHS = 4  # the most frequent ones are shown
@@ -37,7 +37,7 @@ def gpo_coefficients(branch: nn.Module, length: Tensor) -> dict[str, dict[int, t
 
 
 @torch.no_grad()
-def coefficient_tables(seen: EmbeddedRun) -> dict[str, NumberTable]:
+def coefficient_tables(seen: Embedded) -> dict[str, NumberTable]:
     """Return a table of the most frequent lengths for each GPO; with many ranks, of ten from the first to the last."""
     tables = {}
     for what, branch, side in (("image", seen.model.image, seen.image), ("text", seen.model.text, seen.text)):

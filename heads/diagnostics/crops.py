@@ -21,9 +21,9 @@ from ...pipeline.data.sources import PictureReader
 from ...pipeline.errors import CacheError, SampleError
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.reattachment import unreadable
-from ..evaluation.embedded import Side, embed_side
 from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
+from ..evaluation.scoring import Side, embed_side
 from ..model import Model
 from ..modules.embedding import Embedding, each
 from .regions import Region, Triplet, regions_of, triplet

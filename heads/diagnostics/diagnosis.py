@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...pipeline.device import within_memory
+from ...pipeline.device import pick_device, within_memory
 from ...pipeline.errors import CacheError, XretError
 from ...pipeline.reading.joined_sets import are_upright
 from ...pipeline.reading.reattachment import find_pictures
 from ...pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from ...pipeline.wording import printable
-from ..evaluation.embedded import EmbeddedRun, embed_run
 from ..evaluation.metrics import Ties, require_ties
 from ..evaluation.number_table import NumberTable, Rows
-from ..evaluation.scoring import compare
+from ..evaluation.scoring import Embedded, compare, embed_split, open_run
 from ..runs.encoders import find_image_encoders, find_text_encoders
 from .coefficients import coefficient_tables
 from .cost import cost
@@ -76,7 +75,7 @@ def diagnose(
         CacheError: the store cannot be read.
     """
     require_ties(ties)
-    seen = embed_run(run, store, split, device)
+    seen = embed_split(open_run(run, store), split, pick_device(device))
     questions: dict[str, tuple[Callable[[], Tables], str]] = {
         "cost": (partial(_cost, seen), ""),
         "elements": (partial(_elements, seen, ties), "the embeddings are no sets of several elements"),
@@ -85,7 +84,7 @@ def diagnose(
         "crops": (partial(_crops, seen, ties, data_root), ""),
     }
     tables, reasons = Tables(), {}
-    with within_memory(seen.device):
+    with within_memory(seen.scores.similarity.device):
         for name, (answer, reason) in questions.items():
             try:
                 if found := answer():
@@ -97,7 +96,7 @@ def diagnose(
     return Diagnosis(tables, reasons)
 
 
-def _cost(seen: EmbeddedRun) -> Tables:
+def _cost(seen: Embedded) -> Tables:
     found = cost(seen.image.embedding, seen.text.embedding, seen.model.similarity)
     rows: Rows = [["multiply-accumulates", found.macs_a_pair]]
     for what, shape in (("an image", found.image), ("a caption", found.text)):
@@ -105,7 +104,7 @@ def _cost(seen: EmbeddedRun) -> Tables:
     return {"cost": NumberTable("What comparing one image with one caption costs.", ["of a pair", "value"], rows)}
 
 
-def _elements(seen: EmbeddedRun, ties: Ties) -> Tables:
+def _elements(seen: Embedded, ties: Ties) -> Tables:
     images, captions = seen.image.embedding, seen.text.embedding
     if not (isinstance(images, Tensor) and isinstance(captions, Tensor) and seen.is_set):
         return {}
@@ -114,10 +113,15 @@ def _elements(seen: EmbeddedRun, ties: Ties) -> Tables:
     )
 
 
-def _crops(seen: EmbeddedRun, ties: Ties, data_root: str | Path | None) -> Tables:
+def _crops(seen: Embedded, ties: Ties, data_root: str | Path | None) -> Tables:
     if data_root is None:
         raise CacheError("crops are cut out of the images; name their folder with --data-root DIR")
-    root, inside, where, cache = Path(data_root), set(seen.scores.file_names), str(seen.device), seen.ranker.cache
+    root, inside, where, cache = (
+        Path(data_root),
+        set(seen.scores.file_names),
+        str(seen.scores.similarity.device),
+        seen.ranker.cache,
+    )
     regions = {name: listed for name, listed in regions_in(cache.dataset, root).items() if name in inside}
     image_encoders = find_image_encoders(seen.run, lambda: cache, None, where)
     text_encoders = find_text_encoders(seen.run, lambda: cache, None, where)

@@ -5,13 +5,13 @@ Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representati
 
 import torch
 
-from ..evaluation.embedded import EmbeddedRun
 from ..evaluation.number_table import NumberTable
+from ..evaluation.scoring import Embedded
 
 SHOWN = 10  # samples at either end
 
 
-def uncertainty_tables(seen: EmbeddedRun) -> dict[str, NumberTable]:
+def uncertainty_tables(seen: Embedded) -> dict[str, NumberTable]:
     """Return mean and deciles of the log-determinant of the covariances, and the samples at both ends.
 
     Captions that say the same are listed once. Empty without Gaussians.

@@ -1,12 +1,12 @@
 """Evaluation: the tables of a run, of several as an ensemble, or of frozen encoders without any head.
 
-The similarities of an ensemble are the mean of its runs' (SetDiv, rows marked with a dagger), and those of a run on
-images in several views the mean over the views (`scoring.score_sets`). The runs of an ensemble may have been
+The similarities of an ensemble are the mean of its runs' (SetDiv, rows marked with a dagger). Its runs may have been
 trained on different stores, as of regions and of a grid: images and captions are then matched by their ids. `metrics`
 and `precision` say how ties are counted.
 """
 
 import logging
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,18 +14,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...pipeline.data.manifest import PROTOCOLS
 from ...pipeline.device import pick_device
-from ...pipeline.errors import RunError, nearest
-from ...pipeline.reading.split import Split
-from ...pipeline.store import FeatureCache
+from ...pipeline.errors import RunError
 from ...pipeline.wording import counted
 from ..runs.features import Sets, require_views
-from .coco import GroundTruth, ground_truth
-from .metrics import WAYS, Table, Ties, chance_rsum, recalls, require_folds, require_ties
+from .metrics import WAYS, Ties, chance_rsum, recalls, require_ties
 from .paper_rows import ROWS, row_of
-from .rankers import Ranker, in_one_space, open_rankers
-from .scoring import Scores
+from .protocols import Measure, load_protocol
+from .scoring import Ranker, Scores, embed_split, in_one_space, is_store, open_frozen, open_run
 
 T = TypeVar("T")
 FEW = 100  # fewer images say next to nothing: one of them is a percent of the recalls, and chance finds many
@@ -43,9 +39,8 @@ class Result:
         captions_per_image: on average.
         skipped: samples without features, because they could not be read.
         ties: how equal scores are counted; see `metrics.recall`.
-        image_to_text: ``R@1``, ``R@5``, ``R@10`` in percent and ``medr``, the median rank; protocols of R-Precision
-            have other numbers, see `coco`.
-        text_to_image: the same.
+        image_to_text, text_to_image: ``R@1``, ``R@5``, ``R@10`` in percent and ``medr``, the median rank; protocols of
+            R-Precision have other numbers, see `protocols`.
         rsum, mean_recall: the sum and the mean of the six recalls; None for protocols of R-Precision.
         paper_rsum: that of the recipe's paper; None for ensembles, and where the paper has no such row.
         log_circular_variance: of the embedding sets; None for ensembles, and for embeddings that are no sets.
@@ -73,16 +68,15 @@ class Result:
         return None if self.rsum is None or self.paper_rsum is None else self.rsum - self.paper_rsum
 
     def __str__(self) -> str:
-        names = list(self.image_to_text)
         lines = [
             f"split {self.split}, protocol {self.protocol}: {counted(self.images, 'image')}, "
             f"{counted(self.captions, 'caption')} ({self.captions_per_image:.2f} an image), "
             f"{self.skipped:,} skipped, ties {self.ties}",
-            f"{'':15}" + "".join(f"{name:>9}" for name in names),
+            f"{'':15}" + "".join(f"{name:>9}" for name in self.image_to_text),
         ]
         for way in WAYS:
-            values = getattr(self, way)
-            cells = "".join(f"{values[name]:9.{1 if name == 'medr' else 2}f}" for name in names)
+            values = getattr(self, way).items()
+            cells = "".join(f"{value:9.{1 if name == 'medr' else 2}f}" for name, value in values)
             lines.append(f"{way.replace('_', ' '):15}{cells}")
         known = {
             "RSUM": self.rsum,
@@ -127,11 +121,11 @@ class Evaluation:
         return cls((content["run"],), (content["store"],), (content["views"],), results)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it: ``run`` is a list of several, other keys where theirs differ."""
+        """Return it as JSON has it: a value where the runs have one in common, else a list of each run's."""
         return {
             "run": self.runs[0] if len(self.runs) == 1 else list(self.runs),
-            "store": _one(self.stores),
-            "views": _one(self.views),
+            "store": self.stores[0] if len(set(self.stores)) == 1 else list(self.stores),
+            "views": self.views[0] if len(set(self.views)) == 1 else list(self.views),
             "results": [asdict(result) for result in self.results],
         }
 
@@ -140,11 +134,6 @@ class Evaluation:
         if max(self.views) > 1:
             first += f", mean over {' and '.join(map(str, dict.fromkeys(self.views)))} views of each image"
         return "\n".join([first, *map(str, self.results)])
-
-
-def _one(values: Several[T]) -> T | list[T]:
-    """Return the value that all have, or those of each."""
-    return values[0] if len(set(values)) == 1 else list(values)
 
 
 def evaluate(
@@ -158,18 +147,7 @@ def evaluate(
     features: str = "auto",
     device: str = "auto",
 ) -> Evaluation:
-    """Evaluate a run, several as an ensemble, or a store's frozen encoders.
-
-    Args:
-        runs: run folders, or stores for the frozen encoders of their features.
-        store: where the runs' features are; None: where each was trained.
-        split: which images and captions.
-        protocol: one of `manifest.PROTOCOLS`, ``pmrp`` with COCO's annotations as
-            ``pmrp:instances_val2014.json``; ``auto``: those of the manifest that apply to these images.
-        ties: how equal scores are counted; see `metrics.recall`.
-        views: take the mean over all cached views of an image, not the first alone.
-        features: of a store with several sets, see `rankers.sets_in_one_space`.
-        device: ``auto``, ``cpu`` or ``cuda``.
+    """Evaluate a run, several as an ensemble, or a store's frozen encoders; arguments as of `xret.evaluate`.
 
     Raises:
         RunError: a run, the store's feature sets, the split or the protocol do not fit, or the runs of an ensemble
@@ -180,132 +158,91 @@ def evaluate(
     several = [runs] if isinstance(runs, str | Path) else list(runs)
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
-    rankers = open_rankers(several, store, features)
-    counts = _views(rankers) if views else (1,) * len(rankers)
-    truths = _ground_truths(rankers[0], split, protocol)
-    scores = _score(rankers, split, target, counts)
-    return _tables(rankers, scores, counts, truths, split, ties)
+    rankers = [open_frozen(str(one), features) if is_store(one) else open_run(one, store) for one in several]
+    return _evaluate(rankers, split, protocol, ties, views, target)
 
 
 def evaluate_untrained(
     sets: Sets, split: str, ties: Ties = "pessimistic", device: str = "auto", views: bool = False
 ) -> Evaluation | None:
-    """Return what frozen encoders reach without a head, by the protocols of the manifest.
+    """Return what frozen encoders reach without a head; None where their features lie in no common space.
 
-    None where their features lie in no common space: then there is nothing to compare.
-
-    Args:
-        views: take the mean over all cached views of an image.
-
-    Raises:
-        RunError: the split does not fit the protocols.
-        CacheError: the split is unknown, empty or not complete.
+    Protocols are those of the manifest; other arguments and errors as of `evaluate`.
     """
     if not in_one_space(sets):
         return None
-    ranker = Ranker(None, sets[0].cache, sets)
-    counts = _views([ranker]) if views else (1,)
-    truths = _ground_truths(ranker, split, "auto")
-    return _tables([ranker], ranker.score(split, pick_device(device), counts[0]), counts, truths, split, ties)
+    return _evaluate([Ranker(None, sets[0].cache, sets)], split, "auto", ties, views, pick_device(device))
 
 
-def evaluate_scores(ranker: Ranker, scores: Scores, split: str, ties: Ties = "pessimistic") -> Evaluation:
-    """Return the tables of scores that are known already, by the protocols of the manifest; errors as `evaluate`."""
-    return _tables([ranker], scores, (1,), _ground_truths(ranker, split, "auto"), split, ties)
-
-
-def _views(rankers: Several[Ranker]) -> tuple[int, ...]:
-    """Return how many views of an image each one's features have; RunError where none has several."""
-    images = [ranker.sets[0] for ranker in rankers]
-    require_views(max(images, key=lambda features: features.views))
-    return tuple(features.views for features in images)
-
-
-def _ground_truths(ranker: Ranker, split: str, protocol: str) -> dict[str, GroundTruth | None]:
-    """Return what each protocol compares with besides own captions; refuse what does not cover the split.
-
-    Several that the manifest names and that cannot be used here are left out with a warning.
-    """
-    name, _, annotations = protocol.partition(":")
-    if name not in ("auto", *PROTOCOLS):
-        raise RunError(
-            f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}; `xret list protocols` lists them"
-        )
-    if annotations and name != "pmrp":
-        raise RunError(f"only the protocol pmrp takes a file of annotations, not {name}")
-    samples, where = Split.of(*ranker.sets, split), f"split '{split}' of {ranker.cache.url}"
-    truths: dict[str, GroundTruth | None] = {}
-    refused: dict[str, RunError] = {}
-    for one in ranker.cache.protocols if name == "auto" else (name,):
-        try:
-            truths[one] = _ground_truth(ranker.cache, samples, one, annotations, where)
-        except RunError as error:
-            refused[one] = error
-    if not truths:
-        raise next(iter(refused.values()))
-    for one, why in refused.items():
-        log.warning("protocol %s is left out: %s", one, why)
-    return truths
-
-
-def _ground_truth(
-    cache: FeatureCache, samples: Split, protocol: str, annotations: str, where: str
-) -> GroundTruth | None:
-    """Return what a protocol compares with; RunError, naming `where`, if it does not apply to these samples."""
-    if protocol == "1k-folds":
-        require_folds(len(samples.image_rows), where)
-    if protocol in ("full", "1k-folds"):
+def untrained_rsum(sets: Sets, split: str, device: torch.device) -> float | None:
+    """Return the RSUM of frozen encoders without a head, of 600, ties pessimistic; None where no space is common."""
+    if not in_one_space(sets):
         return None
-    truth = ground_truth(protocol, annotations)
-    cocoid = cache.sample_array("cocoid")[samples.image_rows]
-    sentid = cache.sentids(0, cache.captions)[samples.caption_rows]
-    truth.require(protocol, cocoid, sentid, where)
-    return truth
+    scores = embed_split(Ranker(None, sets[0].cache, sets), split, device).scores
+    return recalls(scores.similarity, scores.caption_image, "full", "pessimistic").rsum
 
 
-def _score(rankers: Several[Ranker], split: str, device: torch.device, views: tuple[int, ...]) -> Scores:
-    """Return the scores of one over so many views, or the mean of several's in the order of the first."""
-    scores = rankers[0].score(split, device, views[0])
-    for ranker, count in zip(rankers[1:], views[1:], strict=True):
-        _add(scores, ranker.score(split, device, count), f"{ranker.name} and {rankers[0].name}")
+def _evaluate(
+    rankers: Several[Ranker], split: str, protocol: str, ties: Ties, views: bool, device: torch.device
+) -> Evaluation:
+    counts = tuple(ranker.sets[0].views if views else 1 for ranker in rankers)
+    if views and max(counts) == 1:
+        require_views(rankers[0].sets[0])
+    measures = load_measures(rankers[0], protocol)
+    scores = embed_split(rankers[0], split, device, counts[0]).scores
+    for ranker, count in zip(rankers[1:], counts[1:], strict=True):
+        _add(scores, embed_split(ranker, split, device, count).scores, f"{ranker.name} and {rankers[0].name}")
     scores.similarity.div_(len(rankers))
-    return scores
+    return tables(rankers, scores, measures, ties, counts)
 
 
-def _tables(
+def load_measures(ranker: Ranker, protocol: str = "auto") -> dict[str, Measure]:
+    """Return what measures by each protocol of a manifest, or by a single one; errors of `load_protocol`."""
+    name, _, annotations = protocol.partition(":")
+    names = ranker.cache.protocols if name == "auto" else (name,)
+    return _of_each(names, lambda one: load_protocol(one, annotations))
+
+
+def tables(
     rankers: Several[Ranker],
     scores: Scores,
-    views: tuple[int, ...],
-    truths: dict[str, GroundTruth | None],
-    split: str,
-    ties: Ties,
+    measures: dict[str, Measure],
+    ties: Ties = "pessimistic",
+    views: tuple[int, ...] = (1,),
 ) -> Evaluation:
-    """Return the tables of what rankers, together, have scored."""
-    return Evaluation(
-        tuple(ranker.name for ranker in rankers),
-        tuple(ranker.cache.url for ranker in rankers),
-        views,
-        tuple(_result(name, truth, scores, rankers, split, ties) for name, truth in truths.items()),
-    )
+    """Return the tables of scores that rankers, together, have given; RunError where no protocol applies."""
+    results = _of_each(measures, lambda name: _result(name, measures[name], scores, rankers, ties))
+    runs, stores = tuple(one.name for one in rankers), tuple(one.cache.url for one in rankers)
+    return Evaluation(runs, stores, views, tuple(results.values()))
 
 
-def _result(
-    protocol: str, truth: GroundTruth | None, scores: Scores, rankers: Several[Ranker], split: str, ties: Ties
-) -> Result:
-    found: Table = (
-        recalls(scores.similarity, scores.caption_image, protocol, ties)
-        if truth is None
-        else truth.table(protocol, scores, ties)
-    )
+def _of_each(protocols: Iterable[str], make: Callable[[str], T]) -> dict[str, T]:
+    """Return what `make` gives for each protocol; those that it refuses are left out with a warning, unless all are."""
+    made: dict[str, T] = {}
+    refused: dict[str, RunError] = {}
+    for protocol in protocols:
+        try:
+            made[protocol] = make(protocol)
+        except RunError as error:
+            refused[protocol] = error
+    if not made:
+        raise next(iter(refused.values()))
+    for protocol, why in refused.items():
+        log.warning("protocol %s is left out: %s", protocol, why)
+    return made
+
+
+def _result(protocol: str, measure: Measure, scores: Scores, rankers: Several[Ranker], ties: Ties) -> Result:
+    found, images, captions = measure(scores, ties), len(scores.ids), len(scores.texts)
     run = rankers[0].run if len(rankers) == 1 else None
-    row = row_of(rankers[0].cache.dataset, protocol) if run is not None and split == "test" else None
-    of_papers_size = row is not None and ROWS[row].images == len(scores.ids)
+    row = row_of(rankers[0].cache.dataset, protocol) if run is not None and scores.split == "test" else None
+    of_papers_size = row is not None and ROWS[row].images == images
     return Result(
-        split=split,
+        split=scores.split,
         protocol=protocol,
-        images=len(scores.ids),
-        captions=len(scores.texts),
-        captions_per_image=len(scores.texts) / len(scores.ids),
+        images=images,
+        captions=captions,
+        captions_per_image=captions / images,
         skipped=scores.skipped,
         ties=ties,
         image_to_text=found.image_to_text,
@@ -314,16 +251,12 @@ def _result(
         mean_recall=None if found.rsum is None else found.rsum / 6,
         paper_rsum=getattr(run.recipe.expected, row) if run is not None and row and of_papers_size else None,
         log_circular_variance=scores.log_circular_variance if len(rankers) == 1 else None,
-        chance_rsum=None if found.rsum is None else chance_rsum(scores.caption_image, len(scores.ids), protocol),
+        chance_rsum=chance_rsum(scores.caption_image, images, protocol),
     )
 
 
 def _add(scores: Scores, other: Scores, names: str) -> None:
-    """Add another run's similarities, brought into the same order.
-
-    Raises:
-        RunError: they are not of the same images and captions.
-    """
+    """Add another run's similarities, brought into the same order; RunError if their images or captions differ."""
     ours, theirs = _captions(scores), _captions(other)
     image_at = {name: row for row, name in enumerate(other.ids)}
     caption_at = {name: row for row, name in enumerate(theirs)}

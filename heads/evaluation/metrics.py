@@ -185,14 +185,6 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties
     return mean_table([recall_table(*fold_ranks(similarity, caption_image, fold), ties) for fold in FOLDS])
 
 
-def require_folds(images: int, where: str) -> None:
-    """Raise RunError, naming `where`, unless there are as many images as ``1k-folds`` is defined for."""
-    if images != FOLDED:
-        raise RunError(
-            f"protocol 1k-folds needs exactly {FOLDED:,} images and {where} has {images:,}; take --protocol full"
-        )
-
-
 def chance(captions: Sequence[int]) -> float:
     """Return the RSUM, of 600, that a random order of images and of captions is expected to have.
 

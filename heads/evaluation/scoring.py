@@ -1,30 +1,116 @@
-"""Scoring: embed a split and compare all its images with all its captions.
+"""What ranks the samples of a store, a run or frozen encoders without any head, and how it scores a split.
 
-Everything is computed in float32. Captions of identical text and features are scored once, so that their ties are
-exact.
+Encoders that were trained together, as the towers of a CLIP, name the `space` of their features. The cosine of their
+cached global features is then a ranking by itself, and the row that a head on these features has to beat. Everything
+is computed in float32.
 """
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
+from ...pipeline.store import FeatureCache
 from ..model import Model
 from ..modules.aggregators import Aggregated
-from ..modules.embedding import Embedding, Sequence, concatenate, each
-from ..modules.padding import zero_padding
-from ..modules.similarity import in_blocks
-from ..runs.features import Sets, batches_of
-from . import metrics
+from ..modules.embedding import Embedding, Gaussian, Sequence, concatenate, each
+from ..modules.padding import mean_rows, zero_padding
+from ..modules.similarity import SIMILARITIES, in_blocks
+from ..runs.features import Sets, batches_of, caption_set_of_run, image_set_of_run, open_store
+from ..runs.run import Run
+from .metrics import log_circular_variance
 
 BATCH = 256  # samples embedded in one go
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """A run, or frozen encoders (`run` is None), with the feature sets that it reads of a store."""
+
+    run: Run | None
+    cache: FeatureCache
+    sets: Sets
+
+    @property
+    def name(self) -> str:
+        """The run folder, or which encoders."""
+        images, captions = self.sets
+        return f"untrained {images.name} and {captions.name}" if self.run is None else str(self.run.path)
+
+    def model(self, device: torch.device) -> Model:
+        """Return what embeds and compares, ready on `device`; frozen encoders compare global features by cosine."""
+        if self.run is not None:
+            return self.run.model(device)
+        frozen: Any = _AsCached()
+        return Model(frozen, frozen, SIMILARITIES["cosine"]()).to(device).eval()
+
+
+class _AsCached(nn.Module):
+    """The branch of features that nothing is trained on: their global feature, float32."""
+
+    fields: ClassVar = {"global"}
+
+    def forward(self, features: Features) -> Aggregated:
+        """Return the cached global features ``[B, D]``."""
+        assert features.global_ is not None, "it is in `fields`"
+        return Aggregated(features.global_.float())
+
+
+def open_run(path: str | Path, store: str | None = None) -> Ranker:
+    """Open a run on a store; None: on the one that it was trained on.
+
+    RunError if the run, or its own store, cannot be used; CacheError if `store` cannot.
+    """
+    run = Run(path)
+    cache = open_store(run, store)
+    return Ranker(run, cache, (image_set_of_run(run, cache), caption_set_of_run(run, cache)))
+
+
+def open_frozen(store: str, features: str = "auto") -> Ranker:
+    """Open the image and the caption set of a store whose global features lie in one space.
+
+    `features` is how their names begin, as ``grid@3f,tokens``; ``auto``: any. RunError if there are none, or several;
+    CacheError if the store cannot be used.
+    """
+    cache = FeatureCache.open(store)
+    image, _, text = ("" if features == "auto" else features).partition(",")
+    images = [cache.image_set(name) for name in cache.set_names("images") if name.startswith(image.strip())]
+    captions = [cache.caption_set(name) for name in cache.set_names("captions") if name.startswith(text.strip())]
+    found = [sets for one in images for other in captions if in_one_space(sets := (one, other))]
+    if len(found) > 1:
+        pairs = "; ".join(f"{one.name},{other.name}" for one, other in found)
+        raise RunError(
+            f"{store} has several image and caption sets in one space: {pairs}; choose by --features IMAGE,TEXT"
+        )
+    if not found:
+        raise RunError(
+            f"{store} has no image and caption features in one space, which cosine could compare without a head"
+            f" (feature sets: {', '.join(cache.set_paths()) or 'none'}; --features {features}); extract both towers of"
+            " one model with `xret extract … --encoder hf:MODEL`, or name a run"
+        )
+    return Ranker(None, cache, found[0])
+
+
+def is_store(path: str | Path) -> bool:
+    """Return whether the path is a feature store; URLs always are."""
+    return "://" in str(path) or ((Path(path) / "zarr.json").exists() and not (Path(path) / "run.json").exists())
+
+
+def in_one_space(sets: Sets) -> bool:
+    """Return whether the global features of an image and a caption set can be compared by their cosine."""
+    images, captions = (getattr(features, "space", None) for features in sets)
+    return images is not None and images == captions
 
 
 @dataclass(frozen=True)
@@ -32,79 +118,137 @@ class Scores:
     """How a run compares the usable images and captions of a split.
 
     Attributes:
+        split: its name.
         similarity: ``[I, C]``; larger is closer.
         caption_image: the image (its row here) of each caption, int64 ``[C]`` on the CPU.
-        ids: of the images, as the store has them.
+        ids, file_names: of the images, as the store has them.
         cocoid: the images' numbers in COCO, int64 ``[I]``; -1 where there is none.
         sentid: the captions' numbers, int64 ``[C]``.
-        file_names: of the images, below the manifest's image folder.
         texts: the captions.
         skipped: samples that could not be read when the features were extracted.
         log_circular_variance: of the embedding sets, of images in their first view; None where they are vectors.
     """
 
+    split: str
     similarity: Tensor
     caption_image: Tensor
     ids: list[str]
+    file_names: list[str]
     cocoid: np.ndarray
     sentid: np.ndarray
-    file_names: list[str]
     texts: list[str]
     skipped: int
     log_circular_variance: float | None
 
 
-def score_sets(model: Model, sets: Sets, split: str, device: torch.device, views: int = 1) -> Scores:
-    """Return how a model compares the images and captions of a split of two feature sets.
+@dataclass(frozen=True)
+class Side:
+    """One modality of a split.
+
+    Attributes:
+        embedding: of B samples, float32.
+        uncertainty: the log-determinant of each sample's covariance, ``[B]``; None without Gaussians.
+        length: valid local rows, or tokens, of each sample, int64 ``[B]`` on the CPU.
+    """
+
+    embedding: Embedding
+    uncertainty: Tensor | None
+    length: Tensor
+
+    @cached_property
+    def elements(self) -> Tensor:
+        """Unit elements, ``[B, K, D]``: a vector, a Gaussian's mean and the mean of a sequence's unit rows are one."""
+        embedding = self.embedding
+        if isinstance(embedding, Gaussian):
+            embedding = embedding.mean
+        elif isinstance(embedding, Sequence):
+            embedding = mean_rows(functional.normalize(embedding.rows, dim=-1), embedding.length)
+        return functional.normalize(embedding if embedding.ndim == 3 else embedding[:, None], dim=-1)
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """A split as a ranker embeds it, images in their first view, and compares it."""
+
+    ranker: Ranker
+    model: Model
+    batches: Batches
+    image: Side
+    text: Side
+    scores: Scores
+
+    @property
+    def run(self) -> Run:
+        """The run; frozen encoders have none."""
+        assert self.ranker.run is not None
+        return self.ranker.run
+
+    @property
+    def is_set(self) -> bool:
+        """Whether a sample is several elements."""
+        return self.image.elements.shape[1] > 1 or self.text.elements.shape[1] > 1
+
+
+def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1) -> Embedded:
+    """Embed a split and compare its images and captions.
 
     Similarities are the mean over the first `views` views of an image. This is right for whatever an embedding is: the
     slots of sets may change places from view to view, so that their mean would blend what does not belong together. Of
     vectors that are compared by cosine it is the product with the mean of the images' normalised embeddings.
 
     Raises:
-        RunError: a similarity is not finite, or memory does not suffice.
+        RunError: a similarity is not finite, the weights are damaged, or memory does not suffice.
         CacheError: the split is unknown, empty or not complete.
     """
     with within_memory(device):
-        batches = batches_of(sets, model, split, device)
-        images, captions = embed(model, batches)
-        scores = score_embedded(model, batches, images, captions)
+        model = ranker.model(device)
+        batches = batches_of(ranker.sets, model, split, device)
+        image = embed_side(model.embed_images, batches.image_features(BATCH))
+        text = embed_side(model.embed_captions, batches.caption_features(BATCH))
+        texts = batches.texts()
+        similarity = compare(model, image.embedding, text.embedding, texts)
         for view in range(1, views):
-            of_view = batches_of(sets, model, split, device, views=(view,))
-            images = embed_all(model.embed_images, of_view.image_features(BATCH))
-            scores.similarity.add_(compare(model, images, captions, scores.texts))
-        scores.similarity.div_(views)
-        return scores
+            of_view = batches_of(ranker.sets, model, split, device, views=(view,)).image_features(BATCH)
+            similarity += compare(model, embed_all(model.embed_images, of_view), text.embedding, texts)
+        both = [side.embedding for side in (image, text)]
+        sets = [one for one in both if isinstance(one, Tensor) and one.ndim == 3 and one.shape[1] > 1]
+        scores = Scores(
+            split=split,
+            similarity=similarity.div_(views),
+            caption_image=torch.as_tensor(batches.caption_image),
+            ids=batches.ids(),
+            file_names=batches.file_names(),
+            cocoid=ranker.cache.sample_array("cocoid")[batches.image_rows],
+            sentid=ranker.cache.sentids(0, ranker.cache.captions)[batches.caption_rows],
+            texts=texts,
+            skipped=batches.skipped,
+            log_circular_variance=log_circular_variance(*sets) if len(sets) == 2 else None,
+        )
+    return Embedded(ranker, model, batches, image, text, scores)
 
 
-def score_embedded(model: Model, batches: Batches, images: Embedding, captions: Embedding) -> Scores:
-    """Return how a model compares the samples of a split that it has embedded as `images` and `captions`."""
-    cache, texts = batches.image_set.cache, batches.texts()
-    sets = [one for one in (images, captions) if isinstance(one, Tensor) and one.ndim == 3 and one.shape[1] > 1]
-    return Scores(
-        similarity=compare(model, images, captions, texts),
-        caption_image=torch.as_tensor(batches.caption_image),
-        ids=batches.ids(),
-        cocoid=cache.sample_array("cocoid")[batches.image_rows],
-        sentid=cache.sentids(0, cache.captions)[batches.caption_rows],
-        file_names=batches.file_names(),
-        texts=texts,
-        skipped=batches.skipped,
-        log_circular_variance=metrics.log_circular_variance(*sets) if len(sets) == 2 else None,
-    )
+def embed_side(embed: Callable[[Features], Aggregated], parts: Iterable[Features]) -> Side:
+    """Return the samples of all `parts`, embedded by `Model.embed_images` or `Model.embed_captions`."""
+    uncertainties, lengths = [], []
+
+    def noted(features: Features) -> Aggregated:
+        made = embed(features)
+        # That of sets drawn from a Gaussian is the Gaussian's.
+        gaussian = made.embedding if isinstance(made.embedding, Gaussian) else made.gaussian
+        if gaussian is not None:
+            uncertainties.append(gaussian.log_determinant())
+        lengths.append(features.rows.cpu())
+        return made
+
+    embedding = embed_all(noted, parts)
+    return Side(embedding, torch.cat(uncertainties) if uncertainties else None, torch.cat(lengths))
 
 
-@torch.no_grad()
 def embed(model: Model, batches: Batches) -> tuple[Embedding, Embedding]:
-    """Return the embeddings of a split's images and captions, in the order of their rows, float32.
-
-    The model is put into evaluation mode and stays in it.
-    """
+    """Return the embeddings of a split's images and captions in their order; the model stays in evaluation mode."""
     model.eval()
-    return (
-        embed_all(model.embed_images, batches.image_features(BATCH)),
-        embed_all(model.embed_captions, batches.caption_features(BATCH)),
-    )
+    images = embed_all(model.embed_images, batches.image_features(BATCH))
+    return images, embed_all(model.embed_captions, batches.caption_features(BATCH))
 
 
 @torch.no_grad()
@@ -116,15 +260,9 @@ def embed_all(embed: Callable[[Features], Aggregated], parts: Iterable[Features]
 
 @torch.no_grad()
 def compare(model: Model, images: Embedding, captions: Embedding, texts: Several[str]) -> Tensor:
-    """Return the similarity of all images and captions, ``[I, C]``, computed in blocks.
+    """Return the similarity of I images and C captions, ``[I, C]``, computed in blocks; RunError if not all are finite.
 
-    Args:
-        images: embeddings of I images.
-        captions: embeddings of C captions.
-        texts: the C captions; equal ones share their column.
-
-    Raises:
-        RunError: a similarity is not finite.
+    Captions of identical `texts` and embeddings are scored once, so that their ties are exact.
     """
     unique, inverse = torch.unique(representatives(captions, texts), return_inverse=True)
     some = len(unique) < len(texts)
@@ -140,15 +278,11 @@ def representatives(embeddings: Embedding, texts: Several[str]) -> Tensor:
     Captions of one text are embedded in different batches, where equal features may give embeddings that differ in the
     last digits. Other features of the same text (another image's, in an end-to-end model) stay apart.
     """
+    if isinstance(embeddings, Sequence):
+        flat = zero_padding(*embeddings).flatten(1)
+    else:
+        flat = torch.cat([t.flatten(1) for t in ([embeddings] if isinstance(embeddings, Tensor) else embeddings)], 1)
     seen: dict[str, int] = {}
-    flat = _flat(embeddings)
     first = torch.tensor([seen.setdefault(text, row) for row, text in enumerate(texts)], device=flat.device)
     close = (flat - flat[first]).norm(dim=1) <= 1e-3 * flat[first].norm(dim=1)
     return torch.where(close, first, torch.arange(len(texts), device=first.device))
-
-
-def _flat(embedding: Embedding) -> Tensor:
-    """Return an embedding as one row of numbers a sample, ``[B, F]``."""
-    if isinstance(embedding, Sequence):
-        return zero_padding(*embedding).flatten(1)
-    return torch.cat([t.flatten(1) for t in ([embedding] if isinstance(embedding, Tensor) else embedding)], 1)

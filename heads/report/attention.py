@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...pipeline.reading.joined_sets import JoinedSets, parts_of
-from ..evaluation.embedded import EmbeddedRun
+from ..evaluation.scoring import Embedded
 from ..modules.embedding import Sequence
 from ..modules.similarity import CrossAttention
 from .examples import PageRun, described, drawn, nearest
@@ -101,14 +101,14 @@ def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Att
 
 
 @torch.no_grad()
-def slot_attention(seen: EmbeddedRun, images: list[int]) -> Tensor | None:
+def slot_attention(seen: Embedded, images: list[int]) -> Tensor | None:
     """Return the last iteration's attention over the rows of some images, mean of its heads, ``[B, K, N]``, or None."""
     made = seen.model.embed_images(seen.batches.image_source.fetch(np.array(images))())
     return None if made.attention is None else made.attention[-1].float().mean(1).cpu()
 
 
 @torch.no_grad()
-def word_attention(seen: EmbeddedRun, image: int, caption: int) -> Tensor:
+def word_attention(seen: Embedded, image: int, caption: int) -> Tensor:
     """Return the cross-attention between the rows of an image and the words of a caption, ``[N, L]``."""
     images, captions, compare = seen.image.embedding, seen.text.embedding, seen.model.compare
     assert isinstance(images, Sequence) and isinstance(captions, Sequence) and isinstance(compare, CrossAttention)
@@ -116,7 +116,7 @@ def word_attention(seen: EmbeddedRun, image: int, caption: int) -> Tensor:
     return compare.weights(one, other)[0, 0][: int(one.length), : int(other.length)].cpu()
 
 
-def words_of(seen: EmbeddedRun, caption: int) -> list[str]:
+def words_of(seen: Embedded, caption: int) -> list[str]:
     """Return the words of a caption as the run reads them, with its ends; tokens of a language model are numbered."""
     row, labels = seen.batches.caption_rows[[caption]], list[str]()
     for features in parts_of(seen.batches.caption_set):
@@ -220,6 +220,6 @@ def _words(run: PageRun, image: int, place: Place) -> list[Attended]:
     return shown
 
 
-def _by_word(seen: EmbeddedRun) -> bool:
+def _by_word(seen: Embedded) -> bool:
     """Return whether words attend to places, not places to words."""
     return isinstance(seen.model.compare, CrossAttention) and seen.model.compare.direction == "t-i"

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..evaluation.embedded import EmbeddedRun
 from ..evaluation.number_table import NumberTable, shown
+from ..evaluation.scoring import Embedded
 from .pictures import Pictures
 
 Direction = Literal["image_to_text", "text_to_image"]
@@ -96,7 +96,7 @@ class PageRun:
     """A run on the page: its name there, the run on its split, and the pictures as its feature set saw them."""
 
     name: str
-    seen: EmbeddedRun
+    seen: Embedded
     pictures: Pictures
 
     @cached_property

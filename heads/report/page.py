@@ -8,13 +8,14 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from tqdm import tqdm
 
+from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.files import making_file, require_writable
 from ...pipeline.reading.joined_sets import are_upright
 from ...pipeline.wording import printable
-from ..evaluation.embedded import embed_run
-from ..evaluation.evaluation import Evaluation, evaluate_scores, evaluate_untrained
+from ..evaluation.evaluation import Evaluation, evaluate_untrained, load_measures, tables
 from ..evaluation.number_table import shown
+from ..evaluation.scoring import embed_split, open_run
 from ..runs.info import versions
 from .attention import attention_of_run
 from .examples import DIRECTIONS, Direction, PageRun, agreement_table, by_element, disagreements, gallery
@@ -63,7 +64,10 @@ def write_report(
     """
     require_place(Path(out))
     paths = [Path(path) for path in runs]
-    embedded = [embed_run(path, store, split, device) for path in tqdm(paths, "report", unit=" runs", disable=None)]
+    target = pick_device(device)
+    embedded = [
+        embed_split(open_run(path, store), split, target) for path in tqdm(paths, "report", unit=" runs", disable=None)
+    ]
     if len(datasets := {one.ranker.cache.dataset for one in embedded}) > 1:
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))
@@ -132,11 +136,15 @@ def _content(
         what, images, reason = attention_of_run(run, _each(IMAGES, len(runs)), seed)
         attention += [(run.name, what, images)] if images else []
         absent += [(f"attention of {run.name}", reason)] if reason else []
-    trained = [(run.name, evaluate_scores(run.seen.ranker, run.seen.scores, run.seen.split)) for run in runs]
+    trained = [
+        (run.name, tables([seen.ranker], seen.scores, load_measures(seen.ranker)))
+        for run in runs
+        for seen in [run.seen]
+    ]
     page = {
         "runs": [run.name for run in runs],
         "dataset": runs[0].seen.ranker.cache.dataset,
-        "split": runs[0].seen.split,
+        "split": runs[0].seen.scores.split,
         "directions": DIRECTIONS,
         "facts": facts_table(runs),
         "evaluation": evaluation_tables([*trained, *untrained]),
@@ -175,7 +183,7 @@ def _galleries(runs: Several[PageRun], way: Direction, seed: int, alike: bool) -
 def _untrained(runs: Several[PageRun], device: str) -> list[tuple[str, Evaluation]]:
     """Return what the runs' frozen encoders reach without a head, if their features lie in one space."""
     sets = {(one.cache.url, *(part.name for part in one.sets)): one.sets for one in (run.seen.ranker for run in runs)}
-    found = [evaluate_untrained(one, runs[0].seen.split, device=device) for one in sets.values()]
+    found = [evaluate_untrained(one, runs[0].seen.scores.split, device=device) for one in sets.values()]
     return [(one.runs[0], one) for one in found if one is not None]
 
 

@@ -23,8 +23,7 @@ from ...pipeline.reading.placement import Placement, Resident
 from ...pipeline.reading.split import AS_A_WHOLE
 from ...pipeline.store import OK, CaptionSet, FeatureCache, ImageSet
 from ...pipeline.wording import counted
-from ..evaluation.evaluation import FEW, too_few
-from ..evaluation.rankers import untrained_rsum
+from ..evaluation.evaluation import FEW, too_few, untrained_rsum
 from ..model import Model, build_losses, build_model, feature_facts
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe

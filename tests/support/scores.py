@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
-from xret.heads.evaluation.rankers import open_rankers
-from xret.heads.evaluation.scoring import Scores
-from xret.pipeline.device import pick_device
+import torch
+
+from xret.heads.evaluation.scoring import Scores, embed_split, is_store, open_frozen, open_run
 
 
-def score(path: str | Path, *, store: str | None = None, split: str = "test", device: str = "auto") -> Scores:
-    """Return the scores of a run folder, or of a store's frozen encoders."""
-    (ranker,) = open_rankers([path], store)
-    return ranker.score(split, pick_device(device))
+def score(
+    path: str | Path, *, store: str | None = None, split: str = "test", views: int = 1, device: str = "cpu"
+) -> Scores:
+    """Return the scores of a run folder, or of a store's frozen encoders, over so many views."""
+    ranker = open_frozen(str(path)) if is_store(path) else open_run(path, store)
+    return embed_split(ranker, split, torch.device(device), views).scores

@@ -14,7 +14,7 @@ from xret.heads.diagnostics import crops as crops_module
 from xret.heads.diagnostics import diagnose
 from xret.heads.diagnostics.crops import THRESHOLDS, pixels, selection_accuracy
 from xret.heads.diagnostics.regions import Region, overlap, read_regions, regions_in, regions_of, triplet
-from xret.heads.evaluation.embedded import embed_run
+from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import find_image_encoders, find_text_encoders
 from xret.heads.training.train import train
@@ -168,7 +168,7 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
     monkeypatch.setattr(crops_module, "PART", 3)
     run = scenes / "gaussian-vsepp"
     found = diagnose(run, device="cpu", data_root=scenes / "scenes").tables
-    seen = embed_run(run, None, "test", "cpu")
+    seen = embed_split(open_run(run), "test", torch.device("cpu"))
     image_encoders, text_encoders = (
         find(seen.run, lambda: seen.ranker.cache, None, "cpu") for find in (find_image_encoders, find_text_encoders)
     )

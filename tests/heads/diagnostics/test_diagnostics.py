@@ -11,8 +11,8 @@ from xret.heads.diagnostics import diagnose
 from xret.heads.diagnostics.coefficients import coefficient_tables, gpo_coefficients
 from xret.heads.diagnostics.cost import Cost, cost
 from xret.heads.diagnostics.uncertainty import uncertainty_tables
-from xret.heads.evaluation.embedded import embed_run
 from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES
@@ -127,7 +127,7 @@ def test_uncertainty_by_hand():
 def test_uncertainty_is_the_log_determinant_of_what_the_run_gives(run_of):
     run = run_of("gaussian-vsepp")
     found = diagnose(run, device="cpu").tables
-    seen = embed_run(run, None, "test", "cpu")
+    seen = embed_split(open_run(run), "test", torch.device("cpu"))
     determinants = [torch.diag(row.double().exp()).logdet().item() for row in seen.image.embedding.log_variance]
     assert found["uncertainty"].rows[0][1] == pytest.approx(sum(determinants) / len(determinants))
     best = max(range(len(determinants)), key=determinants.__getitem__)

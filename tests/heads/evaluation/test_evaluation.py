@@ -1,4 +1,4 @@
-"""Evaluation against a plain one."""
+"""Evaluation of runs and ensembles against a plain one; and of runs and stores that were moved, or do not fit."""
 
 import json
 import shutil
@@ -7,17 +7,22 @@ from dataclasses import asdict
 import pytest
 import torch
 from captioned_store import make_captioned_store
-from edited_runs import edited
-from plain_evaluation import plain_rsum, plain_similarity
+from plain_evaluation import plain_rsum, plain_similarity, recipe_of, run_on
 from safetensors.torch import load_file, save_file
+from scores import score
 from small_store import make_store
 
 from xret.heads.evaluation import scoring
 from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.metrics import ranks, recall_table
 from xret.heads.evaluation.paper_rows import ROWS, row_of
+from xret.heads.evaluation.scoring import compare, representatives
+from xret.heads.modules.similarity import blocks
 from xret.heads.recipes.blocks import Expected
 from xret.heads.runs.run import Run
+from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RunError
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,8 +33,7 @@ def test_the_table_is_that_of_a_plain_count(request, store, name):
     result = evaluate([run], device="cpu")
     assert (result.runs, result.stores) == ((str(run),), (store,))
     (table,) = result.results
-    similarity, owner = plain_similarity(run, store)
-    assert table.rsum == pytest.approx(plain_rsum(similarity, owner))
+    assert table.rsum == pytest.approx(plain_rsum(*plain_similarity(run, store)))
     assert (table.images, table.captions, table.skipped) == (12, 30, 0)
     assert (table.split, table.protocol, table.ties) == ("test", "full", "pessimistic")
     assert (table.log_circular_variance is None) == (name == "vsepp")
@@ -38,28 +42,15 @@ def test_the_table_is_that_of_a_plain_count(request, store, name):
     assert written["results"] == [asdict(table)]
 
 
-def test_ties_are_counted_as_asked(vsepp):
-    tables = {
-        ties: evaluate([vsepp], ties=ties, device="cpu").results[0] for ties in ("pessimistic", "mean", "optimistic")
-    }
-    assert [table.ties for table in tables.values()] == list(tables)
-    rsums = [table.rsum for table in tables.values()]
-    assert rsums == sorted(rsums)
-
-
-def test_constant_embeddings_score_chance(store, vsepp, folder):
-    run = edited(shutil.copytree(vsepp, folder / "constant"))
+def test_constant_embeddings_score_chance(vsepp, tmp_path):
+    run = shutil.copytree(vsepp, tmp_path / "constant")
     weights = load_file(run / "model.safetensors")
-    save_file(
-        {k: torch.full_like(v, 0.01) if "layer" in k else v for k, v in weights.items()}, run / "model.safetensors"
-    )
-    (table,) = evaluate([run], ties="mean", device="cpu").results
     weights["image.adapter.layer.weight"] *= 0
     save_file(weights, run / "model.safetensors")
-    (table,) = evaluate([run], ties="mean", device="cpu").results
-    assert table.text_to_image["R@1"] == pytest.approx(100 / 12)
-    (table,) = evaluate([run], device="cpu").results
-    assert table.text_to_image["R@10"] == 0
+    tables = [evaluate([run], ties=ties, device="cpu").results[0] for ties in ("pessimistic", "mean", "optimistic")]
+    assert [table.text_to_image["R@10"] for table in tables] == [0, pytest.approx(1000 / 12), 100]
+    assert tables[1].text_to_image["R@1"] == pytest.approx(100 / 12)
+    assert [table.ties for table in tables] == ["pessimistic", "mean", "optimistic"]
 
 
 @pytest.mark.parametrize("captions", [20, 10])  # MSR-VTT, VATEX
@@ -80,7 +71,6 @@ def test_the_papers_number_stands_beside_ours(vsepp, tmp_path):
     assert table.paper_rsum == Run(vsepp).recipe.expected.f30k == 409.8
     assert str(table).splitlines()[-1] == (f"the paper's RSUM 409.80, difference {table.rsum - 409.8:+.2f}")
     assert evaluate([vsepp, vsepp], store=flickr, device="cpu").results[0].paper_rsum is None
-    assert evaluate([vsepp], device="cpu").results[0].paper_rsum is None
     fewer = make_captioned_store(tmp_path / "fewer.zarr", order=range(999), captions=1, dataset="flickr30k")
     assert evaluate([vsepp], store=fewer, device="cpu").results[0].paper_rsum is None
 
@@ -100,8 +90,15 @@ def test_failed_samples_are_left_out_and_counted(setdiv, folder):
     other = make_store(folder / "broken.zarr", broken=(61, 64))
     (table,) = evaluate([setdiv], store=other, device="cpu").results
     assert (table.images, table.captions, table.skipped) == (10, 25, 2)
-    similarity, owner = plain_similarity(setdiv, other)
-    assert table.rsum == pytest.approx(plain_rsum(similarity, owner))
+    expected, owner = plain_similarity(setdiv, other)
+    assert table.rsum == pytest.approx(plain_rsum(expected, owner))
+    scores, cache = score(setdiv, store=other), FeatureCache.open(other)
+    torch.testing.assert_close(scores.similarity, expected)
+    assert scores.caption_image.tolist() == owner
+    good = [row for row in range(60, 72) if row not in (61, 64)]
+    assert scores.file_names == [f"{row}.jpg" for row in good]
+    texts = zip(cache.caption_image, cache.caption_texts(0, cache.captions), strict=True)
+    assert scores.texts == [text for image, text in texts if image in good]
 
 
 def test_splits(setdiv):
@@ -114,6 +111,127 @@ def test_memory_that_does_not_suffice_is_a_sentence(setdiv, monkeypatch):
     def embed(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(scoring, "embed", embed)
+    monkeypatch.setattr(scoring, "embed_all", embed)
     with pytest.raises(RunError, match=r"fit in the memory of cpu; choose a smaller data\.batch_size or model\.dim"):
         evaluate([setdiv], device="cpu")
+
+
+def test_blocks_change_nothing(setdiv, monkeypatch):
+    whole = evaluate([setdiv], device="cpu")
+    monkeypatch.setattr(blocks, "side", lambda *_: 7)
+    monkeypatch.setattr(scoring, "BATCH", 5)
+    assert evaluate([setdiv], device="cpu").results[0].rsum == whole.results[0].rsum
+
+
+def test_captions_of_one_text_and_one_embedding_are_one():
+    base = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).repeat(3, 1)  # rows 0, 2, 4 and rows 1, 3, 5 are alike
+    base[2] *= 1 + 1e-5  # another rounding
+    base[4] *= 1.1  # another embedding
+    texts = ["a", "b", "a", "c", "a", "b"]
+    assert representatives(base, texts).tolist() == [0, 1, 0, 3, 4, 1]
+    assert representatives(base[:, None].repeat(1, 3, 1), texts).tolist() == [0, 1, 0, 3, 4, 1]
+
+
+def test_ties_of_equal_captions_are_exact(setdiv):
+    torch.manual_seed(0)
+    model = Run(setdiv).model(torch.device("cpu"))
+    captions = torch.randn(60, 4, 16)
+    captions[1::2] = captions[::2] * (1 + 1e-5 * torch.randn(30, 1, 1))
+    texts = [str(row // 2) for row in range(60)]
+    similarity = compare(model, torch.randn(7, 4, 16), captions, texts)
+    assert torch.equal(similarity[:, ::2], similarity[:, 1::2])
+    # Not by chance: compared one by one, they differ.
+    other = compare(model, torch.randn(7, 4, 16), captions, [str(row) for row in range(60)])
+    assert not torch.equal(other[:, ::2], other[:, 1::2])
+
+
+# ---- ensembles ----
+
+
+def test_an_ensemble_is_the_mean_of_its_similarities(store, setdiv, vsepp):
+    result = evaluate([setdiv, vsepp], device="cpu")
+    assert result.to_dict()["run"] == [str(setdiv), str(vsepp)]
+    first, owner = plain_similarity(setdiv, store)
+    second, _ = plain_similarity(vsepp, store)
+    assert result.results[0].rsum == pytest.approx(plain_rsum((first + second) / 2, owner))
+    assert result.results[0].log_circular_variance is None
+    alone, twice = evaluate([vsepp], device="cpu"), evaluate([vsepp, vsepp], device="cpu")
+    assert twice.results[0].rsum == alone.results[0].rsum
+
+
+def test_runs_of_two_stores_are_one_ensemble_by_default(vsepp, folder, store):
+    regions = make_store(folder / "regions.zarr", image="roi")
+    train(regions, recipe_of("vsepp"), folder / "regions", device="cpu")
+    result = evaluate([vsepp, folder / "regions"], device="cpu")
+    assert result.to_dict()["store"] == [store, regions]
+    first, owner = plain_similarity(vsepp, store)
+    second, _ = plain_similarity(folder / "regions", regions)
+    assert result.results[0].rsum == pytest.approx(plain_rsum((first + second) / 2, owner))
+
+
+def test_an_ensemble_goes_by_ids_not_by_order(setdiv, vsepp, tmp_path):
+    there = make_captioned_store(tmp_path / "there.zarr", captions=3)
+    turned = make_captioned_store(tmp_path / "turned.zarr", captions=3, order=[7, *range(7), *range(11, 7, -1)])
+    runs = [run_on(setdiv, there, tmp_path / "one"), run_on(vsepp, turned, tmp_path / "two")]
+    (table,) = evaluate(runs, device="cpu").results
+    first, second = (score(run) for run in runs)
+    mean = torch.empty(12, 36)
+    for i, image in enumerate(first.ids):
+        for c, caption in enumerate(first.sentid):
+            at = second.ids.index(image), second.sentid.tolist().index(caption)
+            mean[i, c] = (first.similarity[i, c] + second.similarity[at]) / 2
+    expected = recall_table(*ranks(mean, first.caption_image))
+    assert {key: getattr(table, key) for key in asdict(expected)} == asdict(expected)
+    assert second.caption_image.tolist() != [second.ids.index(first.ids[row]) for row in first.caption_image]
+
+
+@pytest.mark.parametrize(("change", "counts"), [({"order": range(1, 13)}, "11.*36 and 36"), ({"captions": 2}, "12")])
+def test_stores_that_differ_make_no_ensemble(setdiv, vsepp, tmp_path, change, counts):
+    there = make_captioned_store(tmp_path / "there.zarr", captions=3)
+    other = make_captioned_store(tmp_path / "other.zarr", **{"captions": 3} | change)
+    runs = [run_on(setdiv, there, tmp_path / "one"), run_on(vsepp, other, tmp_path / "two")]
+    sentence = f"two and .*one cannot be one ensemble: of 12 and 12 images {counts} .* or their stores hold different"
+    with pytest.raises(RunError, match=sentence):
+        evaluate(runs, device="cpu")
+
+
+# ---- runs and stores ----
+
+
+def test_words_of_another_store_are_read_with_the_vocabulary_of_the_run(setdiv, folder):
+    other = make_store(folder / "other.zarr", test=20, words="unheard")
+    assert FeatureCache.open(other).caption_set().fingerprint != Run(setdiv).info.fingerprints["text"]
+    result = evaluate([setdiv], store=other, device="cpu")
+    assert (result.stores, result.results[0].images) == ((other,), 20)
+    assert result.results[0].rsum == pytest.approx(plain_rsum(*plain_similarity(setdiv, other)))
+
+
+def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folder):
+    other = make_store(folder / "weights.zarr", weights="b")
+    with pytest.raises(RunError) as caught:
+        evaluate([setdiv], store=other, device="cpu")
+    needed, there = Run(setdiv).info.image_set, FeatureCache.open(other).image_set().name
+    assert f"needs the feature set '{needed}' of images, and {other} has {there}" in str(caught.value)
+    states = make_store(folder / "states.zarr", text="tokens")
+    train(states, recipe_of("vsepp"), folder / "states", device="cpu")
+    with pytest.raises(RunError, match=r"needs the feature set 'states@.*' of captions, and .* has words@"):
+        evaluate([folder / "states"], store=store, device="cpu")
+
+
+def test_a_store_that_was_moved_is_asked_for(tmp_path):
+    url = make_store(tmp_path / "before.zarr")
+    train(url, recipe_of("vsepp"), tmp_path / "run", device="cpu")
+    (tmp_path / "before.zarr").rename(tmp_path / "after.zarr")
+    with pytest.raises(
+        RunError, match=r"not usable \(.*there is no feature store.*; name where it is now with --store"
+    ):
+        evaluate([tmp_path / "run"], device="cpu")
+    assert evaluate([tmp_path / "run"], store=str(tmp_path / "after.zarr"), device="cpu").results
+    with pytest.raises(CacheError, match="there is no feature store"):
+        evaluate([tmp_path / "run"], store=url, device="cpu")
+
+
+def test_a_folder_that_is_no_run(tmp_path):
+    for path in (tmp_path, tmp_path / "nothing"):
+        with pytest.raises(RunError, match=r"is no run: it has no run\.json"):
+            evaluate([path], device="cpu")

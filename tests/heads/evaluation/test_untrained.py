@@ -14,10 +14,7 @@ from small_store import make_store
 from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
 import xret
-from xret.cli.ablate import ablate
-from xret.cli.eval import eval_
-from xret.cli.report import report
-from xret.cli.train_head import train_head
+from xret.cli import main
 from xret.heads.evaluation.evaluation import evaluate
 from xret.pipeline.errors import RunError
 from xret.pipeline.store import FeatureCache
@@ -25,7 +22,7 @@ from xret.pipeline.store import FeatureCache
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPACE = "of one model"
-SMALL = ["--set", "model.dim=16", "--set", "data.batch_size=16", "--set", "schedule.epochs=1", "--device", "cpu"]
+SMALL = ["--set", "model.dim=16", "--set", "data.batch_size=16", "--set", "schedule.epochs=1"]
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +35,15 @@ def store(folder):
     return make_store(folder / "joint.zarr", text="tokens", space=SPACE, views=2)
 
 
+def called(*words):
+    done = CliRunner().invoke(main, [*map(str, words), "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def run(store, folder):
-    words = [store, "--recipe", "linear", *SMALL, "--out", str(folder / "run")]
-    done = CliRunner().invoke(train_head, words)
-    assert done.exit_code == 0, done.output
-    return folder / "run", done.stdout
+    return folder / "run", called("train-head", store, "--recipe", "linear", *SMALL, "--out", folder / "run")
 
 
 def globals_of(store, split, view=0):
@@ -73,9 +73,13 @@ def recalls_of(scores, owner):
     return found
 
 
+def rsum_of(scores, owner):
+    return pytest.approx(sum(sum(way.values()) for way in recalls_of(scores, owner).values()))
+
+
 def test_it_is_the_cosine_of_the_cached_global_features(store):
     images, captions, owner = globals_of(store, "test")
-    np.testing.assert_allclose(score(store, device="cpu").similarity, images @ captions.T, atol=1e-5)
+    np.testing.assert_allclose(score(store).similarity, images @ captions.T, atol=1e-5)
     (result,) = evaluate(store, device="cpu").results
     for way, expected in recalls_of(images @ captions.T, owner).items():
         for name, value in expected.items():
@@ -90,7 +94,7 @@ def test_it_equals_what_the_library_alone_gives(tmp_path):
     clip = save_text_model(tmp_path / "clip", "clip")
     words = {"encoder": f"hf:{clip}", "dtype": "float32", "device": "cpu"}
     xret.extract(tmp_path / "tiny" / "tiny.yaml", tmp_path / "s.zarr", **words)
-    found = score(tmp_path / "s.zarr", device="cpu")
+    found = score(tmp_path / "s.zarr")
 
     model = CLIPModel.from_pretrained(clip).eval()
     processor, tokenizer = CLIPImageProcessor.from_pretrained(clip), AutoTokenizer.from_pretrained(clip)
@@ -99,75 +103,53 @@ def test_it_equals_what_the_library_alone_gives(tmp_path):
     given = model(**inputs, pixel_values=processor(pictures, return_tensors="pt").pixel_values)
     expected = given.image_embeds @ given.text_embeds.T
     torch.testing.assert_close(found.similarity, expected, rtol=0, atol=1e-5)
-    table = recalls_of(expected.numpy(), found.caption_image.numpy())
     (result,) = xret.evaluate(tmp_path / "s.zarr", device="cpu").results
-    assert result.rsum == pytest.approx(sum(sum(way.values()) for way in table.values()))
+    assert result.rsum == rsum_of(expected.numpy(), found.caption_image.numpy())
 
 
 def test_over_all_views_it_is_the_mean(store):
     (first, captions, owner), (second, _, _) = globals_of(store, "test"), globals_of(store, "test", 1)
     found = evaluate(store, device="cpu", views=True)
-    expected = recalls_of((first + second) / 2 @ captions.T, owner)
     assert found.views == (2,)
-    assert found.results[0].rsum == pytest.approx(sum(sum(way.values()) for way in expected.values()))
+    assert found.results[0].rsum == rsum_of((first + second) / 2 @ captions.T, owner)
 
 
 def test_the_command_takes_a_store_in_the_place_of_a_run(store, run):
-    told = json.loads(CliRunner().invoke(eval_, [store, "--device", "cpu", "--json"]).stdout)
+    told = json.loads(called("eval", store, "--json"))
     assert told["run"].startswith("untrained grid@")
     assert told["store"] == store
     assert told["results"][0]["rsum"] == evaluate(store, device="cpu").results[0].rsum
-    both = CliRunner().invoke(eval_, [store, str(run[0]), "--device", "cpu"])
-    assert "untrained grid@" in both.stdout.splitlines()[0]
-    assert str(run[0]) in both.stdout.splitlines()[0]
+    both = called("eval", store, run[0]).splitlines()[0]
+    assert "untrained grid@" in both
+    assert str(run[0]) in both
 
 
-def test_a_training_says_what_it_has_to_beat(store, run):
+def test_trainings_ablations_and_reports_show_what_is_to_be_beaten(store, run, folder):
     frozen = evaluate(store, device="cpu", split="val").results[0].rsum
     assert run[1].strip().endswith(f"the frozen encoders alone: {frozen:.1f}")
-
-
-def test_an_ablation_has_a_row_of_it(store, folder):
-    words = [store, "--recipe", "linear", *SMALL, "--vary", "optimizer.lr=0.001,0.01", "--out", str(folder / "ablated")]
-    done = CliRunner().invoke(ablate, words)
-    assert done.exit_code == 0, done.output
-    frozen = evaluate(store, device="cpu").results[0].rsum
-    (row,) = [line for line in done.stdout.splitlines() if line.startswith("untrained grid@")]
-    assert f"{frozen:.2f}" in row
-
-
-def test_a_report_has_a_row_of_it(run, folder):
-    page = folder / "report.html"
-    done = CliRunner().invoke(report, [str(run[0]), "--out", str(page), "--device", "cpu"])
-    assert done.exit_code == 0, done.output
-    assert "untrained grid@" in page.read_text()
+    words = ["--recipe", "linear", *SMALL, "--vary", "optimizer.lr=0.001,0.01", "--out", folder / "ablated"]
+    (row,) = [line for line in called("ablate", store, *words).splitlines() if line.startswith("untrained grid@")]
+    assert f"{evaluate(store, device='cpu').results[0].rsum:.2f}" in row
+    called("report", run[0], "--out", folder / "report.html")
+    assert "untrained grid@" in (folder / "report.html").read_text()
 
 
 def test_without_a_common_space_there_is_nothing_to_compare(folder):
     store = make_store(folder / "apart.zarr", text="tokens")
     with pytest.raises(RunError, match=r"has no image and caption features in one space, which cosine could compare"):
         evaluate(store, device="cpu")
-    done = CliRunner().invoke(train_head, [store, "--recipe", "linear", *SMALL, "--out", str(folder / "apart")])
-    assert done.exit_code == 0, done.output
-    assert "frozen" not in done.stdout
+    assert "frozen" not in called("train-head", store, "--recipe", "linear", *SMALL, "--out", folder / "apart")
 
 
 def test_of_several_pairs_one_is_chosen(folder):
     store = make_store(folder / "several.zarr", text="tokens", space=SPACE)
     make_store(store, text="tokens", space=SPACE, weights="b")
-    names = FeatureCache.open(store).set_names("images")
     with pytest.raises(RunError, match=r"several image and caption sets in one space.*choose by --features IMAGE,TEXT"):
         evaluate(store, device="cpu")
-    for name in names:
+    for name in FeatureCache.open(store).set_names("images"):
         assert evaluate(store, features=name, device="cpu").runs[0].startswith(f"untrained {name} and ")
 
 
 def test_diagnostics_are_of_a_run(store):
-    done = CliRunner().invoke(eval_, [store, "--diagnostics"])
-    assert done.exit_code == 2
-    assert "--diagnostics takes one run, and no store" in done.stderr
-
-
-def test_what_is_neither_a_run_nor_a_store_is_said_to_be_no_run(tmp_path):
-    with pytest.raises(RunError, match=r"is no run: it has no run.json"):
-        evaluate(tmp_path / "nothing")
+    done = CliRunner().invoke(main, ["eval", store, "--diagnostics"])
+    assert (done.exit_code, "--diagnostics takes one run, and no store" in done.stderr) == (2, True)

@@ -7,10 +7,11 @@ from small_store import make_store
 from torch.nn.functional import normalize
 
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.scoring import score_sets
+from xret.heads.evaluation.scoring import compare, embed
 from xret.heads.model import build_model, feature_facts
 from xret.heads.modules.residual import Residual
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.runs.features import batches_of
 from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.store import FeatureCache
@@ -33,8 +34,10 @@ def test_at_step_0_it_ranks_as_the_frozen_encoders_do(store, name):
     cache = FeatureCache.open(store)
     sets = cache.image_set(), cache.caption_set()
     recipe = load_recipe(name, [*SMALL, *KINDS[name]])
-    made = score_sets(build_model(recipe, *map(feature_facts, sets)).eval(), sets, "test", CPU).similarity
-    frozen = score(store, device="cpu").similarity
+    model = build_model(recipe, *map(feature_facts, sets))
+    batches = batches_of(sets, model, "test", CPU)
+    made = compare(model, *embed(model, batches), batches.texts())
+    frozen = score(store).similarity
     order = frozen.flatten().argsort()
     assert (made.flatten()[order].diff() >= -1e-5).all()
     if recipe.similarity["name"] == "cosine":

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from small_reports import recipe_of
 from small_store import make_store
 
-from xret.heads.evaluation.embedded import embed_run
+from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.report.examples import PageRun
 from xret.heads.report.pictures import Pictures
 from xret.heads.training.train import train
@@ -39,7 +40,7 @@ def run(folder):
 @pytest.fixture(scope="session")
 def shown(run):
     def opened(name, data_root=None):
-        seen = embed_run(run(name), None, "test", "cpu")
+        seen = embed_split(open_run(run(name)), "test", torch.device("cpu"))
         return PageRun(name, seen, Pictures(seen.ranker.cache, data_root))
 
     return opened

@@ -8,8 +8,8 @@ import torch
 from scores import score
 from torch.nn import functional
 
-from xret.heads.evaluation.embedded import Side
 from xret.heads.evaluation.number_table import shown as number
+from xret.heads.evaluation.scoring import Side
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.report.examples import agreement_table, by_element, disagreements, drawn, example, gallery, nearest
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from small_store import make_store
 
-from xret.heads.evaluation.embedded import embed_run
+from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.modules.embedding import Sequence
 from xret.heads.modules.similarity import CrossAttention
 from xret.heads.recipes.recipe import load_recipe
@@ -51,7 +51,9 @@ def run_of(folder):
 
 @pytest.fixture(scope="module")
 def view(run_of):
-    return embed_run(run_of("t-i", ("grid", "words"), "adapter.words.word_dim=8"), None, "test", "cpu")
+    return embed_split(
+        open_run(run_of("t-i", ("grid", "words"), "adapter.words.word_dim=8")), "test", torch.device("cpu")
+    )
 
 
 def looked_at(queries, context, scale, slope):
@@ -98,14 +100,14 @@ def test_weights_are_those_that_the_run_compares_with(view):
 def test_words_are_those_that_the_run_reads(view, run_of):
     for caption in range(len(view.scores.texts)):
         assert words_of(view, caption) == view.scores.texts[caption].split()
-    tokens = embed_run(run_of("tokens", ("grid", "tokens")), None, "test", "cpu")
+    tokens = embed_split(open_run(run_of("tokens", ("grid", "tokens"))), "test", torch.device("cpu"))
     count = len(tokens.scores.texts[4].split())
     assert words_of(tokens, 4) == [f"token {number}" for number in range(1, count + 1)]
 
 
 def test_ends_of_captions_are_words_too(run_of, folder):
     run = run_of("ends", ("grid", "words"), "adapter.words.word_dim=8", "adapter.words.ends=true")
-    view = embed_run(run, None, "test", "cpu")
+    view = embed_split(open_run(run), "test", torch.device("cpu"))
     assert words_of(view, 0) == ["<start>", *view.scores.texts[0].split(), "<end>"]
     assert word_attention(view, 0, 0).shape[1] == len(words_of(view, 0))
     assert attention_of_run(page_run(view, folder), 1, 0)[1]
@@ -113,7 +115,7 @@ def test_ends_of_captions_are_words_too(run_of, folder):
 
 def test_a_word_without_a_vector_is_said_to_be_unknown(view, run_of, tmp_path):
     other = make_store(tmp_path / "other.zarr", words="zebra")
-    other = embed_run(run_of("t-i", ("grid", "words")), other, "test", "cpu")
+    other = embed_split(open_run(run_of("t-i", ("grid", "words")), other), "test", torch.device("cpu"))
     assert words_of(other, 0) == ["(unknown word)", *other.scores.texts[0].split()[1:]]
     assert other.scores.texts[0].startswith("zebra ")
 

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from torchvision.models import resnet18
 
 import xret
-from xret.heads.evaluation.embedded import embed_run
+from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.modules.similarity import CrossAttention
 from xret.heads.report import write_report
 from xret.heads.report.attention import word_attention, words_of
@@ -114,7 +114,7 @@ def test_the_report_leaves_places_out(folder, tmp_path):
 
 def test_words_and_tokens_have_labels_in_the_order_of_their_rows(folder, tmp_path):
     run = make_run(str(folder / "all.zarr"), tmp_path / "scan", "scan", f"data.image={NETWORK}", BOTH[1])
-    view = embed_run(run, None, "test", "cpu")
+    view = embed_split(open_run(run), "test", torch.device("cpu"))
     assert isinstance(view.model.compare, CrossAttention)
     labels = words_of(view, 1)
     words = view.scores.texts[1].split()

@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 from safetensors.torch import load_file
+from scores import score
 from small_store import make_store
 
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import make_plan
 from xret.heads.diagnostics import diagnose
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.rankers import open_rankers
 from xret.heads.evaluation.scoring import compare, embed
 from xret.heads.model import FeatureFacts, build_model, feature_facts
 from xret.heads.modules.joined_adapter import JoinedAdapter
@@ -193,7 +193,7 @@ def test_the_mean_over_views_takes_each_sets_own(run, store):
         texts = texts or batches.texts()
         alone.append(compare(model, images, captions, texts))
     assert not torch.equal(alone[0], alone[2])
-    averaged = open_rankers([opened.path])[0].score("test", CPU, views=3).similarity
+    averaged = score(opened.path, views=3).similarity
     torch.testing.assert_close(averaged, torch.stack(alone).mean(0))
     assert evaluate(run, views=True, device="cpu").views == (3,)
 

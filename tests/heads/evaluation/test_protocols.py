@@ -1,21 +1,28 @@
-"""Each protocol's table against recorded numbers, the package `eccv_caption`, and loops."""
+"""Each protocol's table against recorded numbers, the package `eccv_caption`, and loops; and where none applies."""
 
 import hashlib
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from captioned_store import make_captioned_store
 from conftest import GOLDEN
 from recorded_scores import recipe_scores, recipe_uniform
+from scores import score
+from small_store import make_store
 
-from xret.heads.evaluation import metrics
-from xret.heads.evaluation.coco import Instances, Judgements, ground_truth, load_judgements, relevance
+from xret.heads.evaluation import metrics, protocols
+from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import WAYS, recalls
 from xret.heads.evaluation.precision import plausible_matches
+from xret.heads.evaluation.protocols import judged, load_judgements, load_protocol, plausible, read_classes, relevance
 from xret.heads.evaluation.scoring import Scores
-from xret.pipeline.errors import RunError
+from xret.pipeline.errors import CacheError, RunError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 COCO = "eccv_caption is not installed"
 # The seed offset of the factor on pairs beyond the own ones. The recorded recipe says 500, as for the own pairs, but
@@ -26,17 +33,15 @@ EXTENDED_OFFSET = 498
 
 def scores_of(similarity, cocoid, sentid, owner):
     """Return scores as of a split with these numbers, the rest of it empty."""
-    return Scores(
-        similarity=similarity,
-        caption_image=torch.as_tensor(owner),
-        ids=[],
-        cocoid=np.asarray(cocoid),
-        sentid=np.asarray(sentid),
-        file_names=[],
-        texts=[],
-        skipped=0,
-        log_circular_variance=None,
-    )
+    numbers = np.asarray(cocoid), np.asarray(sentid)
+    return Scores("test", similarity, torch.as_tensor(owner), [], [], *numbers, [], 0, None)
+
+
+def truth_of(eccv, cxc):
+    """Return judgements, right captions by image and right images by caption, as the package holds them."""
+    ids = {"coco_gts": {"i2t": cxc[0]}, "coco_ids": np.array(list(cxc[1]))}
+    return SimpleNamespace(**ids, **{f"{name}_gts": dict(zip(("i2t", "t2i"), one, strict=True))
+                                     for name, one in (("eccv", eccv), ("cxc", cxc))})  # fmt: skip
 
 
 @pytest.fixture
@@ -51,11 +56,10 @@ def small():
     for name, one in zip(("eccv", "cxc"), right, strict=True):
         asked = range(3, 9) if name == "eccv" else range(10)
         images = {int(cocoid[i]): [int(x) for x in sentid[one[i]]] for i in asked}
-        captions = {int(sentid[c]): [int(x) for x in cocoid[one[:, c]]] for c in range(20) if one[:, c].any()}
+        captions = {int(sentid[c]): [int(x) for x in cocoid[one[:, c]]] for c in range(20)}
         truths.append((images, captions))
     truths[0][0][int(cocoid[3])].append(77)  # a caption that is not in the gallery
-    truth = Judgements(set(cocoid.tolist()), set(sentid.tolist()), *truths)
-    return scores_of(similarity, cocoid, sentid, owner), truth
+    return scores_of(similarity, cocoid, sentid, owner), truth_of(*truths)
 
 
 def full_rankings(scores):
@@ -69,11 +73,17 @@ def full_rankings(scores):
     )
 
 
+def asking(right):
+    """Return the queries that have something right."""
+    return {query: ids for query, ids in right.items() if ids}
+
+
 def test_the_package_gives_the_same_tables(small):
     package = pytest.importorskip("eccv_caption._metrics", reason=COCO)
     scores, truth = small
-    tables = {name: truth.table(name, scores, "pessimistic") for name in ("eccv", "cxc", "rpc2")}
-    for way, ranked, eccv, cxc in zip(WAYS, full_rankings(scores), truth.eccv, truth.cxc, strict=True):
+    tables = {name: judged(truth, name, scores, "pessimistic") for name in ("eccv", "cxc", "rpc2")}
+    for way, ranked, key in zip(WAYS, full_rankings(scores), ("i2t", "t2i"), strict=True):
+        eccv, cxc = asking(truth.eccv_gts[key]), asking(truth.cxc_gts[key])
         expected = package.compute_eccv_metrics(ranked, eccv)
         names = {"mAP@R": "eccv_map_at_r", "R-P": "eccv_rprecision", "R@1": "eccv_r1"}
         assert getattr(tables["eccv"], way) == pytest.approx({new: 100 * expected[old] for new, old in names.items()})
@@ -90,16 +100,16 @@ def test_ties_are_counted_as_asked(small):
     constant = scores_of(torch.zeros(10, 20), scores.cocoid, scores.sentid, scores.caption_image)
     for name in ("eccv", "rpc2"):
         values = [
-            [value for way in WAYS for value in getattr(truth.table(name, constant, ties), way).values()]
+            [value for way in WAYS for value in getattr(judged(truth, name, constant, ties), way).values()]
             for ties in ("pessimistic", "mean", "optimistic")
         ]
         assert all(worst < mean < best for worst, mean, best in zip(*values, strict=True))
-    rsums = [truth.table("cxc", constant, ties).rsum for ties in ("pessimistic", "mean", "optimistic")]
+    rsums = [judged(truth, "cxc", constant, ties).rsum for ties in ("pessimistic", "mean", "optimistic")]
     assert rsums == sorted(set(rsums))
     # By chance, each of the first R captions is right with probability R / 20.
-    relevant, count = relevance(truth.cxc[0], scores.cocoid, scores.sentid)
+    relevant, count = relevance(truth.cxc_gts["i2t"], scores.cocoid, scores.sentid)
     assert (relevant.sum(1) == count).all()
-    mean = truth.table("rpc2", constant, "mean").image_to_text["RPC2"]
+    mean = judged(truth, "rpc2", constant, "mean").image_to_text["RPC2"]
     assert mean == pytest.approx(100 * float((count / 20).mean()))
 
 
@@ -109,57 +119,60 @@ def test_folds_judge_what_lies_inside(small, monkeypatch):
     monkeypatch.setattr(metrics, "FOLDED", 10)
     monkeypatch.setattr(metrics, "FOLDS", [range(first, first + 2) for first in range(0, 10, 2)])
     codes = torch.rand(10, 4, generator=torch.Generator().manual_seed(1)) < 0.5
-    found = {
-        "RPC2 1K": truth.table("rpc2", scores, "pessimistic"),
-        "PMRP 1K": Instances("file", dict(zip(scores.cocoid.tolist(), codes.numpy(), strict=True))).table(
-            "pmrp", scores, "pessimistic"
-        ),
-    }
+    classes = dict(zip(scores.cocoid.tolist(), codes.numpy(), strict=True))
+    found = {"RPC2 1K": judged(truth, "rpc2", scores, "pessimistic"),
+             "PMRP 1K": plausible(classes, scores, "pessimistic")}  # fmt: skip
     owner = scores.caption_image.tolist()
-    plausible = [plausible_matches(codes, zeta)[:, scores.caption_image].tolist() for zeta in (0, 1, 2)]
-    for place, way in enumerate(WAYS):
-        judged, plausibly = [], []
+    plausible_ = [plausible_matches(codes, zeta)[:, scores.caption_image].tolist() for zeta in (0, 1, 2)]
+    for place, (way, key) in enumerate(zip(WAYS, ("i2t", "t2i"), strict=True)):
+        by_judges, plausibly = [], []
         for first in range(0, 10, 2):
             images = scores.cocoid[first : first + 2].tolist()
             captions = scores.sentid[2 * first : 2 * first + 4].tolist()
             gallery, queries = (captions, images) if place == 0 else (images, captions)
             ranked = {q: [i for i in full_rankings(scores)[place][q] if i in gallery] for q in queries}
-            right = {q: [i for i in truth.cxc[place].get(q, ()) if i in gallery] for q in queries}
-            judged.append(package.compute_rprecision(ranked, {q: ids for q, ids in right.items() if ids}))
-            for matches in plausible:
+            right = {q: [i for i in truth.cxc_gts[key].get(q, ()) if i in gallery] for q in queries}
+            by_judges.append(package.compute_rprecision(ranked, asking(right)))
+            for matches in plausible_:
                 pairs = [
                     (scores.cocoid[i], scores.sentid[c]) for i in range(10) for c in range(len(owner)) if matches[i][c]
                 ]
                 right = {q: [p[1 - place] for p in pairs if p[place] == q and p[1 - place] in gallery] for q in queries}
                 plausibly.append(package.compute_rprecision(ranked, right))
-        assert getattr(found["RPC2 1K"], way)["RPC2 1K"] == pytest.approx(100 * np.mean(judged))
+        assert getattr(found["RPC2 1K"], way)["RPC2 1K"] == pytest.approx(100 * np.mean(by_judges))
         assert getattr(found["PMRP 1K"], way)["PMRP 1K"] == pytest.approx(100 * np.mean(plausibly))
 
 
-def test_other_images_or_captions_are_refused(small):
+@pytest.mark.parametrize(
+    ("images", "captions", "counts"), [(slice(9), 1000, "9 and 20, of which 9 and 20"),
+                                       (slice(10), 5, "10 and 20, of which 10 and 19")],
+)  # fmt: skip
+def test_other_images_or_captions_are_refused(small, images, captions, counts):
     scores, truth = small
-    sentence = (
-        r"protocol eccv needs the 10 images and 20 captions of COCO's test split, with their cocoid and sentid; split "
-        r"'test' of x has 9 and 20, of which 9 and 20 are among them; take --protocol full"
-    )
+    other = np.r_[scores.sentid[0] if captions == 1000 else 5, scores.sentid[1:]]
+    there = scores_of(scores.similarity, scores.cocoid[images], other, scores.caption_image)
+    sentence = f"protocol eccv needs the 10 images and 20 captions of COCO's test split, .* split .test. has {counts}"
     with pytest.raises(RunError, match=sentence):
-        truth.require("eccv", scores.cocoid[:9], scores.sentid, "split 'test' of x")
-    with pytest.raises(RunError, match=r"here has 10 and 20, of which 10 and 19 are among them"):
-        truth.require("cxc", scores.cocoid, np.r_[5, scores.sentid[1:]], "here")
+        judged(truth, "eccv", there, "pessimistic")
 
 
 def test_the_real_judgements():
     pytest.importorskip("eccv_caption", reason=COCO)
     truth = load_judgements("eccv")
-    assert (len(truth.images), len(truth.captions)) == (5000, 25000)
-    assert [len(right) for right in (*truth.eccv, *truth.cxc)] == [1261, 1332, 5000, 24972]
-    assert all(set(right) <= ids for right, ids in zip(truth.cxc, (truth.images, truth.captions), strict=True))
+    images, captions = set(truth.coco_gts["i2t"]), set(truth.coco_ids.tolist())
+    assert (len(images), len(captions)) == (5000, 25000)
+    both = [truth.eccv_gts["i2t"], truth.eccv_gts["t2i"], truth.cxc_gts["i2t"], truth.cxc_gts["t2i"]]
+    assert [len(right) for right in both] == [1261, 1332, 5000, 24972]
+    assert all(set(right) <= ids for right, ids in zip(both, (images, captions) * 2, strict=True))
+    # RPC2 counts a query's right items in the gallery; none of them lies outside.
+    assert {caption for ids in both[2].values() for caption in ids} <= captions
+    assert {image for ids in both[3].values() for image in ids} <= images
 
 
 def test_without_the_package_there_is_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "eccv_caption", None)
     with pytest.raises(RunError, match=r"protocol rpc2 reads .* eccv_caption, .* pip install 'xret\[eccv\]'"):
-        ground_truth("rpc2", "")
+        load_protocol("rpc2")
 
 
 # ---- plausible matches ----
@@ -172,12 +185,7 @@ def annotations(file, **changes):
         "info": {"description": "COCO 2014 Dataset"},
         "images": [{"id": image, "file_name": f"COCO_val2014_{image:012d}.jpg"} for image in shown],
         "annotations": [
-            {
-                "segmentation": [[1.0, 2.0, 3.0, 4.0]],
-                "iscrowd": category % 2,
-                "image_id": image,
-                "category_id": category,
-            }
+            {"segmentation": [[1.0, 2.0]], "iscrowd": category % 2, "image_id": image, "category_id": category}
             for image, categories in shown.items()
             for category in categories
         ],
@@ -188,55 +196,102 @@ def annotations(file, **changes):
 
 
 def test_plausible_matches_come_from_the_annotations(tmp_path):
-    truth = ground_truth("pmrp", annotations(tmp_path / "instances.json"))
+    measure = load_protocol("pmrp", str(annotations(tmp_path / "instances.json")))
     # Classes: {1, 3}, {1, 3}, {3}, {}, {90}; the store has the images in another order, two captions of each.
     cocoid = [15, 12, 11, 14, 13]
     shown = [{90}, {1, 3}, {1, 3}, set(), {3}]
     similarity = torch.randn(5, 10, generator=torch.Generator().manual_seed(0))
     owner = np.arange(10) // 2
-    found = truth.table("pmrp", scores_of(similarity, cocoid, np.arange(10), owner), "pessimistic")
+    found = measure(scores_of(similarity, cocoid, np.arange(10), owner), "pessimistic")
     for zeta in (0, 1, 2):
-        match = [[len(a ^ shown[k]) <= zeta for k in owner] for a in shown]
-        to_text = [
-            np.mean([match[i][c] for c in similarity[i].argsort(descending=True)[: sum(match[i])]]) for i in range(5)
-        ]
-        right = [[match[i][c] for i in range(5)] for c in range(10)]
-        to_image = [
-            np.mean([right[c][i] for i in similarity[:, c].argsort(descending=True)[: sum(right[c])]])
-            for c in range(10)
-        ]
-        assert found.image_to_text[f"zeta {zeta}"] == pytest.approx(100 * np.mean(to_text))
-        assert found.text_to_image[f"zeta {zeta}"] == pytest.approx(100 * np.mean(to_image))
+        match = np.array([[len(a ^ shown[k]) <= zeta for k in owner] for a in shown])
+        for way, right, scored in (("image_to_text", match, similarity), ("text_to_image", match.T, similarity.T)):
+            precision = [
+                np.mean([own[item] for item in row.argsort(descending=True)[: own.sum()]])
+                for own, row in zip(right, scored, strict=True)
+            ]
+            assert getattr(found, way)[f"zeta {zeta}"] == pytest.approx(100 * np.mean(precision))
     for way in WAYS:
-        assert list(getattr(found, way)) == ["PMRP", "zeta 0", "zeta 1", "zeta 2"]
-        assert getattr(found, way)["PMRP"] == pytest.approx(
-            np.mean([getattr(found, way)[f"zeta {zeta}"] for zeta in (0, 1, 2)])
-        )
+        mean, *each = getattr(found, way).items()
+        assert [name for name, _ in each] == ["zeta 0", "zeta 1", "zeta 2"]
+        assert mean == ("PMRP", pytest.approx(np.mean([value for _, value in each])))
     assert found.rsum is None
 
 
 def test_annotations_that_do_not_fit(tmp_path):
-    with pytest.raises(RunError, match="--protocol pmrp:instances_val2014"):
-        ground_truth("pmrp", "")
     with pytest.raises(RunError, match=r"none\.json cannot be read: No such file"):
-        ground_truth("pmrp", tmp_path / "none.json")
-    for changes in (
-        {"categories": []},
-        {"annotations": [{"image_id": 11, "id": 3, "caption": "a car"}]},
-        {"images": [11]},
-        {"annotations": None},
-    ):
-        file = annotations(tmp_path / "other.json", **changes)
-        with pytest.raises(RunError, match=r"other\.json is not COCO's instance annotations, .*instances_val2014"):
-            ground_truth("pmrp", file)
+        load_protocol("pmrp", str(tmp_path / "none.json"))
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "damaged.json").write_bytes(b'{"images": [\xff')
-    for name in ("list.json", "damaged.json"):
-        with pytest.raises(RunError, match=f"{name} is not COCO's instance annotations"):
-            ground_truth("pmrp", tmp_path / name)
-    truth = ground_truth("pmrp", annotations(tmp_path / "instances.json"))
-    with pytest.raises(RunError, match=r"does not know 2 of the 3 images of here, among them cocoid 4: pmrp needs"):
-        truth.require("pmrp", np.array([11, 4, -1]), np.arange(3), "here")
+    wrong = [{"categories": []}, {"annotations": [{"image_id": 11, "id": 3}]}, {"images": [11]}, {"annotations": None}]
+    others = [annotations(tmp_path / f"{number}.json", **changes) for number, changes in enumerate(wrong)]
+    for file in (tmp_path / "list.json", tmp_path / "damaged.json", *others):
+        with pytest.raises(RunError, match=f"{file.name} is not COCO's instance annotations, .*instances_val2014"):
+            read_classes(file)
+    classes = read_classes(annotations(tmp_path / "instances.json"))
+    with pytest.raises(RunError, match=r"do not know 2 of the 3 images of split 'test', among them cocoid 4: pmrp"):
+        plausible(classes, scores_of(torch.zeros(3, 3), [11, 4, -1], np.arange(3), np.arange(3)), "mean")
+
+
+# ---- of runs ----
+
+
+def test_judged_protocols_read_the_numbers_of_the_store(setdiv, store, tmp_path, monkeypatch):
+    there = make_captioned_store(tmp_path / "coco.zarr", captions=5)
+    scores = score(setdiv, store=there, device="cpu")
+    assert scores.cocoid.tolist() == [500 + 7 * number for number in range(12)]
+    assert scores.sentid.tolist() == [100_000 - row for row in range(60)]
+    images = {image: scores.sentid[5 * row : 5 * row + 5].tolist() for row, image in enumerate(scores.cocoid.tolist())}
+    own = images, {caption: [image] for image, captions in images.items() for caption in captions}
+    monkeypatch.setattr(protocols, "load_judgements", lambda protocol: truth_of(own, own))
+    tables = {
+        name: evaluate([setdiv], store=there, protocol=name, device="cpu").results[0]
+        for name in ("full", "eccv", "cxc", "rpc2")
+    }
+    # With nothing but the own captions, these are the ordinary recalls.
+    for key in ("image_to_text", "text_to_image", "rsum", "mean_recall"):
+        assert getattr(tables["cxc"], key) == getattr(tables["full"], key)
+    for way in WAYS:
+        assert getattr(tables["eccv"], way)["R@1"] == getattr(tables["full"], way)["R@1"]
+        assert getattr(tables["eccv"], way)["R-P"] == getattr(tables["rpc2"], way)["RPC2"]
+    # One right image each: R is 1.
+    assert set(tables["eccv"].text_to_image.values()) == {tables["full"].text_to_image["R@1"]}
+    assert tables["eccv"].rsum is tables["eccv"].mean_recall is tables["eccv"].paper_rsum is None
+    printed = str(tables["eccv"]).splitlines()
+    assert printed[1].split() == ["mAP@R", "R-P", "R@1"]
+    values = list(tables["eccv"].image_to_text.values())
+    assert [float(value) for value in printed[2].split()[3:]] == pytest.approx(values, abs=0.005)
+    assert not any("RSUM" in line for line in printed)
+    with pytest.raises(RunError, match=r"cxc needs the 12 images and 60 captions .* has 12 and 30, of which 0 and 0"):
+        evaluate([setdiv], store=store, protocol="cxc", device="cpu")
+    with pytest.raises(CacheError, match="has no split 'tset'"):
+        evaluate([setdiv], store=there, protocol="cxc", split="tset", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "sentence"),
+    [
+        ("1k-folds", "needs exactly 5,000 images and split .test. has 12; take --protocol full"),
+        ("5k-folds", r"no protocol '5k-folds' \(did you mean '1k-folds'\?\); `xret list protocols`"),
+        ("full:instances.json", "only the protocol pmrp takes a file of annotations, not full"),
+        ("pmrp", "--protocol pmrp:instances_val2014"),
+        ("pmrp:nowhere.json", "nowhere"),
+    ],
+)
+def test_protocols_that_do_not_apply(setdiv, protocol, sentence):
+    with pytest.raises(RunError, match=sentence):
+        evaluate([setdiv], protocol=protocol, device="cpu")
+
+
+def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_warning(setdiv, folder, caplog):
+    both = make_store(folder / "both.zarr", protocols=("1k-folds", "pmrp", "full"))
+    assert [table.protocol for table in evaluate([setdiv], store=both, device="cpu").results] == ["full"]
+    assert sorted(message.split(":")[0] for message in caplog.messages) == [
+        "protocol 1k-folds is left out", "protocol pmrp is left out",
+    ]  # fmt: skip
+    alone = make_store(folder / "alone.zarr", protocols=("1k-folds",))
+    with pytest.raises(RunError, match="1k-folds needs"):
+        evaluate([setdiv], store=alone, device="cpu")
 
 
 # ---- at COCO's size ----
@@ -256,7 +311,7 @@ def test_recorded_coco_test_split():
     for first in range(0, 5000, 100):
         block = recipe_scores(recipe["seed"], 5000, recipe["W"], first, first + 100)
         similarity[first : first + 100] = torch.from_numpy(block)
-    marked = relevance(truth.eccv[0], cocoid, sentid)[0] | relevance(truth.eccv[1], sentid, cocoid)[0].T
+    marked = relevance(truth.eccv_gts["i2t"], cocoid, sentid)[0] | relevance(truth.eccv_gts["t2i"], sentid, cocoid)[0].T
     marked[torch.arange(25000) // 5, torch.arange(25000)] = False
     assert int(marked.sum()) == recorded["n_boosted_pairs_outside_own"]
     rows, columns = marked.nonzero(as_tuple=True)
@@ -269,7 +324,7 @@ def test_recorded_coco_test_split():
         assert digest == recorded[f"sha256_top10_{way}"]
 
     scores, expected = scores_of(similarity, cocoid, sentid, np.arange(25000) // 5), recorded["expected"]
-    found = {name: truth.table(name, scores, "pessimistic") for name in ("eccv", "cxc", "rpc2")}
+    found = {name: judged(truth, name, scores, "pessimistic") for name in ("eccv", "cxc", "rpc2")}
     plain = {name: recalls(similarity, scores.caption_image, name, "pessimistic") for name in ("full", "1k-folds")}
     for way, short in zip(WAYS, ("i2t", "t2i"), strict=True):
         values = {

@@ -1,0 +1,216 @@
+"""Protocols: what is right for each query besides or instead of its own items, and which numbers are taken.
+
+- ``full`` and ``1k-folds``: recalls of each image's own captions, see `metrics.recalls`.
+- ``eccv``: mAP@R, R-Precision and R@1 on ECCV Caption (Chun et al., *ECCV Caption: Correcting False Negatives by
+  Collecting Machine-and-Human-verified Image-Caption Associations for MS-COCO*).
+- ``cxc``: recalls on Crisscrossed Captions (Parekh et al., CxC).
+- ``rpc2``: R-Precision on Crisscrossed Captions (Pishdad et al., *Uncertainty-based Cross-Modal Retrieval with
+  Probabilistic Representations*, section 4.3).
+- ``pmrp``: Plausible Match R-Precision (PCME), by the object classes of COCO's instance annotations; zeta 0, 1, 2 and
+  their mean.
+
+The package `eccv_caption` holds the judgements, of the 5,000 test images and 25,000 captions of Karpathy's split. The
+last two give, of 5,000 images, the mean of five folds of 1,000 as well; a fold's right items are those inside.
+"""
+
+import json
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...pipeline.data.manifest import PROTOCOLS
+from ...pipeline.errors import RunError, nearest
+from . import metrics
+from .metrics import Table, Ties
+from .precision import best_ranks, map_at_r, plausible_matches, r_precision
+from .scoring import Scores
+
+Measure = Callable[[Scores, Ties], Table]
+Matches = tuple[Tensor, Tensor]  # which captions are right for each image, bool `[I, C]`, and the other way, `[C, I]`
+ZETAS = (0, 1, 2)  # object classes in which plausible matches may differ
+
+
+def load_protocol(name: str, annotations: str = "") -> Measure:
+    """Return what measures scores by a protocol; it raises RunError for samples that the protocol is not defined for.
+
+    Args:
+        name: one of `manifest.PROTOCOLS`.
+        annotations: path of COCO's ``instances_val2014.json``, for ``pmrp``.
+
+    Raises:
+        RunError: there is no such protocol, or a package or a file is missing.
+    """
+    if name not in PROTOCOLS:
+        raise RunError(
+            f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}; `xret list protocols` lists them"
+        )
+    if annotations and name != "pmrp":
+        raise RunError(f"only the protocol pmrp takes a file of annotations, not {name}")
+    if name in ("full", "1k-folds"):
+        return partial(_own_captions, name)
+    if name != "pmrp":
+        return partial(judged, load_judgements(name), name)
+    if not annotations:
+        raise RunError(
+            "protocol pmrp compares the object classes of the images: name COCO's annotations, as "
+            "--protocol pmrp:instances_val2014.json"
+        )
+    return partial(plausible, read_classes(Path(annotations)))
+
+
+def _own_captions(protocol: str, scores: Scores, ties: Ties) -> Table:
+    if protocol == "1k-folds" and len(scores.ids) != metrics.FOLDED:
+        raise RunError(
+            f"protocol 1k-folds needs exactly {metrics.FOLDED:,} images and split '{scores.split}' has "
+            f"{len(scores.ids):,}; take --protocol full"
+        )
+    return metrics.recalls(scores.similarity, scores.caption_image, protocol, ties)
+
+
+def load_judgements(protocol: str) -> Any:
+    """Return `eccv_caption.Metrics`, which has the judgements; RunError where it is not installed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it misses a faster JSON reader
+            from eccv_caption import Metrics  # type: ignore[import-not-found, import-untyped, unused-ignore]
+    except ImportError as error:
+        raise RunError(
+            f"protocol {protocol} reads its judgements from the package eccv_caption, which is not installed: "
+            "pip install 'xret[eccv]'"
+        ) from error
+    return Metrics()
+
+
+def judged(truth: Any, protocol: str, scores: Scores, ties: Ties) -> Table:
+    """Return the table of ``eccv`` (``mAP@R``, ``R-P``, ``R@1``), ``cxc`` or ``rpc2`` (``RPC2``, ``RPC2 1K``).
+
+    Args:
+        truth: an `eccv_caption.Metrics`: ids of the test split, and by dataset the right items of each query.
+        protocol: which of them.
+        scores: of exactly those images and captions, else RunError.
+        ties: see `metrics.recall`.
+    """
+    known, found = (set(truth.coco_gts["i2t"]), set(truth.coco_ids.tolist())), (scores.cocoid, scores.sentid)
+    if any(sorted(ours.tolist()) != sorted(theirs) for ours, theirs in zip(found, known, strict=True)):
+        images, captions = (len(theirs & set(ours.tolist())) for ours, theirs in zip(found, known, strict=True))
+        raise RunError(
+            f"protocol {protocol} needs the {len(known[0]):,} images and {len(known[1]):,} captions of COCO's test "
+            f"split, with their cocoid and sentid; split '{scores.split}' has {len(found[0]):,} and {len(found[1]):,}, "
+            f"of which {images:,} and {captions:,} are among them; take --protocol full"
+        )
+    right = truth.eccv_gts if protocol == "eccv" else truth.cxc_gts
+    ways = [
+        (scores.similarity, *relevance(right["i2t"], scores.cocoid, scores.sentid)),
+        (scores.similarity.T, *relevance(right["t2i"], scores.sentid, scores.cocoid)),
+    ]
+    if protocol == "cxc":
+        to_text, to_image = (best_ranks(scored, relevant) for scored, relevant, _ in ways)
+        return metrics.recall_table(to_text, to_image, ties)
+    if protocol == "rpc2":
+        return _precision_table("RPC2", scores, [(ways[0][1], ways[1][1])], ties)
+    measured = [
+        {
+            "mAP@R": _percent(map_at_r(scored, relevant, ties, count)),
+            "R-P": _percent(r_precision(scored, relevant, ties, count)),
+            "R@1": metrics.recall(best_ranks(scored, relevant), 1, ties),
+        }
+        for scored, relevant, count in ways
+    ]
+    return Table(measured[0], measured[1])
+
+
+def relevance(right: Mapping[int, Sequence[int]], queries: np.ndarray, items: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return which items are right for which queries.
+
+    Args:
+        right: ids of the right items by id of the query.
+        queries: ids, int64 `[Q]`.
+        items: ids of the gallery, int64 `[G]`.
+
+    Returns:
+        bool `[Q, G]`, and how many right items each query has, those outside the gallery included, int64 `[Q]`.
+    """
+    column = {item: place for place, item in enumerate(items.tolist())}
+    found = [set(right.get(query, ())) for query in queries.tolist()]
+    relevant = torch.zeros(len(queries), len(items), dtype=torch.bool)
+    for row, ids in enumerate(found):
+        relevant[row, [column[item] for item in ids if item in column]] = True
+    return relevant, torch.tensor([len(ids) for ids in found])
+
+
+def read_classes(file: Path) -> dict[int, np.ndarray]:
+    """Return by image id whether it shows each object class, bool `[L]`; instances of crowds count as well.
+
+    Polygons are dropped while `instances_val2014.json`, or a file of its form, is read. RunError where it is none.
+    """
+
+    def without_polygons(entry: dict[str, Any]) -> Any:
+        return (entry["image_id"], entry["category_id"]) if "category_id" in entry else entry
+
+    try:
+        with file.open(encoding="utf-8") as stream:
+            content = json.load(stream, object_hook=without_polygons)
+        column = {entry["id"]: place for place, entry in enumerate(content["categories"])}
+        classes = {entry["id"]: np.zeros(len(column), dtype=bool) for entry in content["images"]}
+        for image, category in content["annotations"]:
+            classes[image][column[category]] = True
+    except OSError as error:
+        raise RunError(f"the annotations {file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(
+            f"{file} is not COCO's instance annotations, with images, categories and annotations that name an "
+            "image_id and a category_id: give instances_val2014.json"
+        ) from error
+    return classes
+
+
+def plausible(classes: Mapping[int, np.ndarray], scores: Scores, ties: Ties) -> Table:
+    """Return ``PMRP``, ``zeta 0``, ``zeta 1``, ``zeta 2`` and, of 5,000 images, ``PMRP 1K``.
+
+    `classes` are those of `read_classes`; RunError where an image has none.
+    """
+    if missing := [number for number in scores.cocoid.tolist() if number not in classes]:
+        raise RunError(
+            f"the annotations do not know {len(missing):,} of the {len(scores.cocoid):,} images of split "
+            f"'{scores.split}', among them cocoid {missing[0]}: pmrp needs images of COCO and the annotations of their "
+            "part"
+        )
+    codes = torch.from_numpy(np.stack([classes[number] for number in scores.cocoid.tolist()]))
+    matches = (plausible_matches(codes, zeta)[:, scores.caption_image] for zeta in ZETAS)
+    return _precision_table("PMRP", scores, ((one, one.T) for one in matches), ties, [f"zeta {zeta}" for zeta in ZETAS])
+
+
+def _precision_table(
+    name: str, scores: Scores, matches: Iterable[Matches], ties: Ties, names: Sequence[str] = ()
+) -> Table:
+    """Return the R-Precision (%) of both ways, the mean over all `matches`, and that of each by its name if it has one.
+
+    Of 5,000 images also the mean over the folds. Matches are taken one at a time: each has a byte a cell.
+    """
+    similarity, device = scores.similarity, scores.similarity.device
+    whole, folds = [], []
+    for to_text, to_image in matches:
+        whole.append(_r_precisions(similarity, to_text, to_image, ties))
+        for fold in metrics.FOLDS if len(similarity) == metrics.FOLDED else ():
+            rows, columns = metrics.inside(fold, scores.caption_image)
+            some = similarity[rows][:, columns.to(device)]
+            folds.append(_r_precisions(some, to_text[rows][:, columns], to_image[columns][:, rows], ties))
+    ways = [{name: fmean(way), **dict(zip(names, way, strict=False))} for way in zip(*whole, strict=True)]
+    if folds:
+        ways = [way | {f"{name} 1K": fmean(one)} for way, one in zip(ways, zip(*folds, strict=True), strict=True)]
+    return Table(ways[0], ways[1])
+
+
+def _r_precisions(similarity: Tensor, to_text: Tensor, to_image: Tensor, ties: Ties) -> tuple[float, float]:
+    return _percent(r_precision(similarity, to_text, ties)), _percent(r_precision(similarity.T, to_image, ties))
+
+
+def _percent(values: Tensor) -> float:
+    return 100 * values.mean().item()

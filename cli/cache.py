@@ -209,7 +209,6 @@ def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...]
         return
     click.echo(printable(f"{out}: {', '.join(summary.sets)}, {in_bytes(summary.bytes)}"))
     for split, counts in summary.splits.items():
-        left_out = f", {counted(counts.left_out, 'failed image')} left out" if counts.left_out else ""
-        click.echo(
-            f"  {printable(split)}: {counted(counts.images, 'image')}, {counted(counts.captions, 'caption')}{left_out}"
-        )
+        left_out = f", {counted(counts['left_out'], 'failed image')} left out" if counts["left_out"] else ""
+        images, captions = counted(counts["images"], "image"), counted(counts["captions"], "caption")
+        click.echo(f"  {printable(split)}: {images}, {captions}{left_out}")

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from ..pipeline.exchange.importers import EMBEDDINGS, FORMATS
+from ..pipeline.exchange import FORMATS
 from .extract import DATA_ROOT, DTYPE, JSON, ON_ERROR, SPLITS, STORE
 from .parsing import comma_list
 from .summaries import print_summary
@@ -28,7 +28,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
     "--from",
     "format_",
     required=True,
-    type=click.Choice([*FORMATS, *EMBEDDINGS]),
+    type=click.Choice(FORMATS),
     metavar="FORMAT",
     help="How the features are stored: one of the formats above.",
 )
@@ -39,7 +39,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 )  # fmt: skip
 @click.option(
     "--encoder", default="", callback=comma_list, metavar="NAME",
-    help="For clip-retrieval and embeddings: the model that made them; of two models IMAGES,CAPTIONS.",
+    help="The model that made the features; of embeddings by two models IMAGES,CAPTIONS.",
 )  # fmt: skip
 @DATA_ROOT
 @DTYPE
@@ -56,14 +56,13 @@ def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bo
     was.
 
     \b
-    scan            folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}
-    vse-infty       VSE-infinity's data folder, or that of one data set in it
-    butd-tsv        bottom-up attention's TSV, or a folder of them
-    lxmert-tsv      LXMERT's TSV, or a folder of them
+    scan            folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt};
+                    in VSE-infinity's data folder that of the data set
+    butd-tsv        bottom-up attention's TSV or LXMERT's, or a folder of them
     detectron-npz   folder of .npz, for each image x, bbox, num_bbox, image_h, …
     hdf5            one file, its arrays named by --arrays
     clip-retrieval  folder of img_emb, text_emb and metadata of its inference
-    embeddings      folder of images, captions (.npy, .safetensors) and index
+    embeddings      folder of images.npy, captions.npy and index.csv or .jsonl
 
     \b
     xret import flickr30k --data-root DIR --store f30k.zarr \\
@@ -75,7 +74,7 @@ def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bo
         --from clip-retrieval --source embeddings --encoder ViT-B/32
     """
     from ..pipeline.data.manifest import load_manifest
-    from ..pipeline.exchange.importers.importing import ImportOptions, import_features
+    from ..pipeline.exchange.importing import ImportOptions, import_features
 
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")
@@ -83,13 +82,4 @@ def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bo
     if dataset is None and data_root is not None:
         raise click.UsageError("--data-root is for a DATASET, which is not given; leave it out")
     manifest = None if dataset is None else load_manifest(dataset, data_root)
-    if options["format_"] in EMBEDDINGS:
-        from ..pipeline.exchange.importers.global_features import import_embeddings
-
-        print_summary(import_embeddings(manifest, store, ImportOptions(**options)), as_json)
-        return
-    if manifest is None:
-        raise click.UsageError(f"--from {options['format_']} needs the data set: name a manifest as DATASET")
-    if options["encoder"]:
-        raise click.UsageError(f"--encoder is for embeddings, and --from is {options['format_']}; leave it out")
     print_summary(import_features(manifest, store, ImportOptions(**options)), as_json)

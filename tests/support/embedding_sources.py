@@ -1,4 +1,4 @@
-"""Embeddings in files, as others write them: with numpy, safetensors and pyarrow alone."""
+"""Embeddings in files, as others write them: with numpy and pyarrow alone."""
 
 import csv
 import json
@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
-from safetensors.numpy import save_file
 
 WIDTH = 16
 
@@ -25,8 +24,8 @@ class Pairs:
         self.names = [f"{k // 10:05d}/{k:09d}.jpg" for k in range(count)]
         self.texts = [f"caption number {k}" for k in range(count)]
 
-    def clip_retrieval(self, folder, parts=3, root="", flat=False, **columns):
-        """Write the folder of clip-retrieval; `columns` stand in the metadata beside its own, None leaves one out."""
+    def clip_retrieval(self, folder, parts=3, root="", flat=False):
+        """Write the folder of clip-retrieval."""
         for number, rows in enumerate(np.array_split(np.arange(len(self.names)), parts)):
             files = {
                 kind: folder / ("" if flat else kind) / f"{kind}_{number:02d}{suffix}"
@@ -37,20 +36,14 @@ class Pairs:
             np.save(files["img_emb"], self.images[rows])
             np.save(files["text_emb"], self.captions[rows])
             table = {"image_path": [root + self.names[k] for k in rows], "caption": [self.texts[k] for k in rows]}
-            table |= {"similarity": rows.astype(float)} | columns
-            parquet.write_table(
-                pa.table({key: one for key, one in table.items() if one is not None}), files["metadata"]
-            )
+            parquet.write_table(pa.table({**table, "similarity": rows.astype(float)}), files["metadata"])
         return folder
 
-    def folder(self, folder, lines=None, form="npy", index="csv", splits=None):
+    def folder(self, folder, lines=None, index="csv", splits=None):
         """Write the folder of `--from embeddings`; `lines` are (name, text) if not those of the pairs."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, matrix in (("images", self.images), ("captions", self.captions)):
-            if form == "npy":
-                np.save(folder / f"{name}.npy", matrix)
-            else:
-                save_file({"embeddings": matrix}, folder / f"{name}.safetensors")
+            np.save(folder / f"{name}.npy", matrix)
         lines = list(zip(self.names, self.texts, strict=True)) if lines is None else lines
         rows = [{"file_name": name, "caption": text} for name, text in lines]
         if splits is not None:

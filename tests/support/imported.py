@@ -6,7 +6,7 @@ import numpy as np
 from region_sources import CHANNELS
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.exchange.importers.importing import ImportOptions, import_features
+from xret.pipeline.exchange.importing import ImportOptions, import_features
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.inspect import verify
 

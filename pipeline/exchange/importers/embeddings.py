@@ -1,61 +1,53 @@
 """Embeddings that others computed: a matrix of images, one of captions, and what their rows belong to.
 
-``embeddings`` is a folder of ``images``, ``captions`` and ``index``: two matrices as ``.npy``, or as ``.safetensors``
-with a single tensor, and the index as ``.csv`` with the header ``file_name,caption[,split]`` or as ``.jsonl`` with
-these keys. A line of the index is a row of the captions. The images have a row a line as well, or a row for each image
-in the order in which the index first names them.
+``embeddings`` is a folder of ``images.npy``, ``captions.npy`` and ``index.csv`` or ``index.jsonl``, whose columns or
+keys are file_name, caption and at most split besides. A line of the index is a row of the captions. The images have a
+row a line as well, or a row for each image in the order in which the index first names them.
 
 ``clip-retrieval`` is the folder that its inference writes: ``img_emb/img_emb_N.npy`` and ``text_emb/text_emb_N.npy``, a
 row a pair, and ``metadata/metadata_N.parquet`` with the columns ``image_path`` and ``caption``, N from 0, with leading
 zeros; or all files in one folder. ``image_path`` is a file as it was found, or the key in a tar.
 """
 
-import csv
-import json
 import posixpath
 import re
-import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
-from ...documents import DocumentError, parse_json
+from ...data.caption_rows import caption_rows
+from ...data.manifest import Columns
 from ...errors import require_pyarrow
-from .source import SourceError, sha256, shown
+from .source import Source, SourceError, Table, require_fitting, sha256, shown
 
 _AT_ONCE = 1024  # rows compared
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
 _KINDS = {"img_emb": ".npy", "text_emb": ".npy", "metadata": ".parquet"}  # of clip-retrieval
-_DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64"}  # of safetensors
 _COLUMNS = ("image_path", "caption")
 Line = tuple[str, str, str | None]  # file name, caption and split
 
 
-class Matrix:
-    """The rows of one file or several, one after the other.
-
-    Args:
-        paths: of the files, in their order.
+class Matrix(Table):
+    """A vector a row, of one file or of several one after the other.
 
     Raises:
-        SourceError: one is no matrix of floats, or wider than the first.
+        SourceError: a file is no matrix of floats, or wider than the first.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths, self.parts, self._stamps = list(paths), [_matrix(path) for path in paths], list(map(_stamp, paths))
-        self.width: int = self.parts[0].shape[1]
+        self.paths, self.parts = paths, [_matrix(path) for path in paths]
+        self.channels = self.parts[0].shape[1]
         for path, part in zip(paths, self.parts, strict=True):
-            if part.shape[1] != self.width:
+            if part.shape[1] != self.channels:
                 raise SourceError(
-                    f"{path} is {part.shape[1]} wide and {paths[0].name} {self.width}; keep the embeddings of one model"
-                    " in a folder"
+                    f"{path} is {part.shape[1]} wide and {paths[0].name} {self.channels}; keep the embeddings of one"
+                    " model in a folder"
                 )
         self._first = np.cumsum([0, *map(len, self.parts)])
-        self.rows = int(self._first[-1])
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
 
     def place(self, row: int) -> str:
         """Return where a row lies, for messages."""
@@ -63,188 +55,52 @@ class Matrix:
         return f"row {row - self._first[part]} of {self.paths[part].name}"
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Return these rows, float32 [n,C]; SourceError if a file was changed since it was opened."""
-        out = np.empty((len(rows), self.width), dtype=np.float32)
+        """Return these rows, float32 [n,C]."""
+        out = np.empty((len(rows), self.channels), dtype=np.float32)
         of_part = np.searchsorted(self._first, rows, side="right") - 1
         for number in np.unique(of_part).tolist():
-            if _stamp(self.paths[number]) != self._stamps[number]:
-                raise SourceError(f"{self.paths[number]} was changed while it was imported; import again")
             here = of_part == number
             out[here] = self.parts[number][rows[here] - self._first[number]]
         return out
+
+    def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
+        """Read all rows at once."""
+        values = self.read(entries)
+        finite = np.isfinite(values).all(axis=1)
+        require_fitting(values[finite], arrays["global"].dtype)
+        arrays["global"][at[finite]] = values[finite]
+        lost = zip(at[~finite].tolist(), entries[~finite].tolist(), strict=True)
+        return {place: f"{self.place(entry)} holds NaN or infinity" for place, entry in lost}
 
 
 def _matrix(path: Path) -> np.ndarray:
     """Map a file into memory."""
     try:
-        matrix = _tensor(path) if path.suffix == ".safetensors" else np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, KeyError, TypeError, EOFError, SafetensorError, OSError) as error:
-        raise SourceError(f"{path} cannot be read as a matrix ({error}); get the file anew") from error
+        matrix: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise SourceError(f"{path} cannot be read as a matrix ({error}); copy the file again") from error
     if matrix.ndim != 2 or 0 in matrix.shape or matrix.dtype.kind != "f":
         raise SourceError(f"{path} is {shown(matrix)}, not a matrix of float16 or float32, a row an embedding")
     return matrix
 
 
-def _tensor(path: Path) -> np.ndarray:
-    """Map the only tensor of a safetensors file into memory."""
-    with safe_open(path, "numpy") as checked:  # raises of a damaged header
-        (name, *others) = checked.keys()
-    if others:
-        raise ValueError(f"it holds {1 + len(others)} tensors, not one")
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        facts = json.loads(file.read(length))[name]
-    if facts["dtype"] not in _DTYPES:
-        raise ValueError(f"it holds {facts['dtype']}; save it as float16 or float32")
-    return np.memmap(path, _DTYPES[facts["dtype"]], "r", 8 + length + facts["data_offsets"][0], tuple(facts["shape"]))
-
-
-def _stamp(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_size, found.st_mtime_ns
-
-
-@dataclass(frozen=True)
-class Embeddings:
-    """A source that was looked through. Its images are counted in the order in which the index first names them.
-
-    Attributes:
-        images, captions: the matrices; a row of `captions` is a line of the index.
-        names, splits: file name and split of each image; None where the source does not say.
-        image_rows: row in `images` of each image, int64.
-        texts, owners: text and image of each caption.
-        digests: SHA-256 by file, of ``images``, ``captions`` and ``index``.
-    """
-
-    images: Matrix
-    captions: Matrix
-    names: list[str]
-    splits: list[str | None]
-    image_rows: np.ndarray
-    texts: list[str]
-    owners: np.ndarray
-    digests: dict[str, dict[str, str]]
-
-    @classmethod
-    def of(cls, images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> "Embeddings":
-        """Match matrices with the lines of an index, which lie in these files.
-
-        Raises:
-            SourceError: rows and lines do not fit, or two embeddings of one image differ.
-        """
-        numbers: dict[str, int] = {}
-        texts: list[str] = []
-        splits: list[str | None] = []
-        first: list[int] = []
-        owners: list[int] = []
-        for line, (name, text, split) in enumerate(lines):
-            owner = numbers.setdefault(name, len(numbers))
-            if owner == len(first):
-                first.append(line)
-                splits.append(split)
-            elif splits[owner] != split:
-                raise SourceError(f"{index[0]}: '{name}' is in split '{splits[owner]}' and in '{split}'; correct one")
-            texts.append(text)
-            owners.append(owner)
-        where = index[0] if len(index) == 1 else index[0].parent
-        if not texts:
-            raise SourceError(f"{where} names no image; nothing can be imported")
-        names = _within_folder(list(numbers), where)
-        if captions.rows != len(texts):
-            raise SourceError(
-                f"{captions.paths[0]} has {captions.rows:,} rows, and {where} {len(texts):,} captions; a caption has a"
-                " row"
-            )
-        if images.rows not in (len(texts), len(first)):
-            raise SourceError(
-                f"{images.paths[0]} has {images.rows:,} rows, and {where} {len(texts):,} captions of {len(first):,}"
-                " images; an image has a row, or a caption"
-            )
-        rows = np.array(first if images.rows == len(texts) else range(len(first)), dtype=np.int64)
-        files = {"images": images.paths, "captions": captions.paths, "index": index}
-        digests = {key: {path.name: sha256(path) for path in paths} for key, paths in files.items()}
-        found = cls(images, captions, names, splits, rows, texts, np.array(owners, dtype=np.int64), digests)
-        if images.rows == len(texts):
-            found._require_equal()
-        return found
-
-    def _require_equal(self) -> None:
-        """Refuse rows of one image that differ: then its name is that of several."""
-        again = np.flatnonzero(self.image_rows[self.owners] != np.arange(len(self.owners)))
-        for start in range(0, len(again), _AT_ONCE):
-            rows = again[start : start + _AT_ONCE]
-            one, other = self.images.read(self.image_rows[self.owners[rows]]), self.images.read(rows)
-            differing = ~np.isclose(one, other, rtol=_SAME, atol=_SAME, equal_nan=True).all(axis=1)
-            if differing.any():
-                row = int(rows[differing][0])
-                owner = int(self.owners[row])
-                raise SourceError(
-                    f"{self.images.place(int(self.image_rows[owner]))} and {self.images.place(row)} are of"
-                    f" '{self.names[owner]}' and differ; name each picture differently"
-                )
-
-
-def _within_folder(names: list[str], source: Path) -> list[str]:
-    """Return file names below the folder that all have in common, where some lead out of any."""
-    if outside := [name for name in names if name.startswith(("/", ".."))]:
-        try:
-            common = posixpath.commonpath([posixpath.dirname(name) for name in names])
-        except ValueError as error:
-            raise SourceError(
-                f"{source}: '{outside[0]}' leads out of the folder of the other pictures; name all from one folder"
-            ) from error
-        return [posixpath.relpath(name, common) for name in names]
-    return names
-
-
-def open_folder(folder: Path) -> Embeddings:
+def open_folder(folder: Path) -> Source:
     """Look through a folder of ``images``, ``captions`` and ``index``; SourceError if one is missing or of no use."""
-    images, captions = (_file(folder, name, (".npy", ".safetensors")) for name in ("images", "captions"))
-    index = _file(folder, "index", (".csv", ".jsonl"))
-    return Embeddings.of(Matrix([images]), Matrix([captions]), _index_lines(index), [index])
-
-
-def _file(folder: Path, name: str, suffixes: tuple[str, ...]) -> Path:
-    found = [folder / f"{name}{suffix}" for suffix in suffixes if (folder / f"{name}{suffix}").is_file()]
-    if len(found) != 1:
-        what = f"holds no {' or '.join(name + suffix for suffix in suffixes)}" if not found else f"holds two {name}"
-        raise SourceError(f"{folder} {what}; --from embeddings needs images, captions and index, one file each")
-    return found[0]
+    index = [path for name in ("index.csv", "index.jsonl") if (path := folder / name).is_file()]
+    images, captions = folder / "images.npy", folder / "captions.npy"
+    if len(index) != 1 or not images.is_file() or not captions.is_file():
+        raise SourceError(f"--from embeddings needs images.npy, captions.npy and index.csv or index.jsonl in {folder}")
+    return _source(Matrix([images]), Matrix([captions]), list(_index_lines(index[0])), index)
 
 
 def _index_lines(index: Path) -> Iterator[Line]:
-    try:
-        with index.open(encoding="utf-8-sig", newline="") as file:
-            rows = (
-                csv.DictReader(file, strict=True) if index.suffix == ".csv" else map(_parsed, filter(str.strip, file))
-            )
-            for number, row in enumerate(rows, 1):
-                yield _line(row, f"{index}: entry {number}")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{index}: this is not UTF-8 ({error.reason}); save it as UTF-8") from error
-    except csv.Error as error:
-        raise SourceError(f"{index}: not valid CSV ({error}); correct it") from error
+    for row in caption_rows(index, Columns()):
+        if not isinstance(row.image, str) or not row.image.strip() or len(row.captions) != 1:
+            raise SourceError(f"{row.where}: file_name is missing, or there is not one caption; correct it")
+        yield posixpath.normpath(row.image), row.captions[0], row.split
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return parse_json(text)
-    except DocumentError:
-        return None
-
-
-def _line(row: Any, where: str) -> Line:
-    if not isinstance(row, dict) or not {"file_name", "caption"} <= row.keys() <= {"file_name", "caption", "split"}:
-        raise SourceError(f"{where} does not have file_name, caption and at most split besides; correct it")
-    name, text, split = row["file_name"], row["caption"], row.get("split")
-    if not (isinstance(name, str) and name.strip() and "\0" not in name and isinstance(text, str)):
-        raise SourceError(f"{where}: file_name or caption is missing or no text; give it")
-    if "split" in row and not (isinstance(split, str) and split):
-        raise SourceError(f"{where}: the split is empty or no text; give it")
-    return posixpath.normpath(name), text, split and sys.intern(split)
-
-
-def open_clip_retrieval(folder: Path) -> Embeddings:
+def open_clip_retrieval(folder: Path) -> Source:
     """Look through clip-retrieval's folder.
 
     Raises:
@@ -256,12 +112,11 @@ def open_clip_retrieval(folder: Path) -> Embeddings:
         raise SourceError(f"{folder} holds no img_emb_*.npy of clip-retrieval's inference; check --source")
     for kind, files in parts.items():
         if missing := [number for number in numbers if number not in files]:
-            there = next(own[missing[0]] for own in parts.values() if missing[0] in own)
             advice = "complete the folder; clip-retrieval's inference writes all three of images and texts"
-            raise SourceError(f"{folder} has {there.name} and no part {missing[0]} of {kind}; {advice}")
+            raise SourceError(f"{folder} has no part {missing[0]} of {kind}; {advice}")
     images, captions = (Matrix([parts[kind][number] for number in numbers]) for kind in ("img_emb", "text_emb"))
     index = [parts["metadata"][number] for number in numbers]
-    return Embeddings.of(images, captions, _metadata_lines(images, captions, index), index)
+    return _source(images, captions, list(_metadata_lines(images, captions, index)), index)
 
 
 def _parts(folder: Path, kind: str) -> dict[int, Path]:
@@ -273,33 +128,75 @@ def _parts(folder: Path, kind: str) -> dict[int, Path]:
 def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path]) -> Iterator[Line]:
     """Yield image and caption of each row of the metadata, whose parts have as many rows as those of the matrices."""
     pa = require_pyarrow(SourceError, "clip-retrieval's metadata needs")
-    for number, path in enumerate(index):
-        image, caption = len(images.parts[number]), len(captions.parts[number])
+    for path, image, caption in zip(index, map(len, images.parts), map(len, captions.parts), strict=True):
         try:
             with pa.parquet.ParquetFile(path) as file:
-                _check_metadata(file, path, pa)
+                if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
+                    there = ", ".join(file.schema_arrow.names)
+                    raise SourceError(f"{path} has no column '{missing[0]}', but {there}; infer images and texts")
                 if not image == caption == file.metadata.num_rows:
                     raise SourceError(
-                        f"{images.paths[number]} has {image:,} rows, {captions.paths[number].name} {caption:,} and"
-                        f" {path.name} {file.metadata.num_rows:,}; they do not belong together, get the part anew"
+                        f"{path} has {file.metadata.num_rows:,} rows, and the parts of that number {image:,} images and"
+                        f" {caption:,} captions; they do not belong together"
                     )
                 for batch in file.iter_batches(columns=list(_COLUMNS)):
                     for name, text in zip(*(batch.column(column).to_pylist() for column in _COLUMNS), strict=True):
-                        if not name or text is None:
-                            missing = "caption" if name else "image_path"
-                            raise SourceError(f"{path}: a row has no {missing} ('{name or text}'); repair or remove it")
+                        if not name or not isinstance(name, str) or not isinstance(text, str):
+                            raise SourceError(f"{path}: image_path or caption is no text in a row ({name!r}, {text!r})")
                         yield posixpath.normpath(name), text, None
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"{path} is no Parquet file, is damaged or was cut off; get it anew") from error
+            raise SourceError(f"{path} is no Parquet file, is damaged or was cut off; copy it again") from error
 
 
-def _check_metadata(file: Any, path: Path, pa: Any) -> None:
-    for column in _COLUMNS:
-        if column not in file.schema_arrow.names:
-            names = ", ".join(file.schema_arrow.names)
+def _source(images: Matrix, captions: Matrix, lines: list[Line], index: Sequence[Path]) -> Source:
+    """Match matrices with the lines of an index, which lie in these files.
+
+    Raises:
+        SourceError: rows and lines do not fit, or two embeddings of one image differ.
+    """
+    where = index[0] if len(index) == 1 else index[0].parent
+    lines = _within_folder(lines, where)
+    names = [name for name, _, _ in lines]
+    once = list(dict.fromkeys(names))
+    if not lines or len(captions) != len(lines) or len(images) not in (len(lines), len(once)):
+        raise SourceError(
+            f"{images.paths[0]} has {len(images):,} rows, {captions.paths[0]} {len(captions):,}, and {where}"
+            f" {len(lines):,} captions of {len(once):,} images; an image has a row, or each caption its image's"
+        )
+    images.keys, captions.keys = (names if len(images) == len(lines) else once), [text for _, text, _ in lines]
+    if images.keys is names:
+        _require_equal(images, names)
+    for matrix in (images, captions):
+        matrix.identity = {"files": {path.name: sha256(path) for path in sorted([*matrix.paths, *index])}}
+    return Source(images, captions, lines)
+
+
+def _require_equal(images: Matrix, names: list[str]) -> None:
+    """Refuse rows of one image that differ: then its name is that of several."""
+    numbers: dict[str, int] = {}
+    first = np.array([numbers.setdefault(name, row) for row, name in enumerate(names)])
+    again = np.flatnonzero(first != np.arange(len(names)))
+    for start in range(0, len(again), _AT_ONCE):
+        rows = again[start : start + _AT_ONCE]
+        one, other = images.read(first[rows]), images.read(rows)
+        differing = ~np.isclose(one, other, rtol=_SAME, atol=_SAME, equal_nan=True).all(axis=1)
+        if differing.any():
+            row = int(rows[differing][0])
             raise SourceError(
-                f"{path} has no column '{column}', but {names}; run clip-retrieval's inference with images and texts"
+                f"{images.place(int(first[row]))} and {images.place(row)} are of '{names[row]}' and differ; name each"
+                " picture differently"
             )
-        type_ = file.schema_arrow.field(column).type
-        if not (pa.types.is_string(type_) or pa.types.is_large_string(type_)):
-            raise SourceError(f"{path}: column '{column}' is {type_}, not text")
+
+
+def _within_folder(lines: list[Line], where: Path) -> list[Line]:
+    """Return the lines with file names below the folder that all have in common, where some lead out of any."""
+    outside = next((name for name, _, _ in lines if name.startswith(("/", ".."))), None)
+    if outside is None:
+        return lines
+    try:
+        common = posixpath.commonpath([posixpath.dirname(name) for name, _, _ in lines])
+    except ValueError as error:
+        raise SourceError(
+            f"{where}: '{outside}' leads out of the folder of the other pictures; name all from one folder"
+        ) from error
+    return [(posixpath.relpath(name, common), text, split) for name, text, split in lines]

@@ -1,49 +1,131 @@
-"""What an importer offers: the ids of a source's images, and the features of one image at a time."""
+"""What an importer offers: tables of features, read entry by entry, and what the source calls its entries."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ...data.regions import Regions
-from ...errors import XretError
+from ...data.regions import REGION_ARRAYS, Regions, lay_out
+from ...errors import CacheError, XretError
 
-UNREADABLE = -1  # the count of an image whose features a first look could not make sense of
+UNREADABLE = -1  # the count of an entry whose features a first look could not make sense of
 
 
 class SourceError(XretError, ValueError):
     """Features that others extracted cannot be used as they are."""
 
 
-class Source(Protocol):
-    """A source that was looked through once. Its images are called entries and counted from 0.
+class Unreadable(Exception):
+    """The features of one entry are damaged; the message is a phrase that says how."""
+
+
+class Table(ABC):
+    """Features of a source that was looked through once. Entries are counted from 0.
 
     Attributes:
-        ids: what the source calls each entry; the first of several with one id is used.
+        keys: what the source calls each entry; the first of several with one key is used.
         splits: the split of the data set that each entry should be in; None: the source does not say.
-        counts: regions of each entry, int32; `UNREADABLE` where only `read` can tell what is wrong.
-        channels: width of a region's feature.
-        extras: which of ``boxes``, ``classes``, ``scores`` the source has.
+        counts: regions of each entry, int32; `UNREADABLE` where only `put` can tell what is wrong; None: a vector each.
+        channels: width of a feature.
+        extras: which of ``boxes``, ``classes``, ``scores`` there are.
         identity: what decides the features: SHA-256 of the source's files, and how they are read.
     """
 
-    ids: list[str]
-    splits: list[str] | None
-    counts: np.ndarray
+    keys: Sequence[str]
+    splits: Sequence[str] | None = None
+    counts: np.ndarray | None = None
     channels: int
-    extras: tuple[str, ...]
+    extras: tuple[str, ...] = ()
     identity: dict[str, Any]
 
-    def read(self, entry: int) -> Regions:
-        """Return the features of one entry, from the disk.
+    @abstractmethod
+    def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
+        """Read `entries` into the arrays of a chunk, at the places `at`; return what is wrong, by place.
 
         Raises:
-            SampleError: they are damaged.
             SourceError: the whole source is not what it seemed.
+            CacheError: a value does not fit the dtype of the arrays.
         """
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an importer found.
+
+    Attributes:
+        images: features of images.
+        captions: features of captions; None where there are none.
+        lines: file name, text and split, if there is one, of each entry of `captions`.
+    """
+
+    images: Table
+    captions: Table | None = None
+    lines: Sequence[tuple[str, str, str | None]] = ()
+
+    @property
+    def tables(self) -> dict[str, Table]:
+        """The tables by modality, ``images`` first."""
+        return {"images": self.images} | ({} if self.captions is None else {"captions": self.captions})
+
+
+class RegionTable(Table):
+    """Regions of images, one image after another."""
+
+    counts: np.ndarray
+
+    @abstractmethod
+    def read(self, entry: int) -> Regions:
+        """Return the features of one entry, from the disk; Unreadable if they are damaged."""
+
+    def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
+        """Read images one by one, in the order of the source."""
+        faults = {}
+        for entry, place in sorted(zip(entries.tolist(), at.tolist(), strict=True)):
+            try:
+                regions = self.read(entry)
+                self._check(regions, arrays["local"].shape[1])
+            except Unreadable as error:
+                faults[place] = str(error)
+                continue
+            require_fitting(regions.local, arrays["local"].dtype)
+            lay_out(arrays, place, regions)
+            arrays["size"][place] = regions.size
+        return faults
+
+    def _check(self, regions: Regions, most: int) -> None:
+        """Raise Unreadable unless the arrays of an image have the shapes and values that the set holds."""
+        local = regions.local
+        if local.ndim != 2 or local.shape[1] != self.channels or not 1 <= len(local) <= most:
+            raise Unreadable(f"its features are {shown(local)}, not 1 to {most} regions x {self.channels} channels")
+        if local.dtype.kind != "f" or not np.isfinite(local).all():
+            raise Unreadable(f"its features, {local.dtype}, are no floats, or NaN or infinity")
+        for key in self.extras:
+            shape, dtype, _ = REGION_ARRAYS[key]
+            values: np.ndarray | None = getattr(regions, key)
+            if values is None or values.shape != (len(local), *shape):
+                raise Unreadable(f"its {key} are {'missing' if values is None else shown(values)}")
+            with np.errstate(over="ignore", invalid="ignore"):
+                kept = values.astype(dtype)
+            if (
+                not np.isfinite(values).all()
+                or not np.isfinite(kept).all()
+                or (kept.dtype.kind == "i" and (kept != values).any())
+            ):
+                raise Unreadable(f"its {key} hold values that are no {dtype}")
+        if not all(0 <= side < 2**31 for side in regions.size):
+            raise Unreadable(f"its size is {regions.size[0]:.3g} x {regions.size[1]:.3g} pixels")
+
+
+def require_fitting(values: np.ndarray, dtype: np.dtype[Any]) -> None:
+    """Raise CacheError where a value is beyond the dtype of a set."""
+    peak = float(np.abs(values).max(initial=0))
+    if peak > float(np.finfo(dtype).max):
+        raise CacheError(f"a value of {peak:.3g} is beyond {dtype}; import with --dtype float32")
 
 
 def sha256(path: Path) -> str:
@@ -57,9 +139,13 @@ def shown(array: Any) -> str:
     return f"{array.dtype} {' x '.join(map(str, array.shape))}".strip()
 
 
-def usual_width(widths: Iterable[int], source: Path) -> int:
-    """Return the width that most entries have; SourceError if no entry has features, that is, a positive width."""
-    known = Counter(width for width in widths if width > 0)
+def usual_width(shapes: Sequence[tuple[int, int]], source: Path) -> tuple[int, np.ndarray]:
+    """Return the width that most entries have, and the counts of those that have it.
+
+    `shapes` are regions and channels of each entry, of which 0 could not be read.
+    """
+    known = Counter(width for _, width in shapes if width > 0)
     if not known:
         raise SourceError(f"{source}: no image in it has features that can be read; check --from and --source")
-    return known.most_common(1)[0][0]
+    usual = known.most_common(1)[0][0]
+    return usual, np.array([count if width == usual else UNREADABLE for count, width in shapes], dtype=np.int32)

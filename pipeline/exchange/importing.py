@@ -1,0 +1,259 @@
+"""From a source to feature sets: match, then write chunk after chunk; no picture is opened.
+
+An import that was stopped resumes, and one that is complete writes nothing. A source is looked through and hashed each
+time, because its SHA-256 decides which set it belongs to.
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from ..data.caption_files import Entry
+from ..data.manifest import Manifest
+from ..data.samples import Samples, build_samples, read_samples
+from ..errors import CacheError, SampleError
+from ..extraction.extraction import require_some
+from ..extraction.options import DEFAULT_SPLITS, choose_splits
+from ..extraction.summary import Extraction, SetSummary
+from ..progress import Progress
+from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, ImageSet
+from ..store.create import SetFacts, caption_set, image_set, require_dtype
+from ..store.inspect import broken_chunks
+from ..store.store import open_for_writing, require_place
+from ..wording import printable
+from .importers.embeddings import open_clip_retrieval, open_folder
+from .importers.hdf5 import Hdf5Regions
+from .importers.npz import NpzRegions
+from .importers.scan import ScanRegions
+from .importers.source import Source, SourceError, Table
+from .importers.tsv import TsvRegions
+from .matching import match, match_own
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """How to import; the command line's options, with its defaults."""
+
+    format_: str  # one of `FORMATS`
+    source: Path  # file or folder of the features
+    arrays: Mapping[str, str] = field(default_factory=dict)  # for ``hdf5``, the name in the file of each role
+    encoder: tuple[str, ...] = ()  # the model that made embeddings, or that of the images and that of the captions
+    dtype: str = "float16"  # ``float16`` or ``float32``
+    splits: tuple[str, ...] = DEFAULT_SPLITS  # which splits to write now
+    on_error: str = "fail"  # ``fail`` or ``skip``
+    repair: bool = False  # write chunks again that are damaged or hold samples that failed
+
+    def __post_init__(self) -> None:
+        require_dtype(self.dtype)
+        if self.on_error not in ("fail", "skip"):
+            raise CacheError(f"on_error is '{self.on_error}'; give fail or skip")
+
+
+def import_features(manifest: Manifest | None, url: str, options: ImportOptions) -> Extraction:
+    """Write features that others extracted into the store at `url`.
+
+    Regions of images become a set of kind ``roi``; embeddings of images and captions two of kind ``global``.
+
+    Args:
+        manifest: the data set; None: the images and captions of embeddings are one.
+        url: local path or fsspec URL of the store.
+        options: how.
+
+    Raises:
+        ManifestError: the data set cannot be read.
+        SourceError: the source is not of its format, or lacks images or captions, and `on_error` is ``fail``.
+        SampleError: the features of a sample are damaged, and `on_error` is ``fail``.
+        OutputError: the store cannot be written.
+        CacheError: the store holds something else, or a value does not fit the dtype.
+    """
+    encoders = _encoders(options)
+    if manifest is None and options.format_ not in _PAIRS:
+        raise SourceError(f"--from {options.format_} needs the data set: name a manifest as DATASET")
+    source = _open_source(options)
+    facts = _facts(source, encoders, options)
+    if manifest is None:
+        samples, matched_by, unmatched = _own_samples(source, options), None, 0
+        entries = match_own(source, samples)
+    else:
+        samples = read_samples(manifest, options.on_error == "skip")
+        entries, matched_by, unmatched = match(source, samples)
+    splits = choose_splits(samples, options.splits)
+    _require_all(entries, splits, samples, options)
+    require_place(url, samples)
+    with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
+        filled = []
+        for modality, table in source.tables.items():
+            features = _create(cache, modality, facts[modality], table, entries[modality])
+            filled.append(_fill(features, table, entries[modality], splits, options))
+        counts = cache.images, cache.captions
+        return Extraction(cache.dataset, cache.url, *counts, tuple(filled), matched_by=matched_by, unmatched=unmatched)
+
+
+_REGIONS: dict[str, Callable[[Path], Table]] = {
+    "scan": ScanRegions,
+    "butd-tsv": TsvRegions,
+    "detectron-npz": NpzRegions,
+}
+_PAIRS = {"embeddings": open_folder, "clip-retrieval": open_clip_retrieval}
+
+
+def _encoders(options: ImportOptions) -> list[tuple[str, str]]:
+    """Return the model of the images and that of the captions, each also as the name of a set begins."""
+    names = options.encoder or (() if options.format_ in _PAIRS else (options.format_,))
+    if len(names) not in ((1, 2) if options.format_ in _PAIRS else (1,)):
+        raise SourceError(
+            f"--from {options.format_} needs the name of the model that made the features, as --encoder ViT-B/32; of"
+            " embeddings by two models --encoder IMAGES,CAPTIONS"
+        )
+    short = [re.sub(r"[^a-z0-9_.]+", "-", name.lower()).strip("-.") for name in names]
+    if not all(short):
+        raise SourceError(
+            f"--encoder '{','.join(names)}' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
+        )
+    return list(zip(names, short, strict=True))
+
+
+def _open_source(options: ImportOptions) -> Source:
+    path = options.source.absolute()
+    if not path.exists():
+        raise SourceError(f"{path} is not there; give the file or folder of the features as --source")
+    if options.arrays and options.format_ != "hdf5":
+        raise SourceError(f"--arrays names the arrays of an HDF5 file, but --from is {options.format_}; leave it out")
+    if options.format_ in _PAIRS:
+        return _PAIRS[options.format_](path)
+    regions = Hdf5Regions(path, options.arrays) if options.format_ == "hdf5" else _REGIONS[options.format_](path)
+    return Source(regions)
+
+
+def _facts(source: Source, encoders: list[tuple[str, str]], options: ImportOptions) -> dict[str, SetFacts]:
+    """Return what the sets are; one model of images and captions makes features of one space."""
+    tables, facts = source.tables, {}
+    widths = [table.channels for table in tables.values()]
+    if len(encoders) == 1 and len(set(widths)) > 1:
+        raise SourceError(
+            f"{options.source}: the images' embeddings are {widths[0]} wide and the captions' {widths[1]}, which are"
+            " not of one model; name both with --encoder IMAGES,CAPTIONS"
+        )
+    for (modality, table), (name, short) in zip(tables.items(), (encoders[0], encoders[-1]), strict=False):
+        identity = {"encoder": name, "imported": options.format_, **table.identity}
+        kind, local = ("global", None) if table.counts is None else ("roi", table.channels)
+        space = name if len(encoders) < len(tables) else None
+        facts[modality] = SetFacts(short, kind, identity, options.dtype, local, table.channels, space=space)
+    return facts
+
+
+def _own_samples(source: Source, options: ImportOptions) -> Samples:
+    """Return the source's images and captions as a data set; captions are numbered by their entries."""
+    entries: dict[str, Entry] = {}
+    for number, (name, text, split) in enumerate(source.lines):
+        entry = entries.setdefault(name, Entry(name, split, []))
+        if entry.split != split:
+            raise SourceError(f"{options.source}: '{name}' is in split '{entry.split}' and in '{split}'; correct one")
+        entry.captions.append((text, number))
+    place = options.source.absolute()
+    return build_samples(list(entries.values()), Manifest(options.format_, images=place, captions=place, path=place))
+
+
+def _require_all(
+    entries: Mapping[str, np.ndarray], splits: list[str], samples: Samples, options: ImportOptions
+) -> None:
+    """Refuse a source that has nothing of a split or, unless failures are skipped, not all of it."""
+    every = np.arange(len(samples.images))
+    image_of = {"images": every, "captions": np.repeat(every, [len(image.captions) for image in samples.images])}
+    for modality, of_modality in entries.items():
+        for split in splits:
+            first, last = samples.splits[split]
+            images = image_of[modality]
+            wanted = (images >= first) & (images < last)
+            lost, total = images[wanted & (of_modality < 0)], int(wanted.sum())
+            if len(lost) == total or (len(lost) and options.on_error == "fail"):
+                skip = "--on-error skip records them as failed" if len(lost) < total else "choose others with --splits"
+                raise SourceError(
+                    f"{options.source} lacks {len(lost):,} of {total:,} {modality} of split '{split}' of"
+                    f" '{samples.dataset}', the first of '{samples.images[lost[0]].file_name}'; {skip}"
+                )
+
+
+def _create(
+    cache: FeatureCache, modality: str, facts: SetFacts, table: Table, entries: np.ndarray
+) -> ImageSet | CaptionSet:
+    if modality == "captions":
+        return caption_set(cache, facts, None)
+    if table.counts is None:
+        return image_set(cache, facts, 0, sizes=False)
+    regions = int(table.counts[entries[entries >= 0]].max())
+    if regions < 1:
+        raise SourceError(f"{cache.dataset}: the source has no features of its images that can be read")
+    return image_set(cache, facts, regions, extras=table.extras)
+
+
+def _fill(
+    features: ImageSet | CaptionSet, table: Table, entries: np.ndarray, splits: list[str], options: ImportOptions
+) -> SetSummary:
+    """Write the chunks of these splits that are missing; samples of other splits stay undone.
+
+    Args:
+        features: the set.
+        table: features of the source.
+        entries: of each sample, -1 for one that the source lacks.
+        splits: which.
+        options: of the import.
+    """
+    wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
+    if options.repair:
+        for chunk in wanted.intersection(broken_chunks(features)):
+            features.forget(chunk)
+        features = features.reopened()
+    missing = features.missing(splits)
+    of_splits = np.zeros(features.samples, dtype=bool)
+    for split in splits:
+        of_splits[features.rows_of(split)] = True
+    samples, began, seconds = 0, time.monotonic(), {"read": 0.0, "encode": 0.0, "write": 0.0}
+    total = sum(last - first for first, last in map(features.rows_in, missing))
+    with Progress(printable(features.name), total, features.modality) as progress:
+        for chunk in missing:
+            started = time.monotonic()
+            first, last = features.rows_in(chunk)
+            arrays = features.begun(chunk)
+            at = np.flatnonzero((arrays["status"] == NOT_DONE) & of_splits[first:last])
+            own = entries[first + at]
+            faults = dict.fromkeys(at[own < 0].tolist(), "the source has no features of it")
+            faults |= table.put(arrays, at[own >= 0], own[own >= 0])
+            failed = _failed(features, first, last, faults, options)
+            arrays["status"][at], arrays["status"][list(faults)] = OK, FAILED
+            if "length" in arrays:
+                arrays["length"][list(faults)] = 0
+            read = time.monotonic()
+            features.write(chunk, arrays, failed)
+            seconds["read"] += read - started
+            seconds["write"] += time.monotonic() - read
+            samples += len(at) - len(failed)
+            progress.update(last - first)
+    filled = features.reopened()
+    require_some(filled, splits)
+    return SetSummary(
+        name=features.name,
+        samples=samples,
+        chunks=len(missing),
+        chunks_before=len(wanted) - len(missing),
+        failed=int((filled.status == FAILED).sum()),
+        reasons=tuple(reason for _, reason in filled.failures),
+        seconds=time.monotonic() - began,
+        shares=seconds,
+    )
+
+
+def _failed(
+    features: ImageSet | CaptionSet, first: int, last: int, faults: Mapping[int, str], options: ImportOptions
+) -> dict[int, str]:
+    """Return the reasons by row of what cannot be read of rows [first, last), unless `on_error` is ``fail``."""
+    names_of = features.cache.file_names if isinstance(features, ImageSet) else features.cache.caption_texts
+    names = names_of(first, last) if faults else []
+    if faults and options.on_error == "fail":
+        place, advice = min(faults), "repair the source, or record such samples with --on-error skip"
+        raise SampleError(names[place], f"{faults[place]}; {advice}")
+    return {first + place: f"{names[place]}: {faults[place]}" for place in sorted(faults)}

@@ -22,27 +22,27 @@ class Encoder(Protocol):
     kind: str  # of the features: ``grid``, ``roi`` or ``frames`` of images, ``tokens`` or ``words`` of captions
     identity: dict[str, Any]  # what decides the features; JSON
     versions: dict[str, str]  # of the libraries; they do not decide the features
-    # Encoders of images and of captions with the same one have global features that are compared by their cosine, as
-    # the towers of one CLIP have; None: there is no such other encoder.
-    space: str | None
-    spec: EncoderSpec  # that loads it again, from any folder; `load_visual` and `load_text` set it
+    # Global features of images and captions of the same space are compared by their cosine, as CLIP's are; None: no
+    # other encoder shares it.
+    space: str | None = None
+    spec: EncoderSpec  # loads it again, from any folder; `load_visual` and `load_text` set it
 
 
 class VisualEncoder(Encoder, Protocol):
     """What every image encoder offers."""
 
     rows: int  # local rows of an image, N; the most, where they vary
-    grid: tuple[int, int] | None  # of kind ``grid``: the height and width, in cells, that the rows fill row by row
+    grid: tuple[int, int] | None = None  # of kind ``grid``: height and width, in cells, that the rows fill row by row
     channels: int  # width of a row, C
     global_channels: int  # width of the global feature
-    extras: tuple[str, ...]  # which of ``boxes``, ``classes``, ``scores`` it gives
+    extras: tuple[str, ...] = ()  # which of ``boxes``, ``classes``, ``scores`` it gives
 
     def decode(self, picture: Any) -> tuple[Any, tuple[int, int]]:
         """Read one image as the network takes it; return it and the image's own (width, height).
 
         Args:
             picture: what ``PIL.Image.open`` takes: an open binary file with the picture's bytes and a `name`, as
-                `data.images.PictureFile`, from extraction; a path from a search, and where it is a folder of frames.
+                `data.images.PictureFile`, or a path; a path where it is a folder of frames.
 
         Raises:
             SampleError: the image cannot be read, or is far too long and narrow.
@@ -61,7 +61,7 @@ class VisualEncoder(Encoder, Protocol):
 class TextEncoder(Encoder, Protocol):
     """What every caption encoder offers."""
 
-    vocabulary: tuple[str, ...] | None  # the training captions' words by token id; None where a model has its own
+    vocabulary: tuple[str, ...] | None = None  # the training captions' words by token id; None: the model has its own
     channels: int | None  # width of a token's state, C; None where there are only ids
     global_channels: int | None  # width of the global feature; None where there are only ids
 
@@ -109,12 +109,21 @@ def turns_upright(identity: dict[str, Any]) -> bool:
     return isinstance(preprocessing, dict) and preprocessing.get("orientation") == "exif"
 
 
-def require_cut(what: str, cuts: bool) -> None:
-    """Refuse ``whole`` for an encoder, called `what`, that takes whole pictures anyway.
+def choose_layer(what: str, layer: int, count: int) -> int:
+    """Return a layer's number from 0, of `count`; numbers below 0 count from the last.
 
     Raises:
-        EncoderError: it neither cuts something off nor lays a border around pictures.
+        EncoderError: `what` has no such layer.
     """
+    if not -count <= layer < count:
+        raise EncoderError(
+            f"{what} has no layer {layer}; choose one from 0 to {count - 1}, or from -1, the last, down to -{count}"
+        )
+    return layer % count
+
+
+def require_cut(what: str, cuts: bool) -> None:
+    """Raise EncoderError if ``whole`` changes nothing: `what` neither cuts something off nor pads pictures."""
     if not cuts:
         raise EncoderError(f"{what} takes whole pictures by itself; leave --whole out")
 
@@ -124,9 +133,8 @@ def load_library(module: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise EncoderError(
-            f"{module.partition('.')[0]} is not installed ({error}): pip install 'xret[{extra}]'"
-        ) from error
+        name = module.partition(".")[0]
+        raise EncoderError(f"{name} is not installed ({error}): pip install 'xret[{extra}]'") from error
 
 
 def library_versions(*modules: str) -> dict[str, str]:

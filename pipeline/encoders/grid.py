@@ -1,6 +1,7 @@
 """Grid features: the last feature map of a torchvision classification network, one row per cell."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
+from collections.abc import Callable
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,16 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 from torch.nn import functional
+from torchvision import transforms
 from torchvision.models import VisionTransformer, get_model, get_model_weights, list_models
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
-from torchvision.transforms import functional as transforms
 
 from ..data.images import LONGEST, AnyPicture, open_image
 from ..errors import EncoderError
-from ..wording import reason
-from .base import library_versions
+from .base import VisualEncoder, library_versions
 from .registry import unknown
 from .spec import EncoderSpec
-from .weights import digest, load_network, noise_images, settle_norms
+from .weights import autocast, digest, load_network, noise_images, settle_norms
 
 GRID_OPTIONS = frozenset({"weights", "image_size", "whole", "pool", "views", "frames"})
 IMAGE_SIZE = 224  # side of the square input of networks that have none of their own, pixels
@@ -31,24 +31,17 @@ _POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _POOLING = {functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d}
 
 
-class Grid(ABC):
+class Grid(VisualEncoder):
     """What the encoders of a grid have in common: images become tensors of one shape, and cells become rows."""
 
     takes = GRID_OPTIONS
     kind = "grid"
-    extras: tuple[str, ...] = ()
     suffix = ".safetensors"  # of what `save` writes
-    space: str | None = None
     longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
     network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
-    name: str
-    rows: int
-    grid: tuple[int, int] | None
-    channels: int
-    global_channels: int
-    identity: dict[str, Any]
-    versions: dict[str, str]
-    spec: EncoderSpec
+    device: str
+    _half = False  # let a GPU compute in bfloat16
+    _transform: Callable[[Image.Image], Tensor]
 
     def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:
         """Read an image, upright, and `prepare` it; return pixels [3,S,S] on the CPU, and its own (width, height).
@@ -59,9 +52,9 @@ class Grid(ABC):
         image = open_image(picture, upright=True, longest=self.longest)
         return self.prepare(image), image.size
 
-    @abstractmethod
     def prepare(self, image: Image.Image) -> Tensor:
-        """Make a square of an image; return pixels [3,S,S], uint8 or float32."""
+        """Prepare an image as the network takes it; return pixels [3,S,S], uint8 or float32."""
+        return self._transform(image)
 
     @torch.inference_mode()
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -69,13 +62,19 @@ class Grid(ABC):
         local, global_ = self.features(pixels)
         return local.cpu().numpy(), global_.cpu().numpy()
 
-    @abstractmethod
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch of decoded images [B,3,S,S], so that gradients reach `network`.
 
         Returns:
             The cells, row by row of the map, float32 [B,N,C], and the global features, float32 [B,D], on the device.
         """
+        with autocast(self.device, self._half):
+            local, global_ = self._run(pixels.to(self.device))
+        return _rows(local).float().contiguous(), global_.float()
+
+    @abstractmethod
+    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a map [B,C,H,W] or rows [B,N,C], and the global features [B,D]."""
 
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
@@ -88,29 +87,22 @@ class Grid(ABC):
     def _state(self) -> dict[str, Tensor]:
         return self.network.state_dict()
 
-    def _set_shapes(self, grid: tuple[int, int], channels: int, global_channels: int) -> None:
-        self.grid, self.rows = grid, grid[0] * grid[1]
-        self.channels, self.global_channels = channels, global_channels
+    @torch.inference_mode()
+    def _measure(self, pixels: Tensor, grid: tuple[int, int] | None = None) -> None:
+        """Take the features' shapes from those of a picture [1,3,H,W]; `grid` is that of rows without a map."""
+        local, global_ = self._run(pixels.to(self.device))
+        self.grid = (local.shape[2], local.shape[3]) if grid is None else grid
+        self.rows = self.grid[0] * self.grid[1]
+        self.channels, self.global_channels = _rows(local).shape[2], global_.shape[1]
         if self.rows == 1:
             raise EncoderError(f"'{self.name}' makes a single cell of an image; choose a larger --image-size")
 
 
-class MapGrid(Grid):
-    """What encoders share whose global feature is the mean of the last feature map."""
-
-    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the cells of the last map, and their mean; shapes as of `Grid`."""
-        maps = self._maps(pixels)
-        # Of a vision transformer they are tokens, [B,1+N,C] with the class token first.
-        local = (maps.flatten(2).transpose(1, 2) if maps.ndim == 4 else maps[:, 1:]).contiguous()
-        return local, local.mean(1)
-
-    @abstractmethod
-    def _maps(self, pixels: Tensor) -> Tensor:
-        """Return the last feature map [B,C,H,W] of decoded images."""
+def _rows(local: Tensor) -> Tensor:
+    return local.flatten(2).transpose(1, 2) if local.ndim == 4 else local
 
 
-class GridEncoder(MapGrid):
+class GridEncoder(Grid):
     """Encode images as the cells of the last feature map of a network of torchvision's, and their mean."""
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
@@ -124,14 +116,16 @@ class GridEncoder(MapGrid):
         kept = self.network.state_dict()
         self._head = {name: value for name, value in network.state_dict().items() if name not in kept}
         preset = _preset(spec.name)
-        self._crop = size
         shorter = round(size * preset.resize_size[0] / preset.crop_size[0])
-        self._resize, self._interpolation = [size, size] if spec.whole else [shorter], preset.interpolation
+        steps = [
+            transforms.Resize([size, size] if spec.whole else [shorter], preset.interpolation),
+            transforms.CenterCrop(size),
+            transforms.PILToTensor(),
+        ]
+        self._transform = transforms.Compose(steps)
         self._mean = torch.tensor(preset.mean, device=device)[:, None, None]
         self._std = torch.tensor(preset.std, device=device)[:, None, None]
-        local, _ = self.encode(torch.zeros(1, 3, size, size, dtype=torch.uint8))
-        side = isqrt(local.shape[1])  # of a square input, the map is square
-        self._set_shapes((side, side), local.shape[2], local.shape[2])
+        self._measure(torch.zeros(1, 3, size, size, dtype=torch.uint8))
         self.identity = {
             "encoder": spec.name,
             "weights": weights_id,
@@ -146,20 +140,20 @@ class GridEncoder(MapGrid):
         }
         self.versions = library_versions("torch", "torchvision", "PIL")
 
-    def prepare(self, image: Image.Image) -> Tensor:
-        """Resize an image's shorter side and cut out the middle, or make all of it a square; return uint8 [3,S,S]."""
-        resized = transforms.resize(image, self._resize, self._interpolation)
-        pixels: Tensor = transforms.pil_to_tensor(transforms.center_crop(resized, [self._crop]))
-        return pixels
-
-    def _maps(self, pixels: Tensor) -> Tensor:
-        pixels = pixels.to(self.device).contiguous(memory_format=torch.channels_last)
-        images = pixels.float().div_(255).sub_(self._mean).div_(self._std)
-        maps: Tensor = self.network(images)["map"]
-        return maps
+    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        maps: Tensor = self.network(pixels.float().div_(255).sub_(self._mean).div_(self._std))["map"]
+        if maps.ndim == 3:  # of a vision transformer the tokens [B,1+N,C], the class token first
+            maps = maps[:, 1:].transpose(1, 2).unflatten(2, (isqrt(maps.shape[1]), -1))
+        return maps, mean_of_cells(maps)
 
     def _state(self) -> dict[str, Tensor]:
         return {**self._head, **self.network.state_dict()}
+
+
+def mean_of_cells(maps: Tensor) -> Tensor:
+    """Return the mean [B,C] of a map [B,C,H,W], summed cell by cell."""
+    return _rows(maps).contiguous().mean(1)
 
 
 def last_map(network: nn.Module, image_size: int) -> str:
@@ -207,19 +201,12 @@ def _load(spec: EncoderSpec, size: int) -> tuple[str, nn.Module, str]:
 
     def settle(network: nn.Module) -> None:
         preset = _preset(name)
-        images = transforms.normalize(noise_images(16, size), preset.mean, preset.std)
+        images = transforms.Normalize(preset.mean, preset.std)(noise_images(16, size))
         settle_norms(network, lambda: network(images))
 
-    try:
-        published = get_model_weights(name).__members__.get("IMAGENET1K_V1")
-        weights_id, network = load_network(spec, lambda: _build(name, size), settle, published)
-        return weights_id, network, last_map(network, size)
-    except EncoderError:
-        raise
-    except (RuntimeError, ValueError, AssertionError) as error:
-        raise EncoderError(
-            f"{name} does not take images of {size} pixels ({reason(error)}); try --image-size {IMAGE_SIZE}"
-        ) from error
+    published = get_model_weights(name).__members__.get("IMAGENET1K_V1")
+    weights_id, network = load_network(spec, lambda: _build(name, size), settle, published)
+    return weights_id, network, last_map(network, size)
 
 
 def _build(name: str, image_size: int) -> nn.Module:

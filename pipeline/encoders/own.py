@@ -29,43 +29,34 @@ class OwnEncoder:
         module is also looked for in the working folder. The import path joins the identity.
 
         Raises:
-            EncoderError: there is no such class, it cannot be made, or what it makes does not keep the contract.
+            EncoderError: there is no such class, or what it makes does not keep the contract.
         """
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)
-        name, arguments = spec.name, (spec.weights or "imagenet", spec.image_size or IMAGE_SIZE, device)
         try:
-            kind = resolve_name(name)
+            kind = resolve_name(spec.name)
         except (ImportError, AttributeError, ValueError) as error:
             raise EncoderError(
-                f"{unknown(name, [])}; a class of your own, MODULE:CLASS, must be installed or lie in the working"
+                f"{unknown(spec.name, [])}; a class of your own, MODULE:CLASS, must be installed or lie in the working"
                 f" folder ({reason(error)})"
             ) from error
-        try:
-            encoder = kind(*arguments)
-        except EncoderError:
-            raise
-        except Exception as error:  # it may raise anything
-            call = f"{spec.model}{arguments!r}"
-            raise EncoderError(f"{call} of '{name}' fails ({type(error).__name__}: {reason(error)})") from error
-        _check(name, encoder)
-        encoder.identity = {**encoder.identity, "encoder": name}
-        if spec.views is not None and not hasattr(encoder, "prepare"):
-            raise EncoderError(
-                f"'{name}' needs a method `prepare` that takes a picture to pixels for --views; leave it out"
-            )
+        encoder = kind(spec.weights or "imagenet", spec.image_size or IMAGE_SIZE, device)
+        _check(spec, encoder)
+        encoder.identity = {**encoder.identity, "encoder": spec.name}
         return encoder
 
 
-def _check(name: str, encoder: Any) -> None:
+def _check(spec: EncoderSpec, encoder: Any) -> None:
     """Raise EncoderError unless the contract is kept, as far as can be seen."""
-    if missing := [part for part in _CONTRACT if not hasattr(encoder, part)]:
-        raise EncoderError(f"'{name}' lacks {', '.join(missing)}, see {_EXPLAINED}")
-    problems = {
-        "kind": encoder.kind not in ("grid", "roi"),
-        "name": not re.fullmatch(r"[\w.-]+", str(encoder.name), flags=re.ASCII),
-        "grid": encoder.kind == "grid" and (encoder.grid is None or encoder.grid[0] * encoder.grid[1] != encoder.rows),
-        "identity": not {"weights", "preprocessing", "layer"} <= set(encoder.identity),
+    needed = [*_CONTRACT, "prepare"] if spec.views else _CONTRACT  # it takes a picture to pixels
+    if missing := [part for part in needed if not hasattr(encoder, part)]:
+        raise EncoderError(f"'{spec.name}' lacks {', '.join(missing)}, see {_EXPLAINED}")
+    right = {
+        "kind": encoder.kind in ("grid", "roi"),
+        "name": bool(re.fullmatch(r"[\w.-]+", str(encoder.name), flags=re.ASCII)),
+        "grid": encoder.kind != "grid" or (encoder.grid and encoder.grid[0] * encoder.grid[1] == encoder.rows),
+        "identity": {"weights", "preprocessing", "layer"} <= set(encoder.identity),
     }
-    for what in (what for what, wrong in problems.items() if wrong):
-        raise EncoderError(f"'{name}': its {what} is {getattr(encoder, what)!r}, which {_EXPLAINED} does not allow")
+    for what in (what for what, kept in right.items() if not kept):
+        value = getattr(encoder, what)
+        raise EncoderError(f"'{spec.name}': its {what} is {value!r}, which {_EXPLAINED} does not allow")

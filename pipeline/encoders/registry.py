@@ -2,10 +2,13 @@
 
 import difflib
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pkgutil import resolve_name
 from typing import Any
 
-from ..errors import EncoderError
+from ..errors import EncoderError, XretError
+from ..wording import reason
 from .base import TextEncoder, VisualEncoder
 from .spec import HUB, EncoderSpec
 from .threads import loading
@@ -19,15 +22,15 @@ _IMAGES = {
     "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
     HUB: ".huggingface.images:HubImageEncoder",
     "timm:": ".libraries.timm_images:TimmEncoder",
-    OPEN_CLIP: ".libraries.clip_images:ClipImageEncoder",
+    OPEN_CLIP: ".libraries.open_clip:ClipImageEncoder",
 }
 _TEXTS = {
     "bert": ".huggingface.texts:HubTextEncoder",
     HUB: ".huggingface.texts:HubTextEncoder",
-    OPEN_CLIP: ".libraries.clip_texts:ClipTextEncoder",
+    OPEN_CLIP: ".libraries.open_clip:ClipTextEncoder",
 }
 REGION_ENCODERS = ("butd", "fasterrcnn_resnet50_fpn_v2")
-AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `wrappers.views`
+AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `wrappers.ViewsEncoder`
 
 
 def is_own(name: str) -> bool:
@@ -45,24 +48,16 @@ def load_visual(spec: EncoderSpec, device: str) -> VisualEncoder:
     spec.require(make.takes)
     if spec.frames is not None and (spec.pool or spec.views or spec.layer != -1):
         raise EncoderError("--frames takes the global feature of each frame; leave --pool, --views and --layer out")
-    with loading():
+    with _building(spec):
         encoder: Any = make(spec, device)
         if not is_own(spec.name):
             encoder.identity["preprocessing"] |= {"orientation": "exif"} | ({"whole": True} if spec.whole else {})
         if spec.whole:
             encoder.longest = None
-        if spec.pool is not None:
-            from .wrappers.pool import PoolEncoder
+        if spec.pool or spec.views or spec.frames:
+            from .wrappers import wrap
 
-            encoder = PoolEncoder(encoder, spec.pool)
-        if spec.views is not None:
-            from .wrappers.views import ViewsEncoder
-
-            encoder = ViewsEncoder(encoder, spec.views)
-        if spec.frames is not None:
-            from .wrappers.frames import FramesEncoder
-
-            encoder = FramesEncoder(encoder, spec.frames)
+            encoder = wrap(encoder, spec)
     encoder.spec = spec.located(encoder.versions)
     made: VisualEncoder = encoder
     return made
@@ -78,10 +73,28 @@ def load_text(spec: EncoderSpec, device: str) -> TextEncoder:
         raise unknown(spec.name, ["bert", "words"], "text encoder")
     make = _class_of(spec.name, _TEXTS)
     spec.require(make.takes)
-    with loading():
+    with _building(spec):
         encoder: TextEncoder = make(spec, device)
     encoder.spec = spec.located(encoder.versions)
     return encoder
+
+
+@contextmanager
+def _building(spec: EncoderSpec) -> Iterator[None]:
+    """Be alone with torch, and name the encoder in what its library raises, which may be anything."""
+    import torch
+
+    try:
+        with loading():
+            yield
+    except (XretError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        size = f" for images of {spec.image_size} pixels" if spec.image_size else ""
+        advice = "leave --image-size out, or choose another" if size else "check its weights, or the connection"
+        raise EncoderError(
+            f"{spec.name} cannot be loaded{size} ({type(error).__name__}: {reason(error)}); {advice}"
+        ) from error
 
 
 def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:

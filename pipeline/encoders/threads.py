@@ -1,8 +1,7 @@
 """How the threads of a process share torch.
 
-Loading traces the network, which patches torch for the whole process while it lasts, and draws random numbers:
-`loading` keeps that apart from any other use of a network. `encoding` lets the threads of a process encode: on a GPU
-one after the other, on a CPU at the same time.
+To load an encoder traces its network, which patches torch for the whole process, and draws random numbers; `loading`
+keeps that apart from all `encoding`.
 """
 
 import threading
@@ -36,12 +35,11 @@ def encoding(device: str) -> Iterator[None]:
         with _alone():
             yield
         return
-    me = threading.get_ident()
     with _turn:
-        _encoding.append(me)
+        _encoding.append(threading.get_ident())
     try:
         yield
     finally:
         with _turn:
-            _encoding.remove(me)
+            _encoding.pop()
             _turn.notify_all()

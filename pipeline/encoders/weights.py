@@ -59,12 +59,25 @@ def load_network(
             network = build()
             settle(network)
         return f"random:{source}", network
-    if source is None and published is None:
-        raise EncoderError(f"torchvision has no ImageNet weights of {spec.name}; give a file of weights")
-    state = fetch(published, spec.name) if source is None else read_weights(source, spec.trust)
+    state = _fetch(published, spec) if source is None else read_weights(source, spec.trust)
     network = build()
     load_strictly(network, state, spec)
     return digest(network.state_dict()), network
+
+
+def _fetch(published: "WeightsEnum | None", spec: EncoderSpec) -> dict[str, Tensor]:
+    """Return a state dict of torchvision's from its cache, downloading it if need be."""
+    if published is None:
+        raise EncoderError(f"torchvision has no ImageNet weights of {spec.name}; give a file of weights")
+    try:
+        with redirect_stdout(sys.stderr):  # torch announces a download; standard output is for results
+            return dict(published.get_state_dict(progress=sys.stderr.isatty(), check_hash=True))
+    except (OSError, RuntimeError) as error:
+        cached = Path(torch.hub.get_dir(), "checkpoints", published.url.rpartition("/")[2])
+        raise EncoderError(
+            f"the {published.name} weights of {spec.name} cannot be fetched ({error}); download {published.url}"
+            f" elsewhere and give it as --visual-weights FILE, or put it at {cached}"
+        ) from error
 
 
 def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
@@ -82,9 +95,12 @@ def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
         content = load_file(path) if path.suffix == ".safetensors" else _unpickle(path, trust)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
         raise EncoderError(f"{path}: the weights cannot be read ({error.strerror}); check the path") from error
-    except EncoderError:
-        raise
     except Exception as error:  # torch raises anything on damage
+        if isinstance(error, pickle.UnpicklingError) and not trust:
+            raise EncoderError(
+                f"{path} is damaged, or holds pickled objects, which could run code; save its state dict alone as"
+                " .safetensors, or give --trust if you know where it comes from"
+            ) from error
         raise EncoderError(
             f"{path} is no file of weights (.pth, .pt, .safetensors), or damaged; get it again"
         ) from error
@@ -101,23 +117,12 @@ def _unpickle(path: Path, trust: bool) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of pickle protocols that nothing here depends on
         try:
-            return torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            with path.open("rb") as file:
-                start = file.read(1)
-            if start not in (b"P", b"\x80"):  # neither a zip archive nor a pickle
-                raise
+            return torch.load(path, map_location="cpu", weights_only=not trust, encoding="latin1")
+        except RuntimeError:  # not written by torch
             if not trust:
-                raise EncoderError(
-                    f"{path} holds pickled objects, which could run code; save its state dict alone as .safetensors, or"
-                    " give --trust if you know where it comes from"
-                ) from error
-    if start != b"P":
+                raise
         with path.open("rb") as file:
-            content = pickle.load(file, encoding="latin1")  # as Python 2 wrote arrays
-        if not isinstance(content, int):  # with a number begin the files of old versions of torch
-            return content
-    return torch.load(path, map_location="cpu", weights_only=False)
+            return pickle.load(file, encoding="latin1")  # as Python 2 wrote arrays
 
 
 def _flat(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -131,38 +136,16 @@ def _flat(content: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
             yield short, torch.from_numpy(value.copy()) if numbers else value
 
 
-def fetch(entry: "WeightsEnum | None", name: str) -> dict[str, Tensor]:
-    """Return a state dict of torchvision's from its cache, downloading it if need be.
-
-    Raises:
-        EncoderError: it cannot be downloaded.
-    """
-    assert entry is not None, "there are such weights"
-    try:
-        with redirect_stdout(sys.stderr):  # torch announces a download; standard output is for results
-            return dict(entry.get_state_dict(progress=sys.stderr.isatty(), check_hash=True))
-    except (OSError, RuntimeError) as error:
-        cached = Path(torch.hub.get_dir(), "checkpoints", entry.url.rpartition("/")[2])
-        raise EncoderError(
-            f"the {entry.name} weights of {name} cannot be fetched ({error}); download {entry.url} elsewhere and give"
-            f" it as --visual-weights FILE, or put it at {cached}"
-        ) from error
-
-
 _AUXILIARY = re.compile(r"(aux\d|AuxLogits)\.")  # classifiers of GoogLeNet and Inception v3, for training only
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d\.)")  # ``norm.1`` for ``norm1``
 
 
 def load_strictly(network: nn.Module, weights: Mapping[str, Any], spec: EncoderSpec) -> None:
-    """Copy `weights` into `network`; all its names and shapes must be there, and no others.
-
-    Raises:
-        EncoderError: they do not fit; the message tells how many are missing, unknown or of another shape.
-    """
+    """Copy `weights` into `network`; all its names and shapes must be there, and no others: see `require_fit`."""
     state = {_OLD_DENSENET.sub(r"\1\2", key): value for key, value in weights.items() if not _AUXILIARY.match(key)}
     own = network.state_dict()
     require_fit(own, state, spec)
-    # Into its own: some networks refuse weights that do not tell the version of their layout, which safetensors cannot.
+    # Into its own: some networks refuse weights without the version of their layout, which safetensors cannot hold.
     own.update(state)
     network.load_state_dict(own)
 
@@ -214,6 +197,12 @@ def digest(weights: Mapping[str, Tensor]) -> str:
         total.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
         total.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return total.hexdigest()
+
+
+def autocast(device: str, half: bool) -> torch.autocast:
+    """Let a GPU multiply matrices in bfloat16 if `half`; a CPU always computes in float32."""
+    kind = device.partition(":")[0]
+    return torch.autocast(kind, torch.bfloat16, enabled=half and kind == "cuda")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from ...data.images import LONGEST, AnyPicture, open_image
 from ...errors import EncoderError
 from ..base import library_versions
-from ..grid import GRID_OPTIONS, IMAGE_SIZE, MapGrid
+from ..grid import GRID_OPTIONS, IMAGE_SIZE, Grid, mean_of_cells
 from ..spec import EncoderSpec
 from ..weights import digest, noise_images, read_weights, seed_or_file, seeded, settle_norms
 from .butd_checkpoints import IDLE, convert
@@ -47,17 +47,13 @@ class ButdEncoder(RegionEncoder):
     channels = global_channels = 2048
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Build the network and load its weights, a published file (`butd_checkpoints`) or ``random:SEED``.
-
-        Errors are those of `registry.load_visual`.
-        """
+        """Build the network and load its weights, a published file (`butd_checkpoints`) or ``random:SEED``."""
         selection = Selection(*(spec.regions or REGIONS), proposals=PROPOSALS, confidence=0.2, overlap=0.3)
         weights_id, network = _load(DetectorNetwork, spec)
         self.device = device
         self._network = network.to(device, memory_format=torch.channels_last)
         self._mean = torch.tensor(MEAN, device=device)[:, None, None]
-        # Tests make these smaller.
-        self._shorter, self._longer, self._proposals = _SHORTER, _LONGER, PROPOSALS
+        self._shorter, self._longer, self._proposals = _SHORTER, _LONGER, PROPOSALS  # which tests make smaller
         preprocessing = {**_PIXELS, "shorter": _SHORTER, "longer": _LONGER}
         super().__init__(selection, weights_id, preprocessing, "res5, mean")
 
@@ -81,45 +77,36 @@ class ButdEncoder(RegionEncoder):
         return scale if round(scale * max(size)) <= self._longer else self._longer / max(size)
 
 
-class ButdGridEncoder(MapGrid):
+class ButdGridEncoder(Grid):
     """Encode images as the cells of the detector's backbone, run as an ordinary ResNet-101, and their mean."""
 
     name = "butd-grid"
     takes = GRID_OPTIONS - {"whole"}
-    channels = global_channels = 2048
     longest = None  # whatever its proportions, an image is stretched to the same square
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         """Build the network and load its weights, VSE∞'s ``original_updown_backbone.pth`` or ``random:SEED``.
 
-        The papers' image_size is 512. Errors are those of `registry.load_visual`.
+        The papers' image_size is 512.
         """
-        self._image_size = image_size = spec.image_size or IMAGE_SIZE
-        if image_size < 64:
-            raise EncoderError(f"{self.name}: --image-size {image_size} is below 64; the papers take 512")
+        size = spec.image_size or IMAGE_SIZE
+        self._transform = lambda image: _resized(image, size, size)
         self.device = device
         weights_id, network = _load(GridNetwork, spec)
         self.network = network.to(device, memory_format=torch.channels_last)
         self._mean = torch.tensor(MEAN, device=device)[:, None, None]
-        with torch.device("meta"):
-            height, width = GridNetwork()(torch.zeros(1, 3, image_size, image_size)).shape[2:]
-        self.rows, self.grid = height * width, (height, width)
-        self.identity: dict[str, Any] = {
+        self._measure(torch.zeros(1, 3, size, size))
+        self.identity = {
             "encoder": self.name,
             "weights": weights_id,
-            "preprocessing": {**_PIXELS, "stretch": image_size},
+            "preprocessing": {**_PIXELS, "stretch": size},
             "layer": "res5",
         }
         self.versions = library_versions("torch", "torchvision", "PIL")
 
-    def prepare(self, image: Image.Image) -> Tensor:
-        """Stretch an image to a square; return pixels float32 [3,S,S], blue first."""
-        return _resized(image, self._image_size, self._image_size)
-
-    def _maps(self, pixels: Tensor) -> Tensor:
-        images = (pixels.to(self.device) - self._mean).contiguous(memory_format=torch.channels_last)
-        maps: Tensor = self.network(images)
-        return maps
+    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        maps: Tensor = self.network((pixels - self._mean).contiguous(memory_format=torch.channels_last))
+        return maps, mean_of_cells(maps)
 
 
 def _resized(image: Image.Image, height: int, width: int) -> Tensor:
@@ -128,34 +115,32 @@ def _resized(image: Image.Image, height: int, width: int) -> Tensor:
     return functional.interpolate(pixels, (height, width), mode="bilinear", align_corners=False)[0]
 
 
-def _load(kind: type[DetectorNetwork] | type[GridNetwork], spec: EncoderSpec) -> tuple[str, Any]:
-    """Build a network on the CPU and fill it; return its weights' entry in an identity, and itself."""
+def _load(kind: type[nn.Module], spec: EncoderSpec) -> tuple[str, Any]:
+    """Build a network on the CPU and fill it; return its weights' entry in an identity, and itself, frozen."""
     source = seed_or_file(spec)
     if source is None:
         raise EncoderError(f"no weights of {spec.name} can be downloaded; give a published file as --visual-weights")
     if isinstance(source, int):
-        return f"random:{source}", _random(kind, source)
-    with torch.device("meta"):
-        network = kind()
-    own = network.state_dict()
-    state = convert(read_weights(source, spec.trust), own, spec)
-    # Counters of batches, and the attributes that some files lack, have no part in the features.
-    state |= {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in own.items() if name not in state}
-    network.load_state_dict(state, assign=True)
-    return digest({name: value for name, value in state.items() if not name.startswith(IDLE)}), _frozen(network)
+        weights_id, network = f"random:{source}", _random(kind, source)
+    else:
+        with torch.device("meta"):
+            network = kind()
+        own = network.state_dict()
+        state = convert(read_weights(source, spec.trust), own, spec)
+        # Counters of batches, and the attributes that some files lack, have no part in the features.
+        state |= {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in own.items() if name not in state}
+        network.load_state_dict(state, assign=True)
+        weights_id = digest({name: value for name, value in state.items() if not name.startswith(IDLE)})
+    return weights_id, network.eval().requires_grad_(False)
 
 
-def _random(kind: type[DetectorNetwork] | type[GridNetwork], seed: int) -> nn.Module:
+def _random(kind: type[nn.Module], seed: int) -> nn.Module:
     """Build a network whose weights follow from the seed; regressions and classes are near their middle."""
     with seeded(seed):
-        network = kind()
+        network: Any = kind()
         for name, value in network.named_parameters():
             if name.startswith(("rpn.", "predictor.")):
                 nn.init.normal_(value, std=0.01 if name.endswith("weight") else 0)
         images = 255 * noise_images(8, 96) - torch.tensor(MEAN)[:, None, None]
         settle_norms(network, lambda: network.res5(network.backbone(images)))
-    return _frozen(network)
-
-
-def _frozen(network: nn.Module) -> nn.Module:
-    return network.eval().requires_grad_(False)
+    return network

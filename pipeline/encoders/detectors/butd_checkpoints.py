@@ -25,27 +25,24 @@ from .caffe_boxes import cell_anchors
 # What of the weights decides neither the regions nor their features; a file need not have the latter two.
 IDLE = ("predictor.bbox_pred.", "predictor.attribute_", "predictor.class_embedding.")
 _ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
-_RULES = [
-    (re.compile(pattern), name)
-    for pattern, name in (
-        (r"^backbone\.stem\.conv1\.", "backbone.stem."),
-        (r"^proposal_generator\.rpn_head\.", "rpn."),
-        (r"^roi_heads\.res5\.", "res5."),
-        (r"^roi_heads\.box_predictor\.", "predictor."),
-        (r"\bcls_embed(ding)?\.", "class_embedding."),
-        (r"\b(fc_attr|attr_linear1)\.", "attribute_hidden."),
-        (r"\b(attr_score|attr_linear2)\.", "attribute_score."),
-        (r"^base\.0\.", "backbone.stem."),
-        (r"^base\.1\.", "backbone.stem.norm."),
-        (r"^base\.4\.", "backbone.res2."),
-        (r"^base\.5\.", "backbone.res3."),
-        (r"^base\.6\.", "backbone.res4."),
-        (r"^top\.0\.", "res5."),
-        (r"\.bn(\d)\.", r".conv\1.norm."),
-        (r"\.downsample\.0\.", ".shortcut."),
-        (r"\.downsample\.1\.", ".shortcut.norm."),
-    )
-]
+_RULES = {
+    r"^backbone\.stem\.conv1\.": "backbone.stem.",
+    r"^proposal_generator\.rpn_head\.": "rpn.",
+    r"^roi_heads\.res5\.": "res5.",
+    r"^roi_heads\.box_predictor\.": "predictor.",
+    r"\bcls_embed(ding)?\.": "class_embedding.",
+    r"\b(fc_attr|attr_linear1)\.": "attribute_hidden.",
+    r"\b(attr_score|attr_linear2)\.": "attribute_score.",
+    r"^base\.0\.": "backbone.stem.",
+    r"^base\.1\.": "backbone.stem.norm.",
+    r"^base\.4\.": "backbone.res2.",
+    r"^base\.5\.": "backbone.res3.",
+    r"^base\.6\.": "backbone.res4.",
+    r"^top\.0\.": "res5.",
+    r"\.bn(\d)\.": r".conv\1.norm.",
+    r"\.downsample\.0\.": ".shortcut.",
+    r"\.downsample\.1\.": ".shortcut.norm.",
+}
 
 
 def convert(weights: Mapping[str, Any], own: Mapping[str, Tensor], spec: EncoderSpec) -> dict[str, Tensor]:
@@ -65,8 +62,8 @@ def convert(weights: Mapping[str, Any], own: Mapping[str, Tensor], spec: Encoder
 
 def rename(name: str) -> str:
     """Return a published name as the networks here have it."""
-    for pattern, new in _RULES:
-        name = pattern.sub(new, name)
+    for pattern, new in _RULES.items():
+        name = re.sub(pattern, new, name)
     return name
 
 

@@ -63,18 +63,10 @@ def corners(boxes: Tensor) -> Tensor:
 def propose(
     boxes: Tensor, objectness: Tensor, smallest: float, before: int = 6000, after: int = 300, overlap: float = 0.7
 ) -> Tensor:
-    """Choose proposals among boxes, best first.
+    """Return which of the clipped boxes [n,4] are proposals, best first, at most `after` of them.
 
-    Args:
-        boxes: [n,4], clipped.
-        objectness: [n].
-        smallest: shortest side of a proposal; if no box is that large, in an image of a few pixels, all may stay.
-        before: boxes that are compared with each other.
-        after: most proposals.
-        overlap: intersection over union from which the worse of two boxes is dropped.
-
-    Returns:
-        Which boxes, [at most `after`].
+    The best `before` by objectness [n] are compared; of two boxes whose intersection over union exceeds `overlap` the
+    worse is dropped. The shortest side is `smallest`, unless no box is that large, in an image of a few pixels.
     """
     sides = boxes[:, 2:] - boxes[:, :2] + 1
     large = (sides >= smallest).all(1)

@@ -1,6 +1,6 @@
 """Regions: which of a detector's boxes stand for an image, and what the detectors have in common."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -10,8 +10,7 @@ from torchvision.ops import box_iou
 
 from ...data.regions import Regions
 from ...errors import EncoderError
-from ..base import library_versions
-from ..spec import EncoderSpec
+from ..base import VisualEncoder, library_versions
 
 REGIONS = 36, 36  # fewest and most boxes of an image by default
 
@@ -38,14 +37,10 @@ class Selection:
             )
 
     def choose(self, scores: Tensor, overlaps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Choose boxes.
+        """Choose among n boxes by their scores [n,C], background excluded, and intersections over union [n,n].
 
         Non-maximum suppression runs for every class on its own. The confidence of a box is its best score among the
         classes in which it survives, zero where it survives in none.
-
-        Args:
-            scores: of n boxes in C classes, background excluded, [n,C].
-            overlaps: intersection over union of each two boxes [n,n].
 
         Returns:
             Which boxes, most confident first and equal ones in their order; the class of each, which for a box that
@@ -61,16 +56,10 @@ class Selection:
 
 
 def surviving(scores: Tensor, close: Tensor) -> Tensor:
-    """Run greedy non-maximum suppression for all classes at once.
+    """Return whether a box stays [n,C] in greedy non-maximum suppression, which runs for all classes at once.
 
-    The boxes are the same in every class, only their order differs; so the classes go in step, best box first.
-
-    Args:
-        scores: [n,C].
-        close: whether two boxes cannot both stay, [n,n].
-
-    Returns:
-        Whether a box stays, [n,C].
+    The boxes are the same in every class, only the order of their scores [n,C] differs; so the classes go in step, best
+    box first. Of two boxes that are `close` [n,n] the worse goes.
     """
     order = scores.T.argsort(descending=True, stable=True)
     rank = order.argsort()
@@ -91,16 +80,12 @@ class Detected(NamedTuple):
     size: tuple[int, int]  # width and height of the picture
 
 
-class RegionEncoder(ABC):
+class RegionEncoder(VisualEncoder):
     """Encode images as regions: a region is a proposal, the box from which its feature was pooled."""
 
-    name: str
     takes = frozenset({"weights", "regions"})
     kind = "roi"
-    spec: EncoderSpec
-    space: str | None = None
-    grid: tuple[int, int] | None = None
-    extras: tuple[str, ...] = ("boxes", "classes", "scores")
+    extras = ("boxes", "classes", "scores")
     first_class = 0  # the number of the first class that is not background
 
     def __init__(self, selection: Selection, weights: str, preprocessing: dict[str, Any], layer: str) -> None:

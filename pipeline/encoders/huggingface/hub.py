@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -21,99 +22,92 @@ _HUB_ID = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(\w[\w./-]*))?")
 _FILES = {"text": "the tokenizer's files", "image": "preprocessor_config.json"}
 _OTHERS = {"text": "vis", "image": "text"}  # how the names of the other tower's parts begin
 
-Kind = Literal["text", "image"]
 T = TypeVar("T")
 
 
-def place_of(source: str, offline: bool) -> tuple[str, dict[str, Any]]:
-    """Return what the loaders of transformers take for a source: a folder or model id, and options.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder or hub id, whose revision (a branch, a tag or a commit) may stand after ``@``."""
 
-    The options name the revision (a branch, a tag or a commit) that stands after ``@``, and say whether to do without
-    the hub.
-    """
-    found = None if Path(source).is_dir() else _HUB_ID.fullmatch(source)
-    name, revision = found.groups() if found else (source, None)
-    return name, {"local_files_only": offline, **({"revision": revision} if revision else {})}
+    source: str
+    kind: Literal["text", "image"]  # of the encoder
+    trust: bool = False  # let code that comes with the model run
+    offline: bool = True  # do without the hub
+
+    def __str__(self) -> str:
+        return f"{self.kind} weights '{self.source}'"
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder."""
+        return self.source != "" and Path(self.source).is_dir()
+
+    @property
+    def place(self) -> tuple[str, dict[str, Any]]:
+        """What the loaders of transformers take: a folder or model id, and options."""
+        found = None if self.is_folder else _HUB_ID.fullmatch(self.source)
+        name, revision = found.groups() if found else (self.source, None)
+        return name, {"local_files_only": self.offline, **({"revision": revision} if revision else {})}
+
+    def load(self, auto: Any, **options: Any) -> Any:
+        """Return what the class `auto` of transformers makes of it."""
+        name, how = self.place
+        return auto.from_pretrained(name, trust_remote_code=self.trust, **how, **options)
+
+    def commit(self) -> dict[str, str]:
+        """Return the commit of the hub from which it was loaded, as a version to record; none of a folder."""
+        name, options = self.place
+        file = None if self.is_folder else try_to_load_from_cache(name, "config.json", revision=options.get("revision"))
+        return {"commit": Path(file).parent.name} if isinstance(file, str) else {}  # snapshots/COMMIT/config.json
 
 
-def commit_of(source: str) -> dict[str, str]:
-    """Return the commit of the hub from which a source was loaded, as a version to record; none of a folder."""
-    name, options = place_of(source, offline=True)
-    if Path(name).is_dir():
-        return {}
-    file = try_to_load_from_cache(name, "config.json", revision=options.get("revision"))
-    return {"commit": Path(file).parent.name} if isinstance(file, str) else {}  # snapshots/COMMIT/config.json
-
-
-def load_from(source: str, kind: Kind, load: Callable[[bool], T]) -> T:
-    """Return what `load` makes of a folder or a model id; its argument is whether to do without the hub.
-
-    What lies in the hub's cache is used without asking the hub.
+def load_from(source: str, kind: Literal["text", "image"], trust: bool, load: Callable[[Checkpoint], T]) -> T:
+    """Return what `load` makes of a folder or a model id; the hub is asked only for what its cache lacks.
 
     Raises:
         EncoderError: there is no such model, it is incomplete, or needs code of its own.
     """
-    is_folder = source != "" and Path(source).is_dir()
-    if not is_folder and not _HUB_ID.fullmatch(source):
-        raise EncoderError(f"{kind} weights '{source}': there is no such folder; give a folder or a hub id")
-    for offline in [True] if is_folder else [True, False]:
+    found = Checkpoint(source, kind, trust)
+    if not found.is_folder and not _HUB_ID.fullmatch(source):
+        raise EncoderError(f"{found}: there is no such folder; give a folder or a hub id")
+    for offline in [True] if found.is_folder else [True, False]:
         if not offline:
-            print(f"Fetching {kind} weights '{source}' from the Hugging Face hub, into its cache.", file=sys.stderr)
+            print(f"Fetching {found} from the Hugging Face hub, into its cache.", file=sys.stderr)
         try:
             with quiet():
-                return load(offline)
+                return load(Checkpoint(source, kind, trust, offline))
         except EncoderError:
             raise
         except Exception as error:  # these libraries raise all kinds of errors on damaged or missing files
             cause = error
-            if isinstance(error, ImportError):
-                said = " ".join(str(error).split())
-                raise EncoderError(f"{kind} weights '{source}' need a package that is missing: {said}") from error
             if "trust_remote_code" in str(error):
                 raise EncoderError(
-                    f"{kind} weights '{source}' come with a program of their own; read it, and give --trust to run it"
+                    f"{found} come with a program of their own; read it, and give --trust to run it"
                 ) from error
-    if is_folder:
-        raise EncoderError(
-            f"the folder '{source}' is not a complete {kind} model ({reason(cause)}); it needs config.json, the"
-            f" weights and {_FILES[kind]}"
-        ) from cause
     raise EncoderError(
-        f"{kind} weights '{source}' are no folder here, and cannot be loaded from the Hugging Face hub"
-        f" ({reason(cause)}); check the name and the connection, or give a folder"
+        f"{found} cannot be loaded ({reason(cause)}); a hub id needs a connection, and a folder config.json, the"
+        f" weights and {_FILES[kind]}"
     ) from cause
 
 
-def load_model(
-    source: str, kind: Kind, offline: bool, trust: bool, auto: Any, **options: Any
-) -> tuple[Any, bool, str | None]:
+def load_model(checkpoint: Checkpoint, auto: Any, **options: Any) -> tuple[Any, bool, str | None]:
     """Return a model in float32, as its documentation loads it, whether its pooler's weights are missing, its space.
 
     Of a model of pictures and texts the other tower is left out; a checkpoint may lack it, as a tuned one does. Such a
     model's space is the digest of both towers, None of one alone or of any other model; see `base.Encoder`.
 
-    Args:
-        source, offline: as of `load_from`.
-        kind: what a message calls the weights.
-        trust: let code that comes with the model run.
-        auto: the class of transformers that finds the model's own.
-        options: further arguments of its `from_pretrained`.
-
     Raises:
         EncoderError: the weights do not fit the model's config.json, or hold NaN.
     """
-    name, how = place_of(source, offline)
-    model, info = auto.from_pretrained(
-        name,
+    model, info = checkpoint.load(
+        auto,
         dtype=torch.float32,
         ignore_mismatched_sizes=True,  # they are refused below, by name
         output_loading_info=True,
-        trust_remote_code=trust,
-        **how,
         **options,
     )
-    joint = hasattr(model, f"get_{kind}_features")
-    other = {name for name, _ in model.named_parameters() if joint and name.startswith(_OTHERS[kind])}
+    joint, others = hasattr(model, f"get_{checkpoint.kind}_features"), _OTHERS[checkpoint.kind]
+    other = {name for name, _ in model.named_parameters() if joint and name.startswith(others)}
     lacking = set(info["missing_keys"])
     whole = not other <= lacking
     prefix, own = f"{model.base_model_prefix}.", dict(model.named_children())
@@ -127,33 +121,13 @@ def load_model(
         }
     )
     if faults:
-        raise EncoderError(f"{kind} weights '{source}' do not fit their config.json: {faults}; get the model again")
-    require_finite(model, f"{kind} weights '{source}'")
+        raise EncoderError(f"{checkpoint} do not fit their config.json: {faults}; get the model again")
+    require_finite(model, str(checkpoint))
     space = digest(model.state_dict()) if joint and whole else None
     for part, _ in list(model.named_children()):
-        if joint and part.startswith(_OTHERS[kind]):
+        if joint and part.startswith(others):
             setattr(model, part, None)
     return model.eval().requires_grad_(False), any("pooler." in key for key in lacking - other), space
-
-
-def counted_from_0(what: str, layer: int, layers: int) -> int:
-    """Return a layer's number from 0, of so many above the embeddings; numbers below 0 count from the last layer.
-
-    Raises:
-        EncoderError: `what` has no such layer.
-    """
-    if not -layers - 1 <= layer <= layers:
-        raise EncoderError(
-            f"{what} have no layer {layer}; choose one from 0, the embeddings, to {layers}, or from -1, the last layer,"
-            f" down to -{layers + 1}"
-        )
-    return layer % (layers + 1)
-
-
-def autocast(device: str, half: bool) -> torch.autocast:
-    """Let a GPU multiply matrices in bfloat16 if `half`; a CPU always computes in float32."""
-    kind = device.partition(":")[0]
-    return torch.autocast(kind, torch.bfloat16, enabled=half and kind == "cuda")
 
 
 @contextmanager
@@ -171,3 +145,12 @@ def quiet() -> Iterator[None]:
             log.set_verbosity(level)
         if bars:
             logs[0].enable_progress_bar()
+
+
+def plain(value: Any) -> Any:
+    """Return a setting as JSON has it."""
+    if isinstance(value, dict):
+        return {key: plain(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value if isinstance(value, bool | float | str) else int(value)

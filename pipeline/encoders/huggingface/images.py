@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from transformers import AutoImageProcessor, AutoModel
 
 from ...errors import EncoderError
-from ...wording import reason
-from ..base import library_versions
+from ..base import choose_layer, library_versions
 from ..grid import GRID_OPTIONS, Grid
 from ..spec import EncoderSpec, short_name
-from ..weights import digest, noise
-from .hub import autocast, commit_of, counted_from_0, load_from, load_model, place_of, quiet
-from .pixels import Pixels, plain
+from ..weights import autocast, digest, noise
+from .hub import Checkpoint, load_from, load_model, plain, quiet
+from .pixels import Pixels
 
 # Settings that change the features of equal weights.
 _SHAPING = (
@@ -26,7 +24,6 @@ _SHAPING = (
     *("image_size", "rope_theta", "use_mean_pooling"),
 )
 _TOKENS = ("class_embedding", "cls_token", "distillation_token", "register_tokens")  # weights that go before patches
-_FAULTS = (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 class HubImageEncoder(Grid):
@@ -41,87 +38,64 @@ class HubImageEncoder(Grid):
     suffix = ""  # `save` writes a folder
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Load a model and its image processor.
-
-        Raises:
-            EncoderError: there is no such model, it is incomplete, or does not encode pictures so.
-        """
-        source, what = spec.model, f"image weights '{spec.model}'"
-        self.name, self.device, self._half = short_name(source), device, spec.half
-        self.network, processor, lacks_pooler, self.space = load_from(
-            source, "image", lambda offline: _load(source, offline, spec.trust)
-        )
+        """Load a model and its image processor; errors as of `registry.load_visual`."""
+        source, self.name = spec.model, short_name(spec.model)
+        self.device, self._half = device, spec.half
+        self.network, self._processor, lacks_pooler, self.space = load_from(source, "image", spec.trust, _load)
+        what = str(Checkpoint(source, "image"))
         self._joint = hasattr(self.network, "get_image_features")
-        self._pixels = Pixels(processor, what, spec.image_size, spec.whole)
+        pixels = Pixels(self._processor, what, spec.image_size, spec.whole)
+        self._transform = pixels.prepare
         self.network.to(device)
-        self._layer: int | None = None  # the last, after the model's own norm
         self._options: dict[str, bool] = {}  # what makes the model take pictures of this size
-        self._before, self._global = 0, ""
-        try:
-            found = self._first(spec.image_size is not None)
-            layers = len(found.hidden_states) - 1
-            layer = counted_from_0(what, spec.layer, layers)
-            self._layer = None if layer == layers else layer
-            self._before, grid = _laid_out(self.network, found, self._layer, self._pixels.shape)
-            self._global = "projected" if self._joint else _pooling(found, lacks_pooler, self._before)
-            local, global_ = self.encode(noise(self._pixels.shape))
-        except _FAULTS as error:
-            if isinstance(error, EncoderError):
-                raise
-            advice = "choose another image model" if spec.image_size is None else "leave --image-size out"
-            kind, (height, width) = type(self.network).__name__, self._pixels.shape
-            raise EncoderError(
-                f"{what} ({kind}) do not encode pictures of {height} x {width} pixels patch by patch ({reason(error)});"
-                f" {advice}"
-            ) from error
-        self._set_shapes(grid, local.shape[2], global_.shape[1])
+        tried = noise(pixels.shape)
+        found = self._first(tried, spec.image_size is not None)
+        last = len(found.hidden_states) - 1
+        layer = choose_layer(what, spec.layer, last + 1)
+        self._layer = None if layer == last else layer  # None: after the model's own norm
+        self._before, grid = _layout(what, self.network, found, self._layer, pixels.shape)
+        self._global = "projected" if self._joint else _pooling(found, lacks_pooler, self._before)
+        self._measure(tried, grid)
         config = _vision(self.network.config)
         settings = {key: plain(value) for key in _SHAPING if (value := getattr(config, key, None)) is not None}
         self.identity = {
             "encoder": "hf",
             "weights": self.weights_id(),
             "model": {"class": type(self.network).__name__, **settings},
-            "preprocessing": self._pixels.settings,
-            "layer": "last_hidden_state" if self._layer is None else f"hidden_states.{self._layer}",
+            "preprocessing": pixels.settings,
+            "layer": "last_hidden_state" if self._layer is None else f"hidden_states.{layer}",
             "tokens_left_out": self._before,
             "global": self._global,
         }
-        self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | commit_of(source)
+        commit = Checkpoint(source, "image").commit()
+        self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | commit
 
-    def prepare(self, image: Image.Image) -> Tensor:
-        """Prepare an image with the checkpoint's own processor; return pixels float32 [3,H,W]."""
-        return self._pixels.prepare(image)
-
-    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the patches or cells, and the global feature; shapes as of `Grid`."""
-        found = self._run(pixels, self._layer is not None)
-        states = _states(found, self._layer)
-        local = states.flatten(2).transpose(1, 2) if states.ndim == 4 else states[:, self._before :]
-        return local.float().contiguous(), self._pooled(found).float()
-
-    def _pooled(self, found: Any) -> Tensor:
+    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        found = self._forward(pixels, self._layer is not None)
+        states, last = _states(found, self._layer), found.last_hidden_state
         if self._global in ("projected", "pooler"):
-            return found.pooler_output.flatten(1)
-        last = found.last_hidden_state
-        if self._global == "class token":
-            return last[:, 0]
-        return last.flatten(2).mean(2) if last.ndim == 4 else last.mean(1)
+            pooled = found.pooler_output.flatten(1)
+        elif self._global == "class token":
+            pooled = last[:, 0]
+        else:
+            pooled = last.flatten(2).mean(2) if last.ndim == 4 else last.mean(1)
+        return states if states.ndim == 4 else states[:, self._before :], pooled
 
-    def _run(self, pixels: Tensor, every_layer: bool) -> Any:
+    def _forward(self, pixels: Tensor, every_layer: bool) -> Any:
         run: Any = self.network.get_image_features if self._joint else self.network
-        with autocast(self.device, self._half):
-            return run(pixel_values=pixels.to(self.device), output_hidden_states=every_layer, **self._options)
+        return run(pixel_values=pixels, output_hidden_states=every_layer, **self._options)
 
     @torch.inference_mode()
-    def _first(self, resized: bool) -> Any:
-        """Return what the model makes of a first picture; its positions are interpolated where they have to be."""
-        try:
-            return self._run(noise(self._pixels.shape), True)
-        except (RuntimeError, ValueError):
-            if not resized:
-                raise
-            self._options = {"interpolate_pos_encoding": True}
-            return self._run(noise(self._pixels.shape), True)
+    def _first(self, pixels: Tensor, resized: bool) -> Any:
+        """Return the outputs for a first picture; positions are interpolated where they have to be."""
+        with autocast(self.device, self._half):
+            try:
+                return self._forward(pixels.to(self.device), True)
+            except (RuntimeError, ValueError):
+                if not resized:
+                    raise
+                self._options = {"interpolate_pos_encoding": True}
+                return self._forward(pixels.to(self.device), True)
 
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
@@ -132,7 +106,7 @@ class HubImageEncoder(Grid):
         network: Any = self.network
         with quiet():
             network.save_pretrained(folder, state_dict=self._state())
-            self._pixels.processor.save_pretrained(folder)
+            self._processor.save_pretrained(folder)
 
     def _state(self) -> dict[str, Tensor]:
         """Return the weights without those of a pooler that the checkpoint lacks, or that has no part in them."""
@@ -140,25 +114,15 @@ class HubImageEncoder(Grid):
         return {name: value for name, value in self.network.state_dict().items() if used or "pooler." not in name}
 
 
-def _load(source: str, offline: bool, trust: bool) -> tuple[nn.Module, Any, bool, str | None]:
+def _load(checkpoint: Checkpoint) -> tuple[nn.Module, Any, bool, str | None]:
     """Return a model, its image processor, whether it lacks the weights of its pooler, and its space."""
-    model, lacks_pooler, space = load_model(source, "image", offline, trust, AutoModel)
+    model, lacks_pooler, space = load_model(checkpoint, AutoModel)
     if model.main_input_name != "pixel_values" and not hasattr(model, "get_image_features"):
         raise EncoderError(
-            f"image weights '{source}' are a {type(model).__name__}, which takes no pictures; give an image model, or"
-            " use it as --text"
+            f"{checkpoint} are a {type(model).__name__}, which takes no pictures; give an image model, or use it as"
+            " --text"
         )
-    try:
-        name, options = place_of(source, offline)
-        processor = AutoImageProcessor.from_pretrained(name, **options, trust_remote_code=trust)
-    except (OSError, ValueError) as error:
-        if "trust_remote_code" in str(error):
-            raise
-        raise EncoderError(
-            f"image weights '{source}' have no usable image processor; put the model's own preprocessor_config.json"
-            " next to them"
-        ) from error
-    return model, processor, lacks_pooler, space
+    return model, checkpoint.load(AutoImageProcessor), lacks_pooler, space
 
 
 def _vision(config: Any) -> Any:
@@ -169,11 +133,13 @@ def _states(found: Any, layer: int | None) -> Tensor:
     return found.last_hidden_state if layer is None else found.hidden_states[layer]
 
 
-def _laid_out(model: nn.Module, found: Any, layer: int | None, shape: tuple[int, int]) -> tuple[int, tuple[int, int]]:
+def _layout(
+    what: str, model: nn.Module, found: Any, layer: int | None, shape: tuple[int, int]
+) -> tuple[int, tuple[int, int]]:
     """Return how many states stand before those of the patches, and height and width of the grid of patches.
 
     Raises:
-        ValueError: the states are others.
+        EncoderError: the states are others.
     """
     states, config = _states(found, layer), _vision(model.config)
     if states.ndim == 4:  # a map [B,C,H,W]
@@ -188,7 +154,10 @@ def _laid_out(model: nn.Module, found: Any, layer: int | None, shape: tuple[int,
     weights = [weight for name, weight in model.named_parameters() if name.endswith(_TOKENS)]
     before = sum(1 if weight.ndim == 1 else weight.shape[-2] for weight in weights)
     if states.shape[1] != before + height * width:
-        raise ValueError(f"it has {states.shape[1]} states where {before} and {height} x {width} are expected")
+        raise EncoderError(
+            f"{what} are a {type(model).__name__}, which does not encode pictures patch by patch: it has"
+            f" {states.shape[1]} states, not {before} and {height} x {width}; choose another image model"
+        )
     return before, (height, width)
 
 

@@ -7,8 +7,8 @@ from PIL import Image
 from torch import Tensor
 
 from ...errors import EncoderError
-from ...wording import reason
 from ..base import require_cut
+from .hub import plain
 
 # Settings that decide the pixels. What a processor has besides is of the moment, or of other tasks.
 _SHAPING = (
@@ -19,7 +19,7 @@ _TRIED = ((96, 64), (64, 96))  # pictures whose pixels must have one shape
 
 
 class Pixels:
-    """Prepare pictures with an image processor of transformers, of the kind that its documentation takes by default.
+    """Prepare pictures with an image processor of transformers.
 
     Args:
         processor: as `AutoImageProcessor` gives it.
@@ -32,8 +32,7 @@ class Pixels:
         shape: (height, width) of the pixels.
 
     Raises:
-        EncoderError: what it makes of a picture is no tensor of one shape, it has no side that can be changed, or it
-            cuts nothing off.
+        EncoderError: pictures become no tensors of one shape, or an option does not fit the processor.
     """
 
     def __init__(self, processor: Any, what: str, image_size: int | None, whole: bool) -> None:
@@ -44,26 +43,17 @@ class Pixels:
         if whole:
             self._sizes = _uncut(what, settings)
             settings |= self._sizes
-        rng = np.random.default_rng(0)
-        tried = [Image.fromarray(rng.integers(0, 256, (*size, 3), dtype=np.uint8)) for size in _TRIED]
-        try:
-            made = [self._processed(image) for image in tried]
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        made = [self._processed(Image.fromarray(np.zeros((*size, 3), dtype=np.uint8))) for size in _TRIED]
+        shapes = {tuple(one["pixel_values"].shape[2:]) if "pixel_values" in one else () for one in made}
+        if any(len(shape) != 2 for shape in shapes):
             raise EncoderError(
-                f"{what}: the processor {type(processor).__name__} prepares no picture"
-                f" ({reason(error)}); get its preprocessor_config.json again"
-            ) from error
-        if any("pixel_values" not in one or one["pixel_values"].ndim != 4 for one in made):
-            raise EncoderError(
-                f"{what} take a list of patches whose number varies (as SigLIP 2 NaFlex does), and"
-                " not a picture of one size; take a checkpoint of a fixed resolution, as"
-                " google/siglip2-base-patch16-224"
+                f"{what} take a list of patches whose number varies (as SigLIP 2 NaFlex does); take a checkpoint of a"
+                " fixed resolution, as google/siglip2-base-patch16-224"
             )
-        shapes = {tuple(one["pixel_values"].shape[2:]) for one in made}
         if len(shapes) > 1:
             raise EncoderError(
-                f"{what}: the processor gives pictures of different proportions different shapes;"
-                " let its preprocessor_config.json crop or stretch them to one"
+                f"{what}: the processor gives pictures of different proportions different shapes; let its"
+                " preprocessor_config.json crop or stretch them to one"
             )
         ((height, width),) = shapes
         self.shape = height, width
@@ -95,25 +85,16 @@ def _resized(what: str, settings: dict[str, Any], side: int) -> dict[str, Any]:
 
 
 def _uncut(what: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes a processor take whole pictures to the size that it cuts out.
-
-    Raises:
-        EncoderError: it cuts nothing off, or not in a way that can be changed.
-    """
+    """Return what makes a processor take whole pictures to the size that it cuts out."""
     size, crop = settings.get("size"), settings.get("crop_size")
     if "crop_pct" in settings or not settings.get("do_resize", True):
-        raise EncoderError(
-            f"{what}: the processor crops, or keeps all, by a rule of its own, which --whole does"
-            " not change; leave it out"
-        )
+        raise EncoderError(f"{what}: the processor crops by a rule of its own, or not at all; leave --whole out")
     require_cut(what, bool(settings.get("do_center_crop") and crop and crop != size))
     return {"size": dict(crop or {}), "do_center_crop": False}
 
 
 def _seen(settings: dict[str, Any], shape: tuple[int, int]) -> dict[str, int]:
-    """Return what the network sees of a picture, as every encoder of a grid says it.
-
-    That is nothing where it is no square, or is not resized.
+    """Return what a network of square inputs sees of a picture that is resized.
 
     ``resize`` is the shorter side and ``crop`` that of the middle; ``stretch`` is the side of the whole picture made a
     square, before a crop.
@@ -130,12 +111,3 @@ def _seen(settings: dict[str, Any], shape: tuple[int, int]) -> dict[str, int]:
         warps = height >= 384
         return {"stretch": height} if warps else {"resize": int(height / settings["crop_pct"]), "crop": height}
     return {}
-
-
-def plain(value: Any) -> Any:
-    """Return a setting as JSON has it."""
-    if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items() if inner is not None}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    return value if isinstance(value, bool | float | str) else int(value)

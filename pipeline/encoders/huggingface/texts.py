@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import threading
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
 from ...errors import EncoderError
-from ..base import library_versions
+from ..base import TextEncoder, choose_layer, library_versions
 from ..spec import HUB, EncoderSpec, short_name
-from ..weights import digest
-from .hub import autocast, commit_of, counted_from_0, load_from, load_model, place_of, quiet
+from ..weights import autocast, digest
+from .hub import Checkpoint, load_from, load_model, quiet
 from .sentences import Pooling, read_pooling
 
 # Dask's tasks already run in parallel; the tokenizers' own threads warn when a process forks.
@@ -40,39 +41,28 @@ _PADDED = ("siglip", "siglip2", "siglip_text_model", "siglip2_text_model")
 _POOLED = ("clip_text_model", "metaclip_2_text_model", "siglip_text_model", "siglip2_text_model")
 
 
-class TokenEncoder:
+class TokenEncoder(TextEncoder):
     """What encoders of captions share: the states of their tokens, special ones included, and one global feature."""
 
-    takes = frozenset({"layer", "prompt"})
+    takes = frozenset({"layer", "prompt", "weights"})
     kind = "tokens"
     suffix = ""  # `save` writes a folder
-    space: str | None = None
-    vocabulary: tuple[str, ...] | None = None
-    channels: int | None
-    global_channels: int | None
-    name: str
-    identity: dict[str, Any]
-    versions: dict[str, str]
-    spec: EncoderSpec
     network: Any
     max_length: int  # tokens of a caption that the network sees, special tokens included
     _layer: int | None = None  # whose states are the local features; None: the last, after the model's own norm
     _width = 0  # to how many tokens captions are padded at least
     _pad = 0  # the token that they are padded with
+    _unused: tuple[str, ...] = ()  # parts of names of weights that do not decide the features
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         self.device, self._half, self._prompt = device, spec.half, spec.prompt
 
-    def _settle(self, what: str, layer: int, layers: int) -> str:
-        """Choose the layer and try the network; return the layer's entry in the identity."""
+    def _settle(self, what: str, layer: int, last: int) -> str:
+        """Choose the layer and measure the features; return the layer's entry in the identity."""
         self.network.to(device=self.device).eval().requires_grad_(False)
-        layer = counted_from_0(what, layer, layers)
-        self._layer = None if layer == layers else layer
-        try:
-            states, pooled = self.encode(self.tokenize(["a"]))
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-            kind = type(self.network).__name__
-            raise EncoderError(f"{what} are a {kind}, which does not encode captions token by token") from error
+        layer = choose_layer(what, layer, last + 1)
+        self._layer = None if layer == last else layer
+        states, pooled = self.encode(self.tokenize(["a"]))
         self.channels, self.global_channels = states.shape[1], pooled.shape[1]
         return "last_hidden_state" if self._layer is None else f"hidden_states.{layer}"
 
@@ -82,14 +72,14 @@ class TokenEncoder:
 
     def count_truncated(self, texts: Sequence[str]) -> int:
         """Return how many captions `tokenize` cuts short."""
-        return sum(len(ids) > self.max_length for ids in self._ids(texts, None))
+        return sum(len(ids) > self.max_length for ids in self._ids(texts, self.max_length + 1))
 
     def _prompted(self, texts: Sequence[str]) -> list[str]:
         return list(texts) if self._prompt is None else [self._prompt.replace("{}", text) for text in texts]
 
-    def _ids(self, texts: Sequence[str], most: int | None) -> list[list[int]]:
+    @abstractmethod
+    def _ids(self, texts: Sequence[str], most: int) -> list[list[int]]:
         """Return the ids of each caption, at least one and at most so many."""
-        raise NotImplementedError
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -117,13 +107,14 @@ class TokenEncoder:
         states, pooled = self._run(inputs.masked_fill(~inside, self._pad), inside)
         return states.masked_fill(~inside[:, :, None], 0)[:, : token.shape[1]], pooled
 
+    @abstractmethod
     def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states [B,W,C] and global features [B,D] of ids [B,W]; `inside` says which are no padding."""
-        raise NotImplementedError
+        """Return states [B,W,C] and global features [B,D] of ids [B,W]; `inside` is false for padding."""
 
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
-        return digest(self.network.state_dict())
+        state = self.network.state_dict()
+        return digest({key: value for key, value in state.items() if not any(part in key for part in self._unused)})
 
 
 class HubTextEncoder(TokenEncoder):
@@ -134,79 +125,63 @@ class HubTextEncoder(TokenEncoder):
     alone; else, and always of ``bert``, the maximum of the states.
     """
 
-    takes = frozenset({"layer", "prompt", "weights"})
+    _unused = ("logit_", "pooler.")
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Load model and tokenizer.
-
-        Raises:
-            EncoderError: there is no such model, it is incomplete, or an option does not fit it.
-        """
+        """Load model and tokenizer; errors as of `registry.load_text`."""
         super().__init__(spec, device)
         self._bert, source = spec.name == "bert", spec.source or BERT
-        if spec.name != "bert" and spec.weights is not None:
+        if not self._bert and spec.weights is not None:
             raise EncoderError(f"'{spec.name}' names its weights itself; leave {spec.weights} out")
         self.name = short_name(source)
-        self.network, self._tokenizer, self._pooling, self.space = load_from(
-            source, "text", lambda offline: _load(source, offline, spec)
-        )
+        trust = spec.trust and not self._bert
+        loaded = load_from(source, "text", trust, lambda checkpoint: _load(checkpoint, self._bert, spec.prompt))
+        self.network, self._tokenizer, self._pooling, self.space = loaded
         self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
         self._joint = hasattr(self.network, "get_text_features")
-        config = self._config
+        config = getattr(self.network.config, "text_config", self.network.config)
         if not self._bert and config.model_type in _PADDED:
             self._width = int(config.max_position_embeddings)
         self._masked = not self._width or "attention_mask" in self._tokenizer.model_input_names
         pads = [config.pad_token_id] if self._bert else [self._tokenizer.pad_token_id, config.pad_token_id]
         self._pad = int(next((pad for pad in pads if pad is not None), 0))
-        self._global = "maximum" if self._bert else self._way()
+        self._global = "maximum"
+        if self._joint:
+            self._global = "projected"
+        elif self._pooling is not None:
+            self._global = self._pooling.described
+        elif not self._bert and config.model_type in _POOLED:
+            self._global = "pooled"
         limits = [self._tokenizer.model_max_length, _positions(self.network, config)]
         self.max_length = min([*limits, *([self._pooling.most] if self._pooling and self._pooling.most else [])])
-        layer = self._settle(f"text weights '{source}'", spec.layer, getattr(config, "num_hidden_layers", 0))
+        checkpoint = Checkpoint(source, "text")
+        layer = self._settle(str(checkpoint), spec.layer, getattr(config, "num_hidden_layers", 0))
+        settings = {key: value for key in _SHAPING if (value := getattr(config, key, None)) is not None}
+        side = self._tokenizer.padding_side
+        padding = {"tokens": self._width, "with": self._pad, "side": side, "masked": self._masked}
         self.identity = {
             "encoder": "bert" if self._bert else HUB.rstrip(":"),
             "weights": self.weights_id(),
-            "model": {"class": type(self.network).__name__, **self._settings()},
-            "preprocessing": self._preprocessing(),
+            "model": {"class": type(self.network).__name__, **settings},
+            "preprocessing": {
+                "tokenizer": tokenizer_digest(self._tokenizer),
+                "max_length": self.max_length,
+                **({} if spec.prompt is None else {"prompt": spec.prompt}),
+                **({"padding": padding} if self._width else {}),
+            },
             "layer": layer,
             **({} if self._bert else {"global": self._global}),
         }
-        self.versions = library_versions("torch", "transformers", "tokenizers") | commit_of(source)
+        self.versions = library_versions("torch", "transformers", "tokenizers") | checkpoint.commit()
 
-    @property
-    def _config(self) -> Any:
-        return getattr(self.network.config, "text_config", self.network.config)
-
-    def _way(self) -> str:
-        """Return where the global feature comes from."""
-        if self._joint:
-            return "projected"
-        if self._pooling is not None:
-            return self._pooling.described
-        return "pooled" if self.network.config.model_type in _POOLED else "maximum"
-
-    def _settings(self) -> dict[str, Any]:
-        return {key: value for key in _SHAPING if (value := getattr(self._config, key, None)) is not None}
-
-    def _preprocessing(self) -> dict[str, Any]:
-        side = self._tokenizer.padding_side
-        padding = {"tokens": self._width, "with": self._pad, "side": side, "masked": self._masked}
-        return {
-            "tokenizer": tokenizer_digest(self._tokenizer),
-            "max_length": self.max_length,
-            **({} if self._prompt is None else {"prompt": self._prompt}),
-            **({"padding": padding} if self._width else {}),
-        }
-
-    def _ids(self, texts: Sequence[str], most: int | None) -> list[list[int]]:
+    def _ids(self, texts: Sequence[str], most: int) -> list[list[int]]:
         if not texts:
             return []
         return [ids or [self._tokenizer.unk_token_id or 0] for ids in self._encodings(texts, most)["input_ids"]]
 
-    def _encodings(self, texts: Sequence[str], most: int | None) -> Any:
-        cut: dict[str, Any] = {} if most is None else {"truncation": True, "max_length": most}
+    def _encodings(self, texts: Sequence[str], most: int) -> Any:
         with self._lock:
-            # verbose=False: it would log that a caption is too long.
-            return self._tokenizer(self._prompted(texts), padding=False, verbose=False, **cut)
+            return self._tokenizer(self._prompted(texts), padding=False, truncation=True, max_length=most)
 
     def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
         width = inputs.shape[1]
@@ -259,12 +234,6 @@ class HubTextEncoder(TokenEncoder):
         """The ids of the vocabulary without the special tokens', ascending."""
         return sorted(set(self._tokenizer.get_vocab().values()) - set(self._tokenizer.all_special_ids))
 
-    def weights_id(self) -> str:
-        """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
-        unused = ("logit_", "pooler.")
-        state = self.network.state_dict()
-        return digest({key: value for key, value in state.items() if not any(part in key for part in unused)})
-
     def save(self, folder: Path) -> None:
         """Write the model, the tokenizer and the pooling as the hub has them."""
         with quiet():
@@ -274,50 +243,42 @@ class HubTextEncoder(TokenEncoder):
             self._pooling.save(folder)
 
 
-def _load(source: str, offline: bool, spec: EncoderSpec) -> tuple[Any, Any, Pooling | None, str | None]:
+def _load(checkpoint: Checkpoint, bert: bool, prompt: str | None) -> tuple[Any, Any, Pooling | None, str | None]:
     """Return a model, its tokenizer, how a folder of sentence-transformers pools, and the model's space."""
-    bert, trust = spec.name == "bert", spec.trust and spec.name != "bert"
-    name, options = place_of(source, offline)
-    config = AutoConfig.from_pretrained(name, **options, trust_remote_code=trust)
+    config = checkpoint.load(AutoConfig)
     seq2seq = getattr(config, "is_encoder_decoder", False)
     if bert and (seq2seq or hasattr(config, "text_config")):
         raise EncoderError(
-            f"text weights '{source}' are of a {config.model_type} model, and 'bert' takes the BERT family; give them"
-            f" as {HUB}{source}"
+            f"{checkpoint} are of a {config.model_type} model, and 'bert' takes the BERT family; give them as"
+            f" {HUB}{checkpoint.source}"
         )
     alone = str((config.architectures or [""])[0]).endswith("EncoderModel")  # as the encoder of T5 is saved
     auto = AutoModelForTextEncoding if alone or seq2seq else AutoModel
-    how = {"attn_implementation": "eager"} if bert else {}
-    model, _, space = load_model(source, "text", offline, trust, auto, **how)
+    model, _, space = load_model(checkpoint, auto, **({"attn_implementation": "eager"} if bert else {}))
     if model.main_input_name != "input_ids" and not hasattr(model, "get_text_features"):
         raise EncoderError(
-            f"text weights '{source}' are a {type(model).__name__}, which takes no texts; give a text model, or use it"
-            " as --visual"
+            f"{checkpoint} are a {type(model).__name__}, which takes no texts; give a text model, or use it as --visual"
         )
-    pooling = None if bert else read_pooling(source, offline, spec.prompt)
-    return model, load_tokenizer(source, offline, getattr(config, "text_config", config), trust), pooling, space
+    pooling = None if bert else read_pooling(checkpoint, prompt)
+    return model, _load_tokenizer(checkpoint, getattr(config, "text_config", config)), pooling, space
 
 
-def load_tokenizer(source: str, offline: bool, config: Any, trust: bool) -> Any:
+def _load_tokenizer(checkpoint: Checkpoint, config: Any) -> Any:
     """Return the tokenizer of a model whose text part has this config.
 
     Raises:
         EncoderError: the model does not know all of its tokens.
         FileNotFoundError: it has no vocabulary.
     """
-    name, options = place_of(source, offline)
-    tokenizer = AutoTokenizer.from_pretrained(name, **options, trust_remote_code=trust)
+    tokenizer = checkpoint.load(AutoTokenizer)
+    vocabulary, rows = tokenizer.get_vocab(), getattr(config, "vocab_size", 0)
     # Without its files a tokenizer is made all the same, and knows the special tokens only.
-    vocabulary = tokenizer.get_vocab()
     if not set(vocabulary) - set(tokenizer.all_special_tokens):
         raise FileNotFoundError("its tokenizer lacks a vocabulary: vocab.txt or tokenizer.json")
-    rows = getattr(config, "vocab_size", 0)
-    if not rows:
-        raise EncoderError(f"'{source}' is a {config.model_type} model, which reads no texts; name another as --text")
     if max(vocabulary.values()) >= rows:
         raise EncoderError(
-            f"text weights '{source}': the tokenizer has {len(vocabulary)} tokens and the model knows {rows};"
-            " put the model's own tokenizer next to it"
+            f"{checkpoint}: the tokenizer has {len(vocabulary)} tokens and the model knows {rows}; put the model's own"
+            " tokenizer next to it"
         )
     return tokenizer
 

@@ -1,1 +1,1 @@
-"""Encoders of libraries that are asked for as extras: models of timm and of open_clip, called as their pages do."""
+"""Encoders of other libraries' models: timm and open_clip."""

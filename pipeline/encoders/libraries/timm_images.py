@@ -8,43 +8,48 @@ import sys
 from contextlib import redirect_stdout
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...errors import EncoderError, nearest
-from ...wording import reason
-from ..base import library_versions, load_library, require_cut
-from ..huggingface.hub import quiet
-from ..huggingface.pixels import plain
+from ..base import choose_layer, library_versions, load_library, require_cut
+from ..grid import GRID_OPTIONS, Grid
+from ..huggingface.hub import plain, quiet
 from ..spec import EncoderSpec
-from ..weights import noise_images, read_weights, require_finite, require_fit, seed_or_file, seeded, settle_norms
-from .pictures import LibraryGrid, seen
+from ..weights import (
+    autocast,
+    noise,
+    noise_images,
+    read_weights,
+    require_finite,
+    require_fit,
+    seed_or_file,
+    seeded,
+    settle_norms,
+)
 
 _SHAPING = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _UNCUT = ("squash", 1.0)  # mode and share of a picture that is made a square as it is
-_MODES = {"center": "crop", "squash": "squash", "border": "pad"}
 
 
-class TimmEncoder(LibraryGrid):
+class TimmEncoder(Grid):
     """Encode images as the cells or patches of a model of timm, and what it gives its classifier.
 
-    The global feature is ``forward_head(forward_features(x), pre_logits=True)``.
+    The global feature is ``forward_head(forward_features(x), pre_logits=True)``. Layer 0 is the first block or stage,
+    -1 the last, after the model's norm.
     """
 
-    _norm = True  # whether the model's own norm goes over the last map
+    takes = GRID_OPTIONS | {"layer"}
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Build a model and load its weights; of layers 0 is the first block or stage, -1 the last, after the norm.
-
-        Raises:
-            EncoderError: timm is not installed, the name is unknown, the weights do not fit, or an option does not.
-        """
+        """Build a model and load its weights; errors as of `registry.load_visual`."""
         timm, what = load_library("timm", "timm"), spec.name
         self.device, self._half = device, spec.half
         config = _config(timm, spec.model)
-        size = (3, spec.image_size, spec.image_size) if spec.image_size else tuple(config.input_size)
         if config.input_size[0] != 3:
             raise EncoderError(f"{what} takes pictures of {config.input_size[0]} channels, and not RGB")
-        network = _load(timm, spec, config, size)
+        size = (3, spec.image_size, spec.image_size) if spec.image_size else tuple(config.input_size)
+        network: Any = _load(timm, spec, config, size)
         data = timm.data.resolve_model_data_config(network, {"input_size": size})
         if spec.whole:
             require_cut(what, (data["crop_mode"], data["crop_pct"]) != _UNCUT)
@@ -52,37 +57,36 @@ class TimmEncoder(LibraryGrid):
         self._transform = timm.data.create_transform(**data, is_training=False)
         self.network = network.to(device).eval().requires_grad_(False)
         self.name = config.architecture if spec.weights else f"{config.architecture}.{config.tag}"
-        layer = self._settle(what, spec.layer, size[1:])
+        with torch.inference_mode(), autocast(device, spec.half):
+            pixels = noise(size[1:]).to(device)
+            try:
+                maps, norm = network.forward_intermediates(pixels, norm=True, intermediates_only=True), True
+            except AssertionError:  # Hiera's norm is not of a size with its map
+                maps, norm = network.forward_intermediates(pixels, intermediates_only=True), False
+            self._layer = choose_layer(what, spec.layer, len(maps))
+            last = self._layer == len(maps) - 1
+            self._norm = norm and last
+            self._measure(pixels)
         self.identity = {
             "encoder": "timm",
             "weights": spec.weights if str(spec.weights).startswith("random:") else self.weights_id(),
             "model": {"name": config.architecture, "tag": config.tag},
             "preprocessing": _preprocessing(data),
-            "layer": layer,
+            "layer": "last" if last else f"intermediates.{self._layer}",
             "tokens_left_out": int(getattr(network, "num_prefix_tokens", 0)),
             "global": "pre_logits",
         }
         self.versions = library_versions("torch", "torchvision", "timm", "PIL")
 
-    def _count(self, pixels: Tensor) -> int:
-        network: Any = self.network
-        try:
-            maps = network.forward_intermediates(pixels, norm=True, intermediates_only=True)
-        except AssertionError:  # Hiera's norm is not of a size with its map
-            maps = network.forward_intermediates(pixels, intermediates_only=True)
-            self._norm = False
-        return len(maps)
-
     def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         network: Any = self.network
         # Hieras would stop at the layer, and the global feature is that of the last one.
-        options = {"norm": self._norm and self._last, "stop_early": False}
-        final, (maps,) = network.forward_intermediates(pixels, indices=[self._layer], **options)
+        final, (maps,) = network.forward_intermediates(pixels, indices=[self._layer], norm=self._norm, stop_early=False)
         return maps, network.forward_head(final, pre_logits=True)
 
 
 def _config(timm: Any, name: str) -> Any:
-    """Return what timm knows of a model's pretrained weights and pictures; EncoderError without such model or tag."""
+    """Return timm's config of a model's pretrained weights; EncoderError without such model or tag."""
     model, tag = timm.models.split_model_name_tag(name)
     if not timm.is_model(model):
         raise EncoderError(f"timm has no model '{model}'{nearest(model, timm.list_models())}; see timm.list_models()")
@@ -95,53 +99,35 @@ def _config(timm: Any, name: str) -> Any:
 
 
 def _load(timm: Any, spec: EncoderSpec, config: Any, size: tuple[int, ...]) -> nn.Module:
-    """Build a model and fill it; its classifier, whose weights are no part of the features, is taken off."""
+    """Build a model and fill it; its classifier, whose weights are no part of the features, is taken off.
+
+    A file is read as timm reads the hub's: it converts published names, and positions to the size of the pictures.
+    """
     arguments: dict[str, Any] = {"pretrained_cfg": config.tag or None}
     if config.fixed_input_size and size != tuple(config.input_size):
         arguments["img_size"] = size[1:]
     source = seed_or_file(spec)
-    try:
-        network: Any
-        if source is None:
-            network = _pretrained(timm, spec.name, config, arguments)
-        elif isinstance(source, int):
-            with seeded(source):
-                network = timm.create_model(config.architecture, **arguments)
-                settle_norms(network, lambda: network(noise_images(16, max(size[1:]))[..., : size[1], : size[2]]))
-        else:
-            network = _of_file(timm, spec, config, read_weights(source, spec.trust), arguments)
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, EncoderError):
-            raise
-        raise EncoderError(
-            f"{spec.name} does not take pictures of {size[1]} x {size[2]} pixels ({reason(error)}); leave --image-size"
-            " out, or choose another"
-        ) from error
+    network: Any
+    if isinstance(source, int):
+        with seeded(source):
+            network = timm.create_model(config.architecture, **arguments)
+            settle_norms(network, lambda: network(noise_images(16, max(size[1:]))[..., : size[1], : size[2]]))
+    elif source is None:
+        if not config.has_weights:
+            raise EncoderError(f"timm has no weights of {spec.name}; give --visual-weights FILE or random:SEED")
+        with quiet(), redirect_stdout(sys.stderr):
+            network = timm.create_model(config.architecture, pretrained=True, **arguments)
+    else:
+        network = _of_file(timm, spec, config, read_weights(source, spec.trust), arguments)
     network.reset_classifier(0)
     require_finite(network, f"the weights of {spec.name}")
     return network
 
 
-def _pretrained(timm: Any, what: str, config: Any, arguments: dict[str, Any]) -> nn.Module:
-    """Build a model with the weights of its tag, from the hub or its cache."""
-    if not config.has_weights:
-        raise EncoderError(f"timm has no weights of {what}; give a file as --visual-weights FILE, or random:SEED")
-    try:
-        with quiet(), redirect_stdout(sys.stderr):
-            return timm.create_model(config.architecture, pretrained=True, **arguments)
-    except (AssertionError, TypeError):  # of the model itself
-        raise
-    except Exception as error:  # the hub's library raises all kinds of errors without a connection
-        raise EncoderError(
-            f"the weights of {what} cannot be fetched from {config.hf_hub_id or config.url} ({reason(error)}); check"
-            " the connection, or give a file of them as --visual-weights FILE"
-        ) from error
-
-
 def _of_file(
     timm: Any, spec: EncoderSpec, config: Any, state: dict[str, Tensor], arguments: dict[str, Any]
 ) -> nn.Module:
-    """Build a model and fill it from a state dict as timm fills it from the hub, whatever classes it tells apart.
+    """Build a model and fill it from a state dict of any number of classes, as timm fills it from the hub.
 
     timm converts published names, and positions to the size of the pictures.
     """
@@ -150,10 +136,10 @@ def _of_file(
     classes = 0 if classifier is None else len(classifier)
     own = {"state_dict": state, "num_classes": classes, "label_offset": 0}
     try:
-        network = timm.create_model(config.architecture, pretrained=True, pretrained_cfg_overlay=own, **arguments)
-    except (AttributeError, KeyError, RuntimeError) as error:
+        network: Any = timm.create_model(config.architecture, pretrained=True, pretrained_cfg_overlay=own, **arguments)
+    except Exception:
         require_fit(timm.create_model(config.architecture, num_classes=classes, **arguments).state_dict(), state, spec)
-        raise EncoderError(f"{spec.weights}: these weights do not fit {spec.name}: {reason(error)}") from error
+        raise
     del network.pretrained_cfg["state_dict"]
     return network
 
@@ -161,6 +147,11 @@ def _of_file(
 def _preprocessing(data: dict[str, Any]) -> dict[str, Any]:
     """Return all that decides the pixels, for an identity."""
     _, height, width = data["input_size"]
-    resized = math.floor(height / data["crop_pct"])
-    shown = seen(_MODES[data["crop_mode"] or "center"], height, resized) if height == width else {}
+    resized, shown = math.floor(height / data["crop_pct"]), {}
+    if height == width:
+        shown = {
+            "center": {"resize": resized, "crop": height},
+            "squash": {"stretch": resized} | ({"crop": height} if resized != height else {}),
+            "border": {"resize": resized, "pad": height},
+        }[data["crop_mode"] or "center"]
     return {"decoder": "pillow", "processor": "timm", **{key: plain(data[key]) for key in _SHAPING}, **shown}

@@ -197,9 +197,9 @@ def test_unknown_words_are_refused(network, weights, message):
     [
         ("resnet18", 32, "a single cell.*larger --image-size"),
         ("resnet18", 0, "image_size must be at least 1, not 0"),
-        ("alexnet", 16, "does not take images of 16 pixels"),
-        ("maxvit_t", 100, "does not take images of 100 pixels"),
-        ("vit_b_32", 100, "does not take images of 100 pixels"),
+        ("alexnet", 16, "cannot be loaded for images of 16 pixels"),
+        ("maxvit_t", 100, "cannot be loaded for images of 100 pixels"),
+        ("vit_b_32", 100, "cannot be loaded for images of 100 pixels"),
     ],
 )
 def test_a_size_that_the_network_does_not_take_is_refused(network, image_size, message):

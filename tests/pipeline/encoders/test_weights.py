@@ -50,7 +50,7 @@ def test_pickled_objects_are_refused_and_not_run(tmp_path, monkeypatch, extra, z
 @pytest.mark.parametrize("content", [b"", b"<!DOCTYPE html>", b"\x00" * 64, b"PK\x03\x04 torn"])
 def test_what_is_no_file_of_weights_is_refused(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(EncoderError, match=rf"{name} is no file of weights"):
+    with pytest.raises(EncoderError, match=rf"{name} is (no file of weights|damaged)"):
         read_weights(tmp_path / name)
 
 

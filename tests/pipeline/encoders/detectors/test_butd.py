@@ -11,7 +11,7 @@ from loaded import image_encoder
 from PIL import Image
 
 from xret.pipeline.encoders.detectors import butd_network
-from xret.pipeline.encoders.detectors.butd import MEAN, ButdEncoder, ButdGridEncoder
+from xret.pipeline.encoders.detectors.butd import MEAN, ButdEncoder, ButdGridEncoder, _resized
 from xret.pipeline.errors import EncoderError
 
 
@@ -112,7 +112,7 @@ def test_pixels_are_interpolated_without_smoothing(tmp_path):
     Image.fromarray(numbers).save(tmp_path / "p.png")
     encoder = ButdGridEncoder.__new__(ButdGridEncoder)
     encoder.identity = {}
-    encoder._image_size = 16
+    encoder._transform = lambda image: _resized(image, 16, 16)
     pixels, size = encoder.decode(tmp_path / "p.png")
     assert size == (21, 33)
     expected = bilinear_by_hand(numbers.astype(float), 16, 16)[:, :, ::-1].transpose(2, 0, 1)

@@ -207,7 +207,9 @@ def test_without_a_connection_a_file_is_asked_for(tagged, monkeypatch):
     monkeypatch.setattr(open_clip, "download_pretrained", download)
     monkeypatch.setattr(open_clip.factory, "download_pretrained", download)
     for load in (image_tower, text_tower):
-        sentence = r"open_clip:small-ViT/own cannot be built \(.*no route to the hub\); check the connection"
+        sentence = (
+            r"open_clip:small-ViT/own cannot be loaded .*no route to the hub\); check its weights"
+        )
         refused(load, "small-ViT/own", "imagenet", sentence, layer=1)
 
 
@@ -265,14 +267,14 @@ def refused(load, name, weights, sentence, **options):
         (
             "ViT-B-32/laion2b",
             "imagenet",
-            "has no weights tagged 'laion2b' .did you mean 'laion2b_.*its tags are openai,",
+            "has no weights 'ViT-B-32/laion2b' .did you mean 'laion2b_.*its tags: openai,",
         ),
         (
             "ViT-B-32/openai",
             "imagenet",
             "another activation than ViT-B-32 has; give open_clip:ViT-B-32-quickgelu/openai",
         ),
-        ("small-ViT", "imagenet", "names no weights; give a tag as open_clip:small-ViT/TAG \\(none\\), or a file"),
+        ("small-ViT", "imagenet", "give a file, or open_clip:small-ViT/TAG .its tags: none"),
         ("small-ViT", "absent.pt", "'absent.pt' are no file, nor 'imagenet' or 'random:SEED'"),
     ],
 )
@@ -293,13 +295,13 @@ def test_files_that_do_not_fit(file_of, tmp_path):
 
 def test_options_that_do_not_fit():
     refused(image_tower, "small-ViT", "random:0", "has no layer 3; choose one from 0 to 2", layer=3)
-    refused(text_tower, "small-ViT", "random:0", "have no layer 4; choose one from 0", layer=4)
+    refused(text_tower, "small-ViT", "random:0", "has no layer 4; choose one from 0", layer=4)
 
 
 def test_a_tokenizer_that_cannot_be_loaded(tmp_path):
     text = {**small_open_clip._TEXT, "hf_tokenizer_name": str(tmp_path)}
     small_open_clip.register(small_lost={**small_open_clip.CONFIGS["small-ViT"], "text_cfg": text})
-    refused(text_tower, "small-lost", "random:0", "the tokenizer of open_clip:small-lost cannot be loaded")
+    refused(text_tower, "small-lost", "random:0", "open_clip:small-lost cannot be loaded")
 
 
 def test_random_weights_are_those_of_the_library(photographs):

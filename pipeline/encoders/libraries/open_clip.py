@@ -1,0 +1,295 @@
+"""Both towers of open_clip's models: states of patches or tokens, and the projected embedding.
+
+Source: open_clip's README, "Usage", and `forward_intermediates` of its models.
+"""
+
+import hashlib
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...errors import EncoderError, nearest
+from ..base import choose_layer, library_versions, load_library, require_cut
+from ..grid import GRID_OPTIONS, Grid
+from ..huggingface.hub import plain, quiet
+from ..huggingface.texts import TokenEncoder, tokenizer_digest
+from ..spec import EncoderSpec
+from ..weights import (
+    autocast,
+    digest,
+    noise,
+    noise_images,
+    read_weights,
+    require_finite,
+    require_fit,
+    seed_or_file,
+    seeded,
+    settle_norms,
+)
+
+
+class ClipImageEncoder(Grid):
+    """Encode images as the patches or cells of an image tower, and its projected embedding.
+
+    Layer -1 is the last, after the model's norm where that goes over the patches.
+    """
+
+    takes = GRID_OPTIONS | {"layer"}
+
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        """Load the tower; errors as of `registry.load_visual`."""
+        self.device, self._half = device, spec.half
+        model, self.name, self.space, described = _load(spec, "visual")
+        tower = self.network = model.visual.to(device)
+        transform = import_module("open_clip.transform")
+        pictures = transform.PreprocessCfg(**tower.preprocess_cfg)
+        if spec.whole:
+            require_cut(spec.name, pictures.resize_mode != "squash")
+            pictures = replace(pictures, resize_mode="squash")
+        self._transform = transform.image_transform_v2(pictures, is_train=False)
+        height, width = (pictures.size,) * 2 if isinstance(pictures.size, int) else pictures.size
+        trunk = getattr(tower, "trunk", None)  # of timm
+        before = getattr(trunk, "num_prefix_tokens", 0) if trunk is not None else int(hasattr(tower, "class_embedding"))
+        # Where a tower pools before its norm, or by attention, that norm is not of the patches.
+        own = getattr(tower, "attn_pool", None) is None and not getattr(tower, "final_ln_after_pool", False)
+        self._norm = trunk is not None or (own and hasattr(tower, "ln_post"))
+        with torch.inference_mode(), autocast(device, spec.half):
+            pixels = noise((height, width)).to(device)
+            maps = tower.forward_intermediates(pixels, intermediates_only=True)["image_intermediates"]
+            self._last = len(maps) - 1
+            self._layer = choose_layer(spec.name, spec.layer, len(maps))
+            self._measure(pixels)
+        settings = {key: plain(getattr(pictures, key)) for key in ("mean", "std", "interpolation", "resize_mode")}
+        shown = {"shortest": {"resize": height, "crop": height}, "squash": {"stretch": height}}
+        shown["longest"] = {"resize": height, "pad": height}
+        self.identity = {
+            "encoder": "open_clip",
+            "weights": self.weights_id(),
+            "preprocessing": {
+                **{"decoder": "pillow", "processor": "open_clip", "size": [height, width], **settings},
+                **(shown[pictures.resize_mode] if height == width else {}),
+            },
+            "layer": "last" if self._layer == self._last else f"intermediates.{self._layer}",
+            "tokens_left_out": before,
+            "global": "projected",
+            **described,
+        }
+        self.versions = library_versions("torch", "torchvision", "open_clip", "timm", "PIL")
+
+    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        network: Any = self.network
+        found = network.forward_intermediates(
+            pixels,
+            indices=sorted({self._layer, self._last}),  # CLIP's ResNets stop at the last that is asked for
+            normalize_intermediates=self._norm and self._layer == self._last,
+        )
+        return found["image_intermediates"][0], found["image_features"]
+
+    def _state(self) -> dict[str, Tensor]:
+        return {f"visual.{name}": value for name, value in self.network.state_dict().items()}
+
+
+class ClipTextEncoder(TokenEncoder):
+    """Encode captions as the states of their tokens in a text tower, and its projected embedding.
+
+    Layer 0 are the embeddings, -1 the last states, after the model's norm.
+    """
+
+    suffix = ".safetensors"  # of what `save` writes
+
+    def __init__(self, spec: EncoderSpec, device: str) -> None:
+        """Load the tower; errors as of `registry.load_text`."""
+        super().__init__(spec, device)
+        model, self.name, self.space, described = _load(spec, "text")
+        self.network = model.text
+        tokenizer = self._load_tokenizer(described["model"]["name"])
+        blocks = getattr(self.network.transformer, "resblocks", None)  # None: a tower of transformers
+        self._layers = self.network.config.num_hidden_layers if blocks is None else len(blocks)
+        layer = self._settle(spec.name, spec.layer, self._layers)
+        self.identity = {
+            "encoder": "open_clip",
+            "weights": self.weights_id(),
+            "preprocessing": {
+                "tokenizer": tokenizer,
+                "max_length": self.max_length,
+                **({} if spec.prompt is None else {"prompt": spec.prompt}),
+                "padding": {"tokens": self._width, "with": self._pad},
+            },
+            "layer": layer,
+            "global": "projected",
+            **described,
+        }
+        self.versions = library_versions("torch", "open_clip", "transformers")
+
+    def _load_tokenizer(self, arch: str) -> str:
+        """Load the tokenizer of an architecture; return the digest of what it does."""
+        with quiet():
+            self._tokenizer = import_module("open_clip").get_tokenizer(arch)
+        inner = getattr(self._tokenizer, "tokenizer", None)  # of transformers
+        self._pad = 0 if inner is None else int(inner.pad_token_id)
+        self._pads_with_end = inner is not None and inner.pad_token_id == inner.eos_token_id  # as SigLIP's
+        self._width = self.max_length = min(int(self._tokenizer.context_length), int(self.network.context_length))
+        if inner is not None:
+            return tokenizer_digest(inner)
+        words = {"class": type(self._tokenizer).__name__, "vocabulary": self._tokenizer.encoder}
+        return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
+
+    def _ids(self, texts: Sequence[str], most: int) -> list[list[int]]:
+        rows = self._tokenizer(self._prompted(texts), context_length=most).tolist() if texts else []
+        for row in rows:
+            while row and row[-1] == self._pad:
+                row.pop()
+            if self._pads_with_end or not row:
+                row.append(self._pad)
+        return rows
+
+    def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+        with autocast(self.device, self._half):
+            of_blocks = hasattr(self.network, "forward_intermediates")
+            states, pooled = (self._of_blocks if of_blocks else self._of_transformers)(inputs)
+        return states.float(), pooled.float()
+
+    def _of_blocks(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        block = self._layers - 1 if self._layer is None else max(self._layer - 1, 0)
+        found = self.network.forward_intermediates(
+            inputs, indices=[block], normalize_intermediates=self._layer is None, output_fmt="NLC"
+        )
+        states = found["text_intermediates"][0]
+        if self._layer == 0:
+            states = self.network.token_embedding(inputs) + self.network.positional_embedding[: inputs.shape[1]]
+        return states, found["text_features"]
+
+    def _of_transformers(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Do what `HFTextEncoder.forward` does, and keep the states."""
+        mask = (inputs != self.network.config.pad_token_id).long()
+        found = self.network.transformer(
+            input_ids=inputs, attention_mask=mask, output_hidden_states=self._layer is not None
+        )
+        states = found.last_hidden_state if self._layer is None else found.hidden_states[self._layer]
+        return states, self.network.proj(self.network.pooler(found, mask))
+
+    def words(self, texts: Sequence[str]) -> list[list[int | None]]:
+        """Raise EncoderError: the library's tokenizers mark no words and have no mask."""
+        raise EncoderError("open_clip's tokenizers cannot mask words; set finetune.mask_words=0")
+
+    def save(self, path: Path) -> None:
+        """Write the tower as a ``.safetensors`` file, named as in a file of both towers."""
+        state = self.network.state_dict()
+        save_file({f"text.{name}": value.detach().cpu().contiguous() for name, value in state.items()}, path)
+
+
+def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str, str | None, dict[str, Any]]:
+    """Load a model on the CPU, of which one tower is wanted; only that has to be in a file.
+
+    Returns:
+        The model, frozen; the name of a set; the space of both towers, None where only one was read; and entries of
+        the identity: ``model``, and of random weights ``weights``.
+
+    Raises:
+        EncoderError: open_clip is not installed, there is no such architecture or tag, or the weights do not fit.
+    """
+    library, source = load_library("open_clip", "open-clip"), seed_or_file(spec)
+    arch, _, tag = spec.model.rpartition("/") if "/" in spec.model else (spec.model, "", "")
+    arch = arch.replace("/", "-")
+    config = _config(library, arch, tag, source is None)
+    described: dict[str, Any] = {"model": {"name": arch} | ({"tag": tag} if tag else {})}
+    settings: dict[str, Any] = {"force_custom_text": True, "pretrained_text": False}
+    size = config["vision_cfg"].get("image_size", 224)
+    sides = {size} if isinstance(size, int) else set(size)
+    if spec.image_size is not None and spec.image_size not in sides:
+        settings["force_image_size"] = spec.image_size
+    if source is None:
+        settings["pretrained"] = tag
+    elif tag:
+        settings["force_preprocess_cfg"] = library.get_pretrained_cfg(arch, tag)
+    with _silent(), seeded(source if isinstance(source, int) else 0):
+        model = library.create_model(arch, **settings)
+        if isinstance(source, int):
+            described["weights"] = f"random:{source}"
+            images = noise_images(16, max(sides))
+            settle_norms(model.visual, lambda: model.visual(images))
+    both = _fill(model, spec, read_weights(source, spec.trust), tower) if isinstance(source, Path) else True
+    require_finite(model, f"the weights of {spec.name}")
+    name = f"{arch}-{tag}" if source is None else arch
+    return model.eval().requires_grad_(False), name, _space(model) if both else None, described
+
+
+def _config(library: Any, arch: str, tag: str, published: bool) -> dict[str, Any]:
+    """Return an architecture's config.
+
+    Raises:
+        EncoderError: there is no such architecture, no such tag of it, or that was trained with another activation.
+    """
+    known = library.list_models()
+    if arch not in known:
+        raise EncoderError(f"open_clip has no architecture '{arch}'{nearest(arch, known)}; see open_clip.list_models()")
+    config: dict[str, Any] = library.get_model_config(arch)
+    tags = library.list_pretrained_tags_by_model(arch)
+    if (tag or published) and tag not in tags:
+        raise EncoderError(
+            f"open_clip has no weights '{arch}/{tag}'{nearest(tag, tags)}; give a file, or open_clip:{arch}/TAG (its"
+            f" tags: {', '.join(tags) or 'none'})"
+        )
+    quick = tag and library.get_pretrained_cfg(arch, tag).get("quick_gelu") and not config.get("quick_gelu")
+    if quick and f"{arch}-quickgelu" in known:  # open_clip only warns, and gives other features
+        raise EncoderError(
+            f"open_clip:{arch}/{tag}: these weights were trained with another activation than {arch} has; give"
+            f" open_clip:{arch}-quickgelu/{tag}"
+        )
+    return config
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Silence open_clip, which logs and warns of what becomes an error here, and prints."""
+    logger, handler, disabled = logging.getLogger(), logging.NullHandler(), logging.root.manager.disable
+    logger.addHandler(handler)  # without any, logging makes one that stays
+    logging.disable(logging.CRITICAL)
+    try:
+        with quiet(), redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        logger.removeHandler(handler)
+
+
+def _fill(model: Any, spec: EncoderSpec, state: dict[str, Tensor], tower: str) -> bool:
+    """Fill a model from a state dict, as `open_clip.load_checkpoint` does; return whether both towers were in it."""
+    library = import_module("open_clip.model")
+    state = import_module("open_clip.convert").convert_state_dict(model, state)
+    if "positional_embedding" in state:
+        state = library.convert_to_custom_text_state_dict(state)
+    state = {key: value for key, value in state.items() if not _idle(key)}
+    own = {key: value for key, value in model.state_dict().items() if not _idle(key)}
+    try:
+        library.resize_pos_embed(state, model)
+        library.resize_text_pos_embed(state, model)
+    except (AssertionError, AttributeError, RuntimeError):
+        pass  # what has another shape is named below
+    both = any(key in own and not key.startswith(f"{tower}.") for key in state)
+    require_fit({key: value for key, value in own.items() if both or key.startswith(f"{tower}.")}, state, spec)
+    model.load_state_dict({**model.state_dict(), **state})
+    return both
+
+
+def _idle(key: str) -> bool:
+    """Return whether a weight has no part in the features."""
+    return key.startswith("logit_") or key.endswith(".position_ids")
+
+
+def _space(model: Any) -> str:
+    """Return the digest of both towers without positions of images, which go with the pictures' size."""
+    weights = {key: value for key, value in model.named_parameters() if not _idle(key)}
+    return digest({key: value for key, value in weights.items() if not (key.startswith("visual.") and "pos" in key)})

@@ -1,13 +1,17 @@
 """Uncertainty against ambiguity, and the binary selection task, on crops of images.
 
-Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representations*, section 4.6: Figure 2 (mean
-uncertainty of crops and captions A and C) and Table 4 (binary selection, which point embeddings can do too).
+Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representations*, section 4.6: Figure 3 (triplets of
+regions), Figure 2 (mean uncertainty of crops and captions A and C) and Table 4 (binary selection, which point
+embeddings can do too). In a Karpathy JSON an image may have ``regions: [{bbox: [x, y, width, height], phrase}]`` in
+pixels, as in Visual Genome and in the generated scenes.
 """
 
 import itertools
 import math
+import posixpath
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,109 +21,218 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ...pipeline.data.images import image_size, open_image
+from ...pipeline.data.manifest import bundled_manifests, load_manifest
 from ...pipeline.data.sources import PictureReader
+from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, SampleError
-from ...pipeline.reading.features import Features
-from ...pipeline.reading.reattachment import unreadable
+from ...pipeline.reading.joined_sets import are_upright
+from ...pipeline.reading.reattachment import find_pictures, manifest_in, unreadable
+from ...pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
-from ..evaluation.scoring import Side, embed_side
-from ..model import Model
+from ..evaluation.scoring import Embedded, Side, embed_side
 from ..modules.embedding import Embedding, each
-from .regions import Region, Triplet, regions_of, triplet
+from ..runs.encoders import find_image_encoders, find_text_encoders
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5)  # Figure 2: the share of the image that A and B stay below
+LARGEST = 10  # regions of an image that are looked at
+THINNEST = 50  # longer side of a box over its shorter one: encoders refuse what is far thinner
 IMAGES = 2000  # that triplets are made of; drawn at random from more
-TOGETHER = 16  # triplets compared in one go; each is compared with the others too, for nothing
 PART = 256  # crops that are held decoded
 
 T = TypeVar("T")
-Encode = Callable[[Sequence[Any]], Iterator[Features]]
+Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 
-@dataclass(frozen=True)
-class Images:
-    """The images as a feature set saw them: turned as their EXIF orientations say, if they are `upright`."""
+class Region(NamedTuple):
+    """A described part of an image: its box, inside the image, and what is there."""
 
-    reader: PictureReader
-    upright: bool
-
-    def size(self, name: str) -> tuple[int, int]:
-        """Return the width and height of an image."""
-        return self._read(image_size, name)
-
-    def open(self, name: str) -> Image.Image:
-        """Return an image."""
-        return self._read(open_image, name)
-
-    def _read(self, read: Callable[..., T], name: str) -> T:
-        try:
-            return read(self.reader.open(name), upright=self.upright)
-        except SampleError as error:
-            raise unreadable(error) from error
+    box: Box
+    phrase: str
 
 
 class Found(NamedTuple):
-    """A triplet of an image, and the threshold that its crops are below."""
+    """A region A of an image, and C, the box around A and another one, which shows more and is more ambiguous."""
 
-    file_name: str
     threshold: float
-    triplet: Triplet
-
-    @property
-    def ambiguous(self) -> list[tuple[str, Region]]:
-        """Regions A and C, each with the image's file."""
-        return [(self.file_name, self.triplet.a), (self.file_name, self.triplet.c)]
+    file_name: str
+    a: Region
+    c: Region
 
 
-def crop_tables(
-    model: Model,
-    pictures: Images,
-    regions: dict[str, list[Any]],
-    encode_images: Encode,
-    encode_text: Encode,
-    ties: Ties,
-) -> dict[str, NumberTable]:
+def crop_tables(seen: Embedded, data_root: Path | None, ties: Ties) -> dict[str, NumberTable]:
     """Embed crops and captions A and C of triplets, and compare the ones with the others.
 
-    Args:
-        model: embeds and compares.
-        pictures: the images.
-        regions: those of some images, see `regions.read_regions`; at most 2,000 images are taken.
-        encode_images: makes features of decoded pictures, as the model wants them.
-        encode_text: makes features of texts.
-        ties: whether a tie is a failure (``pessimistic``), a success (``optimistic``), or half of one (``mean``).
+    A tie of binary selection is a failure (``pessimistic``), a success (``optimistic``), or half of one (``mean``).
 
     Returns:
         ``crops``, a row a threshold with the accuracies; with Gaussians also ``uncertainty of crops``, their means.
 
     Raises:
-        CacheError: a region is none, or no image has two that are small enough.
+        CacheError: the pictures or regions are missing, or no image has two regions that are small enough.
         SampleError: an image cannot be read.
     """
-    names = sorted(regions)
+    if data_root is None:
+        raise CacheError("crops are cut out of the images; name their folder with --data-root DIR")
+    cache, device = seen.ranker.cache, str(seen.scores.similarity.device)
+    regions, inside = regions_in(cache.dataset, data_root), set(seen.scores.file_names)
+    names = sorted(name for name in regions if name in inside)
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
-    found = find_triplets(pictures, {name: regions[name] for name in names})
+    image_encoders = find_image_encoders(seen.run, lambda: cache, None, device)
+    text_encoders = find_text_encoders(seen.run, lambda: cache, None, device)
+    pictures, upright = find_pictures(cache, data_root), are_upright(seen.batches.image_set)
+    found = []
+    for name in names:
+        size = read_picture(image_size, pictures, name, upright)
+        usable = regions_of(regions[name], size)
+        triplets = {threshold: triplet(usable, size, threshold) for threshold in THRESHOLDS}
+        found += [Found(threshold, name, one[0], one[2]) for threshold, one in triplets.items() if one is not None]
     if not found:
         raise CacheError(
             f"none of the {len(names):,} images of this split that have regions has two of at most"
             f" {max(THRESHOLDS):.0%} of its area; take another --split or data set"
         )
-    parts = sorted({part for one in found for part in one.ambiguous})
-    with tqdm(total=len(parts), desc="crops", unit=" crops", disable=None) as progress:
-        images = embed_side(model.embed_images, _encoded(pictures, parts, encode_images, progress))
-    captions = embed_side(model.embed_captions, encode_text([region.phrase for _, region in parts]))
-    row = {part: number for number, part in enumerate(parts)}
-    rows = torch.tensor([[row[part] for part in one.ambiguous] for one in found])
-    similarity = _similarity(model, images, captions, rows)
-    selected, uncertain = Rows(), Rows()
-    for area in dict.fromkeys(one.threshold for one in found):
-        inside = [place for place, one in enumerate(found) if one.threshold == area]
-        selected.append([f"{area:.0%}", len(inside), *selection_accuracy(similarity[inside], ties)])
+    parts = sorted({(one.file_name, part) for one in found for part in (one.a, one.c)})
+    crops = iter(tqdm(cut(pictures, upright, parts), "crops", len(parts), unit=" crops", disable=None))
+    some_crops = iter(lambda: list(itertools.islice(crops, PART)), [])
+    encoded = (features for some in some_crops for features in encode_images_by_all(image_encoders, device, some))
+    images = embed_side(seen.model.embed_images, encoded)
+    texts = encode_captions_by_all(text_encoders, device, [region.phrase for _, region in parts])
+    captions = embed_side(seen.model.embed_captions, texts)
+    at = {part: row for row, part in enumerate(parts)}
+    return _tables(
+        seen, found, images, captions, [[at[one.file_name, part] for part in one[2:]] for one in found], ties
+    )
+
+
+def regions_in(dataset: str, data_root: Path) -> dict[str, list[Any]]:
+    """Return the ``regions`` of the images of a data set that have some, by file name below the image folder.
+
+    A bundled data set's paths start from `data_root`; others have their manifest there, or beside it.
+
+    Raises:
+        CacheError: the manifest is missing, or its caption file has no regions.
+        ManifestError: a bundled data set is not below `data_root`.
+    """
+    manifest = load_manifest(dataset, data_root) if dataset in bundled_manifests() else manifest_in(data_root, dataset)
+    if manifest is None or manifest.captions is None:
+        raise CacheError(f"there is no manifest of '{dataset}' with a caption file in {data_root}: check --data-root")
+    captions = manifest.captions
+    try:
+        found = {
+            posixpath.normpath(posixpath.join(image.get("filepath", ""), image["filename"])): list(image["regions"])
+            for image in (read_json(captions)["images"] if captions.suffix == ".json" else [])
+            if image.get("regions")
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CacheError(f"{captions} is no Karpathy JSON with regions ({error!r})") from error
+    if not found:
+        raise CacheError(f"no image in {captions} has regions to crop; take a data set with regions, such as scenes")
+    return found
+
+
+def regions_of(listed: Sequence[Any], size: tuple[int, int]) -> list[Region]:
+    """Return the usable ones of an image's ``regions``, cut off at its edges; `size` is its width and height.
+
+    Those without a phrase, without a pixel or too thin are left out. CacheError where one has no ``bbox`` of four
+    numbers, or a phrase that is no text.
+    """
+    regions = []
+    for entry in listed:
+        try:
+            x, y, width, height = (float(number) for number in entry["bbox"])
+            phrase = (entry.get("phrase") or "").strip()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CacheError(
+                f"a region is {entry!r}, but must have 'bbox': [x, y, width, height] in pixels and a text as 'phrase'"
+            ) from error
+        box = max(x, 0.0), max(y, 0.0), min(x + width, float(size[0])), min(y + height, float(size[1]))
+        shorter, longer = sorted([box[2] - box[0], box[3] - box[1]])
+        if phrase and shorter >= 1 and longer <= THINNEST * shorter:
+            regions.append(Region(box, phrase))
+    return regions
+
+
+def triplet(regions: Sequence[Region], size: tuple[int, int], threshold: float) -> tuple[Region, Region, Region] | None:
+    """Return the triplet A, B, C of an image (section 4.6), or None if fewer than two regions are small enough.
+
+    A is the largest of the ten largest regions below the threshold, a share of the image's area; B, of the others,
+    overlaps least with A by intersection over union, and is the largest of those that overlap as little; C is the box
+    around both.
+    """
+    below = [region for region in regions if area(region.box) < threshold * size[0] * size[1]]
+    largest = sorted(below, key=lambda region: -area(region.box))[:LARGEST]
+    if len(largest) < 2:
+        return None
+    a, *others = largest
+    b = min(others, key=lambda other: overlap(a.box, other.box))
+    (left, top, right, bottom), other = a.box, b.box
+    around = min(left, other[0]), min(top, other[1]), max(right, other[2]), max(bottom, other[3])
+    return a, b, Region(around, f"{a.phrase} and {b.phrase}")
+
+
+def area(box: Box) -> float:
+    """Return the area of a box; 0 where its edges have crossed."""
+    return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])
+
+
+def overlap(one: Box, other: Box) -> float:
+    """Return the intersection over union of two boxes."""
+    (left, top, right, bottom) = one
+    common = area((max(left, other[0]), max(top, other[1]), min(right, other[2]), min(bottom, other[3])))
+    return common / (area(one) + area(other) - common)
+
+
+def cut(pictures: PictureReader, upright: bool, parts: list[tuple[str, Region]]) -> Iterator[Image.Image]:
+    """Cut regions out of their images, those of an image next to each other: the whole pixels that each touches."""
+    for name, of_image in itertools.groupby(parts, key=itemgetter(0)):
+        image = read_picture(open_image, pictures, name, upright)
+        for _, (box, _) in of_image:
+            yield image.crop((math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])))
+
+
+def read_picture(read: Callable[..., T], pictures: PictureReader, name: str, upright: bool) -> T:
+    """Return what `read` takes from an image as its feature set saw it, turned as EXIF says if `upright`."""
+    try:
+        return read(pictures.open(name), upright=upright)
+    except SampleError as error:
+        raise unreadable(error) from error
+
+
+def selection_accuracy(similarity: Tensor, ties: Ties) -> list[float]:
+    """Return how often (%) the right one of two is chosen, if crop A, crop C, caption A or caption C asks.
+
+    `similarity` is of the crops A and C (rows) of each triplet with its captions A and C, ``[triplets, 2, 2]``.
+    """
+    tie = {"pessimistic": 0.0, "optimistic": 1.0, "mean": 0.5}[ties]
+    right = similarity.diagonal(dim1=1, dim2=2)
+    accuracies = []
+    for wrong in (similarity.flip(2), similarity.flip(1)):
+        other = wrong.diagonal(dim1=1, dim2=2)
+        accuracies += (100 * ((right > other).double() + tie * (right == other).double()).mean(0)).tolist()
+    return accuracies
+
+
+@torch.no_grad()
+def _tables(
+    seen: Embedded, found: list[Found], images: Side, captions: Side, rows: list[list[int]], ties: Ties
+) -> dict[str, NumberTable]:
+    """Return the tables; `rows` are those of A and C of each triplet in both sides."""
+
+    def taken(side: Side, some: list[int]) -> Embedding:
+        return each(lambda t: t[some], side.embedding)
+
+    similarity = torch.stack([seen.model.similarity(taken(images, some), taken(captions, some)).cpu() for some in rows])
+    selected, uncertain, places = Rows(), Rows(), torch.tensor(rows)
+    for threshold in THRESHOLDS:
+        inside = [number for number, one in enumerate(found) if one.threshold == threshold]
+        if not inside:
+            continue
+        selected.append([f"{threshold:.0%}", len(inside), *selection_accuracy(similarity[inside], ties)])
         if images.uncertainty is not None and captions.uncertainty is not None:
-            means = [side.cpu()[rows[inside]].mean(0).tolist() for side in (images.uncertainty, captions.uncertainty)]
-            uncertain.append([f"{area:.0%}", *means[0], *means[1]])
+            means = [side.cpu()[places[inside]].mean(0).tolist() for side in (images.uncertainty, captions.uncertainty)]
+            uncertain.append([f"{threshold:.0%}", *means[0], *means[1]])
     letters = [f"{query} {letter}" for query in ("crop", "caption") for letter in "AC"]
     caption = (
         "Binary selection, accuracy (%); chance is 50. Crop A asks: which of the captions A and C of its image is "
@@ -131,65 +244,3 @@ def crop_tables(
         caption = "Uncertainty of crops and captions against ambiguity: means over the triplets."
         tables["uncertainty of crops"] = NumberTable(caption, ["area", *letters], uncertain)
     return tables
-
-
-def find_triplets(pictures: Images, regions: dict[str, list[Any]]) -> list[Found]:
-    """Return the triplets of images by their regions, those of the smallest threshold first."""
-    found = []
-    for name, listed in regions.items():
-        size = pictures.size(name)
-        usable = regions_of(listed, size)
-        triplets = ((threshold, triplet(usable, size, threshold)) for threshold in THRESHOLDS)
-        found += [Found(name, threshold, one) for threshold, one in triplets if one is not None]
-    return sorted(found, key=lambda one: one.threshold)
-
-
-def selection_accuracy(similarity: Tensor, ties: Ties) -> list[float]:
-    """Return how often (%) the right one of two is chosen, if crop A, crop C, caption A or caption C asks.
-
-    Args:
-        similarity: of the crops A and C (rows) of each triplet with the captions A and C, ``[triplets, 2, 2]``.
-        ties: what a tie counts, see `crop_tables`.
-    """
-    tie = {"pessimistic": 0.0, "optimistic": 1.0, "mean": 0.5}[ties]
-    right = similarity.diagonal(dim1=1, dim2=2)
-    accuracies = []
-    for wrong in (similarity.flip(2), similarity.flip(1)):
-        other = wrong.diagonal(dim1=1, dim2=2)
-        accuracies += (100 * ((right > other).double() + tie * (right == other).double()).mean(0)).tolist()
-    return accuracies
-
-
-def pixels(box: Sequence[float]) -> tuple[int, int, int, int]:
-    """Return the whole pixels that a box touches, at least one each way."""
-    return math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])
-
-
-def _encoded(
-    pictures: Images, parts: list[tuple[str, Region]], encode: Encode, progress: "tqdm[Any]"
-) -> Iterator[Features]:
-    """Cut crops out of their images and encode them; the regions of an image are next to each other."""
-    cut = (
-        image.crop(pixels(region.box))
-        for name, of_image in itertools.groupby(parts, key=lambda part: part[0])
-        for image in [pictures.open(name)]
-        for _, region in of_image
-    )
-    while some := list(itertools.islice(cut, PART)):
-        for features in encode(some):
-            yield features
-            progress.update(len(features.length))
-
-
-@torch.no_grad()
-def _similarity(model: Model, images: Side, captions: Side, rows: Tensor) -> Tensor:
-    """Compare the crops A and C of each triplet with its captions A and C, `rows` of both: ``[triplets, 2, 2]``."""
-
-    def taken(side: Side, rows: Tensor) -> Embedding:
-        return each(lambda t: t[rows.flatten().to(t.device)], side.embedding)
-
-    blocks = []
-    for some in torch.split(rows, TOGETHER):
-        compared = model.similarity(taken(images, some), taken(captions, some)).view(len(some), 2, len(some), 2)
-        blocks.append(compared.diagonal(dim1=0, dim2=2).permute(2, 0, 1).cpu())
-    return torch.cat(blocks)

@@ -10,21 +10,14 @@ import torch
 from torch import Tensor
 
 from ...pipeline.device import pick_device, within_memory
-from ...pipeline.errors import CacheError, XretError
-from ...pipeline.reading.joined_sets import are_upright
-from ...pipeline.reading.reattachment import find_pictures
-from ...pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
+from ...pipeline.errors import XretError
 from ...pipeline.wording import printable
 from ..evaluation.metrics import Ties, require_ties
-from ..evaluation.number_table import NumberTable, Rows
+from ..evaluation.number_table import NumberTable
 from ..evaluation.scoring import Embedded, compare, embed_split, open_run
-from ..runs.encoders import find_image_encoders, find_text_encoders
-from .coefficients import coefficient_tables
-from .cost import cost
-from .crops import Images, crop_tables
+from .crops import crop_tables
 from .elements import element_tables
-from .regions import regions_in
-from .uncertainty import uncertainty_tables
+from .embeddings import coefficient_tables, cost_table, uncertainty_tables
 
 Tables = dict[str, NumberTable]
 
@@ -75,16 +68,18 @@ def diagnose(
         CacheError: the store cannot be read.
     """
     require_ties(ties)
-    seen = embed_split(open_run(run, store), split, pick_device(device))
+    target = pick_device(device)
+    seen = embed_split(open_run(run, store), split, target)
+    root = None if data_root is None else Path(data_root)
     questions: dict[str, tuple[Callable[[], Tables], str]] = {
-        "cost": (partial(_cost, seen), ""),
+        "cost": (partial(cost_table, seen), ""),
         "elements": (partial(_elements, seen, ties), "the embeddings are no sets of several elements"),
         "uncertainty": (partial(uncertainty_tables, seen), "the embeddings are no Gaussians"),
         "coefficients": (partial(coefficient_tables, seen), "no aggregator is a GPO with coefficients of its own"),
-        "crops": (partial(_crops, seen, ties, data_root), ""),
+        "crops": (partial(crop_tables, seen, root, ties), ""),
     }
     tables, reasons = Tables(), {}
-    with within_memory(seen.scores.similarity.device):
+    with within_memory(target):
         for name, (answer, reason) in questions.items():
             try:
                 if found := answer():
@@ -96,40 +91,12 @@ def diagnose(
     return Diagnosis(tables, reasons)
 
 
-def _cost(seen: Embedded) -> Tables:
-    found = cost(seen.image.embedding, seen.text.embedding, seen.model.similarity)
-    rows: Rows = [["multiply-accumulates", found.macs_a_pair]]
-    for what, shape in (("an image", found.image), ("a caption", found.text)):
-        rows.append([f"shape of {what}", " × ".join(f"{size:,}" for size in shape)])
-    return {"cost": NumberTable("What comparing one image with one caption costs.", ["of a pair", "value"], rows)}
-
-
 def _elements(seen: Embedded, ties: Ties) -> Tables:
     images, captions = seen.image.embedding, seen.text.embedding
     if not (isinstance(images, Tensor) and isinstance(captions, Tensor) and seen.is_set):
         return {}
-    return element_tables(
-        images, captions, seen.scores.caption_image, lambda a, b: compare(seen.model, a, b, seen.scores.texts), ties
-    )
+    return element_tables(images, captions, seen.scores.caption_image, partial(_compare, seen), ties)
 
 
-def _crops(seen: Embedded, ties: Ties, data_root: str | Path | None) -> Tables:
-    if data_root is None:
-        raise CacheError("crops are cut out of the images; name their folder with --data-root DIR")
-    root, inside, where, cache = (
-        Path(data_root),
-        set(seen.scores.file_names),
-        str(seen.scores.similarity.device),
-        seen.ranker.cache,
-    )
-    regions = {name: listed for name, listed in regions_in(cache.dataset, root).items() if name in inside}
-    image_encoders = find_image_encoders(seen.run, lambda: cache, None, where)
-    text_encoders = find_text_encoders(seen.run, lambda: cache, None, where)
-    return crop_tables(
-        seen.model,
-        Images(find_pictures(cache, root), are_upright(seen.batches.image_set)),
-        regions,
-        partial(encode_images_by_all, image_encoders, where),
-        partial(encode_captions_by_all, text_encoders, where),
-        ties,
-    )
+def _compare(seen: Embedded, images: Tensor, captions: Tensor) -> Tensor:
+    return compare(seen.model, images, captions, seen.scores.texts)

@@ -5,7 +5,6 @@ and *Maximal Matching Matters* (MaxMatch, section 4.4, Table 4 and Figure 4).
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -48,14 +47,13 @@ def element_tables(
     caption = "How often (%) two elements are the most similar ones of an image and its own caption."
     tables["wins"] = _matrix(caption, BOTH, 100 * wins(images, captions, caption_image), 1)
     centres = [unit(sets).mean(0, dtype=torch.float64) for sets in (images, captions)]
-    each = partial(torch.arange, device=images.device)
+    within = [mean_cosines(sets, sets, torch.arange(len(sets))) for sets in (images, captions)]
     for name, what, corner, cosines in (
         ("matching", "images and their own captions", BOTH, mean_cosines(images, captions, caption_image)),
         ("any", "all images and all captions", BOTH, centres[0] @ centres[1].T),
-        ("image", "within the sets of images", "image ↓ image →", mean_cosines(images, images, each(len(images)))),
-        ("caption", "within the sets of captions", "caption ↓ caption →",
-         mean_cosines(captions, captions, each(len(captions)))),
-    ):  # fmt: skip
+        ("image", "within the sets of images", "image ↓ image →", within[0]),
+        ("caption", "within the sets of captions", "caption ↓ caption →", within[1]),
+    ):
         tables[f"cosines {name}"] = _matrix(f"Mean cosine of elements, {what}.", corner, cosines)
     return tables
 
@@ -64,7 +62,7 @@ def rsum_tables(
     images: Tensor, captions: Tensor, caption_image: Tensor, compare: Compare, ties: Ties
 ) -> dict[str, NumberTable]:
     """Return the RSUM with some elements only; the run was trained with all. Arguments as for `element_tables`."""
-    several, tables = range(images.shape[1]), dict[str, NumberTable]()
+    tables = dict[str, NumberTable]()
     with tqdm(desc="elements", unit=" tables", disable=None) as progress:
 
         def rsum(some: Tensor, others: Tensor) -> float:
@@ -72,9 +70,11 @@ def rsum_tables(
             return recall_table(*ranks(compare(some, others), caption_image), ties).rsum
 
         whole = f"all elements give {rsum(images, captions):.2f}"
-        pairs = [[rsum(images[:, [k]], captions[:, [j]]) for j in range(captions.shape[1])] for k in several]
+        pairs = [
+            [rsum(images[:, [k]], captions[:, [j]]) for j in range(captions.shape[1])] for k in range(images.shape[1])
+        ]
         for name, sets in (("image", images), ("caption", captions)):
-            rows: Rows = []
+            rows = Rows()
             for k in range(sets.shape[1]):
                 rest = [j for j in range(sets.shape[1]) if j != k]
                 kept = [sets[:, [k]], *([sets[:, rest]] if rest else [])]
@@ -90,8 +90,7 @@ def rsum_tables(
 def wins(images: Tensor, captions: Tensor, caption_image: Tensor) -> Tensor:
     """Return how often each pair of elements is the most similar one of an image and its own caption, ``[K1, K2]``.
 
-    The shares add up to one. Pairs that tie share the win, so that collapsed sets show no winner. Arguments as for
-    `element_tables`.
+    The shares add up to one. Pairs that tie share the win, so that collapsed sets show no winner.
     """
     share = torch.zeros(images.shape[1], captions.shape[1], dtype=torch.float64)
     for cosines in _pair_cosines(images, captions, caption_image):

@@ -5,84 +5,75 @@ Image-Text Matching*, ECCV 2018.
 """
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...pipeline.reading.joined_sets import JoinedSets, parts_of
+from ...pipeline.reading.joined_sets import JoinedSets, are_upright, parts_of
 from ..evaluation.scoring import Embedded
 from ..modules.embedding import Sequence
 from ..modules.similarity import CrossAttention
-from .examples import PageRun, described, drawn, nearest
-from .pictures import Picture, input_of
+from .examples import PageRun, drawn, nearest
+from .pictures import Picture, heat_map, input_of
 
 CELLS = 36  # along each side of the map that regions are drawn on
 OUTLINED = 2  # cells or regions with the largest weights
 WORDS = 24  # of a caption that are drawn
 
 
-@dataclass(frozen=True)
-class Place:
-    """An image whose local features can be drawn.
+class Map(NamedTuple):
+    """What is drawn over a picture, where a slot or a word looks: what that shows, and what is written below it."""
 
-    Attributes:
-        picture: the image, a grid's as its network saw it.
-        boxes: x1, y1, x2, y2 of its N rows as shares of the picture's width and height, [N, 4].
-        cells: height and width of the map that attention is drawn on.
-    """
-
-    picture: Picture
-    boxes: np.ndarray
-    cells: tuple[int, int]
-
-    def drawn(self, weights: np.ndarray, alt: str) -> str:
-        """Return the picture as SVG, coloured where its rows have large weights; the foremost boxes are outlined.
-
-        Args:
-            weights: of each row; what comes after them is padding.
-            alt: what it shows.
-        """
-        relative = weights[: len(self.boxes)] / max(weights.max(), 1e-9)
-        y, x = ((np.arange(count) + 0.5) / count for count in self.cells)
-        across = (self.boxes[:, 0, None] <= x) & (x <= self.boxes[:, 2, None])
-        down = (self.boxes[:, 1, None] <= y) & (y <= self.boxes[:, 3, None])
-        lit = relative[:, None, None] * (down[:, :, None] & across[:, None, :])
-        foremost = self.boxes[np.argsort(-relative, kind="stable")[:OUTLINED]].tolist()
-        return self.picture.svg(alt, self.picture.heated(lit.max(0)) + "".join(map(self.picture.outlined, foremost)))
-
-
-@dataclass(frozen=True)
-class Map:
-    """Attention of a slot or a word over an image, as SVG, with what is written below it."""
-
-    svg: str
+    heat: str  # a PNG file in base64
+    boxes: list[list[float]]  # x1, y1, x2, y2 of the foremost rows as shares of the picture's width and height
+    shows: str
     title: str
     text: str
     right: bool = False  # whether `text` belongs to the image
 
 
-@dataclass(frozen=True)
-class Attended:
+class Attended(NamedTuple):
     """An image, what it is compared with, and the maps of its slots or of a caption's words."""
 
+    name: str
     title: str
-    picture: str
-    text: str
+    picture: Picture
+    caption: str
+    note: str
     maps: list[Map]
 
 
-def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Attended], str]:
-    """Return the attention over `count` random images.
+class Place(NamedTuple):
+    """An image whose local features can be drawn, a grid's as its network saw it."""
 
-    Returns:
-        What it is, for the page; the images; and a sentence why there are none.
-    """
-    words = isinstance(run.seen.model.compare, CrossAttention)
-    images = np.unique(run.seen.scores.caption_image.numpy()) if words else np.arange(len(run.seen.scores.ids))
+    picture: Picture
+    boxes: np.ndarray  # x1, y1, x2, y2 of its N rows as shares of the picture's width and height, [N, 4]
+    cells: tuple[int, int]  # height and width of the map that attention is drawn on
+
+    def lit(self, weights: np.ndarray) -> np.ndarray:
+        """Return how far each cell of the map is lit by the `weights` of the rows, and maybe padding: 0 to 1."""
+        relative = weights[: len(self.boxes)] / max(weights.max(), 1e-9)
+        y, x = ((np.arange(count) + 0.5) / count for count in self.cells)
+        across = (self.boxes[:, 0, None] <= x) & (x <= self.boxes[:, 2, None])
+        down = (self.boxes[:, 1, None] <= y) & (y <= self.boxes[:, 3, None])
+        lit: np.ndarray = (relative[:, None, None] * (down[:, :, None] & across[:, None, :])).max(0)
+        return lit
+
+    def map(self, weights: np.ndarray, shows: str, title: str, text: str, right: bool = False) -> Map:
+        """Return the map of some weights, which outlines the boxes of the largest; other arguments as in `Map`."""
+        foremost = np.argsort(-weights[: len(self.boxes)], kind="stable")[:OUTLINED]
+        return Map(heat_map(self.lit(weights)), self.boxes[foremost].tolist(), shows, title, text, right)
+
+
+def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Attended], str]:
+    """Return what the attention is, in words, how it looks over `count` random images, or why there is none."""
+    seen, compare = run.seen, run.seen.model.compare
+    words = isinstance(compare, CrossAttention)
+    images = np.unique(seen.scores.caption_image.numpy()) if words else np.arange(len(seen.scores.ids))
     chosen = drawn(images, count, seed)
-    slots = None if words else slot_attention(run.seen, chosen)
+    slots = None if words else slot_attention(seen, chosen)
     if not words and slots is None:
         return "", [], "the run has no attention over local features"
     if reason := _why_no_places(run, chosen):
@@ -91,13 +82,14 @@ def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Att
     if not places:
         return "", [], "the pictures cannot be read"
     if slots is not None:
-        found = nearest(run.seen.image.elements[chosen], run.seen.text.elements)
+        found = nearest(seen.image.elements[chosen], seen.text.elements)
         each = zip(chosen, slots, found, strict=True)
         what = "Each slot at its last iteration; below it its share of all attention and the caption nearest to it."
         return what, [_slots(run, row, places[row], weights, near) for row, weights, near in each if row in places], ""
-    who = "Each word attends to the places" if _by_word(run.seen) else "Each place attends to the words"
+    by_word = isinstance(compare, CrossAttention) and compare.direction == "t-i"
+    who = "Each word attends to the places" if by_word else "Each place attends to the words"
     what = f"{who} (cross-attention): the weights of each add up to 100 %; below a word is the largest that it has."
-    return what, [one for row, place in places.items() for one in _words(run, row, place)], ""
+    return what, [one for row, place in places.items() for one in _words(run, row, place, by_word)], ""
 
 
 @torch.no_grad()
@@ -132,8 +124,7 @@ def place_of(run: PageRun, image: int) -> Place | None:
     """Return where the rows of an image lie; None if its picture cannot be read."""
     features, row = run.seen.batches.image_set, run.seen.batches.image_rows[[image]]
     assert not isinstance(features, JoinedSets), "_why_no_places says so"
-    name = run.seen.scores.file_names[image]
-    picture = run.pictures.hold(name, input_of(features))
+    picture = run.picture(image, input_of(features))
     if picture is None:
         return None
     if features.grid is not None:
@@ -142,7 +133,7 @@ def place_of(run: PageRun, image: int) -> Place | None:
         return Place(picture, grid_boxes(*features.cells, features.identity["pool"]), features.cells)
     boxes, size = features.array("boxes", row)[0], features.array("size", row)[0]
     if (picture.size[0] - picture.size[1]) * (int(size[0]) - int(size[1])) < 0:  # imports do not say how they turned it
-        picture = run.pictures.seen(not run.pictures.upright).hold(name) or picture
+        picture = run.pictures.hold(run.seen.scores.file_names[image], not are_upright(features)) or picture
     return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2), (CELLS, CELLS))
 
 
@@ -156,70 +147,46 @@ def grid_boxes(height: int, width: int, pool: Several[int] = (1, 1)) -> np.ndarr
 
 def _why_no_places(run: PageRun, images: list[int]) -> str:
     """Return why attention over these images cannot be drawn; empty if it can."""
-    features = run.seen.batches.image_set
+    features, rows = run.seen.batches.image_set, run.seen.batches.image_rows[images]
     if run.pictures.why_not:
         return "there are no pictures"
     if isinstance(features, JoinedSets):
         return "its rows are those of several feature sets, which do not share one division of the picture"
     if features.kind == "frames":
         return "its rows are frames of a video, not places of a picture"
-    if features.kind == "roi" and "boxes" not in features.array_names:
-        return "the store does not know where its regions are"
-    if features.kind == "roi" and not features.array("size", run.seen.batches.image_rows[images]).all():
-        return "the store does not know how large the pictures of its regions are"
-    if features.kind == "grid" and features.grid is None:
-        return f"the store does not know how its grid of {features.rows} cells lies"
+    boxes = "boxes" in features.array_names and features.array("size", rows).all()
+    if features.grid is None and not boxes:
+        return "the store does not know where its rows lie in a picture"
     return ""
 
 
 def _slots(run: PageRun, row: int, place: Place, attention: Tensor, found: Tensor) -> Attended:
     """Draw one image; `attention` is ``[K, N]``, `found` the caption nearest to each of K elements."""
-    scores, caption = run.seen.scores, run.first_caption(row)
-    name = scores.ids[row]
+    scores, name = run.seen.scores, run.seen.scores.ids[row]
     shares = 100 * attention.sum(1) / attention.sum().clamp(min=1e-9)
-    maps = [
-        Map(
-            place.drawn(weights.numpy(), f"Attention of slot {k} over image {name}"),
-            f"slot {k}, {share:.0f} %",
-            scores.texts[text],
-            int(scores.caption_image[text]) == row,
-        )
-        for k, (weights, share, text) in enumerate(
-            zip(attention, shares.tolist(), found.tolist(), strict=True), 1
-        )
-    ]  # fmt: skip
-    return Attended(f"Image {name}: slots", place.picture.svg(described(name, caption)), caption, maps)
+    maps = []
+    for k, (weights, share, text) in enumerate(zip(attention, shares.tolist(), found.tolist(), strict=True), 1):
+        own, shows = int(scores.caption_image[text]) == row, f"Attention of slot {k} over image {name}"
+        maps.append(place.map(weights.numpy(), shows, f"slot {k}, {share:.0f} %", scores.texts[text], own))
+    return Attended(name, "slots", place.picture, run.first_caption(row), "", maps)
 
 
-def _words(run: PageRun, image: int, place: Place) -> list[Attended]:
+def _words(run: PageRun, image: int, place: Place, by_word: bool) -> list[Attended]:
     """Draw one image with the closest of its own captions, and with the one found first if that is another's."""
-    way, scores = run.ways["image_to_text"], run.seen.scores
+    way, scores, name = run.ways["image_to_text"], run.seen.scores, run.seen.scores.ids[image]
     closest, rank = way.right(image)
     pairs = [(closest, f"the closest of its own captions, rank {rank:,}")]
     if rank > 1:
         pairs.append((int(way.found[image]), "the caption that is found first, of another image"))
-    name, shown = scores.ids[image], []
+    attended = []
     for caption, title in pairs:
-        weights, text, words = (
-            word_attention(run.seen, image, caption),
-            scores.texts[caption],
-            words_of(run.seen, caption),
-        )
+        weights, words = word_attention(run.seen, image, caption), words_of(run.seen, caption)
+        even, score = 100 / weights.shape[0 if by_word else 1], float(scores.similarity[image, caption])
+        note = f" (similarity {score:.2f}; spread evenly, each weight would be {even:.1f} %)"
+        note += f", {len(words) - WORDS} more words are not shown" if len(words) > WORDS else ""
         maps = [
-            Map(
-                place.drawn(over.numpy(), f"Attention of '{word}' over image {name}"), word, f"{100 * over.max():.1f} %"
-            )
+            place.map(over.numpy(), f"Attention of '{word}' over image {name}", word, f"{100 * over.max():.1f} %")
             for word, over in zip(words[:WORDS], weights.T[:WORDS], strict=True)
         ]
-        even = 100 / weights.shape[0 if _by_word(run.seen) else 1]
-        score = float(scores.similarity[image, caption])
-        said = f"{text} (similarity {score:.2f}; spread evenly, each weight would be {even:.1f} %)"
-        if len(words) > WORDS:
-            said += f", {len(words) - WORDS} more words are not shown"
-        shown.append(Attended(f"Image {name}: {title}", place.picture.svg(described(name, text)), said, maps))
-    return shown
-
-
-def _by_word(seen: Embedded) -> bool:
-    """Return whether words attend to places, not places to words."""
-    return isinstance(seen.model.compare, CrossAttention) and seen.model.compare.direction == "t-i"
+        attended.append(Attended(name, title, place.picture, scores.texts[caption], note, maps))
+    return attended

@@ -4,45 +4,35 @@ Figures 5-7 of *Maximal Matching Matters* (MaxMatch) show the best result of eac
 failures.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...pipeline.reading.joined_sets import are_upright
 from ..evaluation.number_table import NumberTable, shown
 from ..evaluation.scoring import Embedded
-from .pictures import Pictures
+from .pictures import Part, Picture, Pictures
 
-Direction = Literal["image_to_text", "text_to_image"]
-DIRECTIONS: dict[Direction, str] = {"image_to_text": "image to text", "text_to_image": "text to image"}
+DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 
 
-@dataclass(frozen=True)
-class Item:
-    """An image or a caption on the page.
+class Item(NamedTuple):
+    """An image or a caption on the page."""
 
-    Attributes:
-        text: the caption, or the first caption of the image.
-        name: the image's id; empty for a caption.
-        picture: SVG of the image; None for a caption, or if the file is missing.
-        right: whether it belongs to the query; None for the query itself.
-        note: what else the page says about it.
-    """
-
-    text: str
-    name: str = ""
-    picture: str | None = None
-    right: bool | None = None
+    text: str  # the caption, or the first caption of the image
+    name: str = ""  # the image's id
+    picture: Picture | None = None  # of the image, if its file is there
+    right: bool | None = None  # whether it belongs to the query; None for the query itself
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A query, what was found for it with scores, and the best right item if that is not first (rank and score)."""
 
     query: Item
@@ -52,20 +42,15 @@ class Example:
 
 @dataclass(frozen=True)
 class Way:
-    """One direction of retrieval: Q samples ask, M samples are found.
+    """One direction of retrieval: Q samples ask, M samples are found. An item of the query's image is right."""
 
-    Attributes:
-        similarity: ``[Q, M]``; larger is closer.
-        query_image: the image that each query is or describes, int64 ``[Q]``.
-        item_image: likewise of each item, int64 ``[M]``; an item of the query's image is right.
-        query_elements, item_elements: unit elements, ``[Q, K, D]`` and ``[M, K, D]``.
-    """
-
-    similarity: Tensor
-    query_image: np.ndarray
-    item_image: np.ndarray
-    query_elements: Tensor
-    item_elements: Tensor
+    similarity: Tensor  # [Q, M]; larger is closer
+    query_image: np.ndarray  # the image that each query is or describes, int64 [Q]
+    item_image: np.ndarray  # likewise of each item, int64 [M]
+    query_elements: Tensor  # unit elements, [Q, K, D]
+    item_elements: Tensor  # [M, K, D]
+    query: Callable[[int], Item]  # shows one on the page
+    item: Callable[[int], Item]
 
     @cached_property
     def queries(self) -> np.ndarray:
@@ -79,8 +64,8 @@ class Way:
 
     @cached_property
     def hits(self) -> np.ndarray:
-        """Whether the best item of each query is right, bool ``[Q]``."""
-        right: np.ndarray = self.query_image == self.item_image[self.found]
+        """Whether the best item of each query that asks is right, bool."""
+        right: np.ndarray = (self.query_image == self.item_image[self.found])[self.queries]
         return right
 
     def right(self, query: int) -> tuple[int, int]:
@@ -90,91 +75,78 @@ class Way:
         best = int(own[scores[own].argmax()])
         return best, 1 + int((scores > scores[best]).sum() + (scores[:best] == scores[best]).sum())
 
+    def example(self, query: int, found: list[int], notes: Several[str] = ()) -> Example:
+        """Return a query with what was found for it, each item with its score, after its note if there are notes."""
+
+        def item(row: int, note: str = "") -> Item:
+            right, score = bool(self.item_image[row] == self.query_image[query]), float(self.similarity[query, row])
+            return self.item(row)._replace(right=right, note=note + shown(score))
+
+        before = [f"{note}: " for note in notes] or [""] * len(found)
+        items = [item(row, note) for row, note in zip(found, before, strict=True)]
+        best, rank = self.right(query)
+        missed = rank > 1 and (best not in found or len(notes) > 0)
+        return Example(self.query(query), items, item(best, f"rank {rank:,}: ") if missed else None)
+
 
 @dataclass(frozen=True)
 class PageRun:
-    """A run on the page: its name there, the run on its split, and the pictures as its feature set saw them."""
+    """A run on the page: its name there, the run on its split, and the pictures."""
 
     name: str
     seen: Embedded
     pictures: Pictures
 
     @cached_property
-    def ways(self) -> dict[Direction, Way]:
-        """Both directions."""
-        owner, scores = self.seen.scores.caption_image.numpy(), self.seen.scores.similarity
-        images, left, right = np.arange(len(scores)), self.seen.image.elements, self.seen.text.elements
+    def ways(self) -> dict[str, Way]:
+        """Both directions, by the keys of `DIRECTIONS`."""
+        seen, similarity = self.seen, self.seen.scores.similarity
+        images, owners = np.arange(len(similarity)), seen.scores.caption_image.numpy()
+        left, right = seen.image.elements, seen.text.elements
         return {
-            "image_to_text": Way(scores, images, owner, left, right),
-            "text_to_image": Way(scores.T, owner, images, right, left),
+            "image_to_text": Way(similarity, images, owners, left, right, self.image, self.caption),
+            "text_to_image": Way(similarity.T, owners, images, right, left, self.caption, self.image),
         }
+
+    def picture(self, image: int, part: Part | None = None) -> Picture | None:
+        """Return the picture of an image as its feature set saw it, or a part of it; None if it cannot be read."""
+        upright = are_upright(self.seen.batches.image_set)
+        return self.pictures.hold(self.seen.scores.file_names[image], upright, part)
 
     def first_caption(self, image: int) -> str:
         """Return the first caption of an image; an empty text if it has none."""
         own = (self.seen.scores.caption_image == image).nonzero()[:, 0]
         return self.seen.scores.texts[int(own[0])] if len(own) else ""
 
-    def image_item(self, row: int) -> Item:
+    def image(self, row: int) -> Item:
         """Return an image as the page shows it."""
-        text, name = self.first_caption(row), self.seen.scores.ids[row]
-        return Item(text, name, self.pictures.show(self.seen.scores.file_names[row], described(name, text)))
+        return Item(self.first_caption(row), self.seen.scores.ids[row], self.picture(row))
+
+    def caption(self, row: int) -> Item:
+        """Return a caption as the page shows it."""
+        return Item(self.seen.scores.texts[row])
 
 
-def described(name: str, caption: str) -> str:
-    """Return an image in words: what its first caption says of it."""
-    return f"Image {name}: {caption}" if caption else f"Image {name}"
-
-
-def example(run: PageRun, direction: Direction, query: int, found: Iterable[int], notes: Several[str] = ()) -> Example:
-    """Return a query with the items that were found for it, each with its score, after its note if there are notes."""
-    way, found = run.ways[direction], list(found)
-    query_is_image, texts = direction == "image_to_text", run.seen.scores.texts
-
-    def item(row: int, note: str) -> Item:
-        made = Item(texts[row]) if query_is_image else run.image_item(row)
-        own = bool(way.item_image[row] == way.query_image[query])
-        return replace(made, right=own, note=note + shown(float(way.similarity[query, row])))
-
-    items = [item(row, f"{note}: ") for row, note in zip(found, notes, strict=True)] if notes else [
-        item(row, "") for row in found
-    ]  # fmt: skip
-    best, rank = way.right(query)
-    missed = rank > 1 and (best not in found or len(notes) > 0)
-    asked = run.image_item(query) if query_is_image else Item(texts[query])
-    return Example(asked, items, item(best, f"rank {rank:,}: ") if missed else None)
-
-
-def gallery(run: PageRun, direction: Direction, count: int, top: int, seed: int) -> list[Example]:
+def gallery(way: Way, count: int, top: int, seed: int) -> list[Example]:
     """Return `count` random queries with the `top` results by the run's own similarity; ties in the store's order."""
-    way = run.ways[direction]
     best = {
         query: way.similarity[query].sort(descending=True, stable=True).indices[:top].tolist()
         for query in drawn(way.queries, count, seed)
     }
-    return [example(run, direction, query, found) for query, found in best.items()]
+    return [way.example(query, found) for query, found in best.items()]
 
 
-def by_element(run: PageRun, direction: Direction, count: int, seed: int) -> dict[bool, list[Example]]:
-    """Return the best result of each element of `count` random queries whose whole set is right, and of as many others.
-
-    Returns:
-        By whether the first result of the whole set is right.
-    """
-    way, cases = run.ways[direction], {}
-    hits = way.hits[way.queries]
-    for right in (True, False):
-        chosen = drawn(way.queries[hits == right], count, seed)
-        found = nearest(way.query_elements[chosen], way.item_elements)
-        notes = [f"element {k}" for k in range(1, found.shape[1] + 1)]
-        cases[right] = [
-            example(run, direction, query, rows, notes) for query, rows in zip(chosen, found.tolist(), strict=True)
-        ]
-    return cases
+def by_element(way: Way, right: bool, count: int, seed: int) -> list[Example]:
+    """Return the best result of each element of `count` random queries whose whole set is right, or wrong."""
+    chosen = drawn(way.queries[way.hits == right], count, seed)
+    found = nearest(way.query_elements[chosen], way.item_elements)
+    notes = [f"element {k}" for k in range(1, found.shape[1] + 1)]
+    return [way.example(query, rows, notes) for query, rows in zip(chosen, found.tolist(), strict=True)]
 
 
 def agreement_table(runs: Several[PageRun]) -> NumberTable:
     """Return how often each run finds what every other one misses, in percent of the queries of both directions."""
-    hits = [np.concatenate([way.hits[way.queries] for way in run.ways.values()]) for run in runs]
+    hits = [np.concatenate([way.hits for way in run.ways.values()]) for run in runs]
     rows = [
         [run.name, *(None if i == j else 100 * float(np.mean(mine & ~theirs)) for j, theirs in enumerate(hits))]
         for i, (run, mine) in enumerate(zip(runs, hits, strict=True))
@@ -187,21 +159,19 @@ def agreement_table(runs: Several[PageRun]) -> NumberTable:
     return NumberTable(caption, ["right", *(f"{run.name} wrong" for run in runs)], rows)
 
 
-def disagreements(runs: Several[PageRun], direction: Direction, count: int, seed: int) -> list[Example]:
+def disagreements(runs: Several[PageRun], direction: str, count: int, seed: int) -> list[Example]:
     """Return a few random queries that some runs answer rightly and others wrongly.
 
     What is found is the first result of each run, with its name, its score and the rank of the right one.
     """
-    ways = [run.ways[direction] for run in runs]
-    asked = ways[0].queries
-    right = np.sum([way.hits[asked] for way in ways], axis=0)
+    ways = {run.name: run.ways[direction] for run in runs}
+    right = np.sum([way.hits for way in ways.values()], axis=0)
     examples = []
-    for query in drawn(asked[(right > 0) & (right < len(runs))], count, seed):
-        firsts = [example(run, direction, query, [int(run.ways[direction].found[query])], [run.name]) for run in runs]
+    for query in drawn(runs[0].ways[direction].queries[(right > 0) & (right < len(runs))], count, seed):
+        firsts = [way.example(query, [int(way.found[query])], [name]) for name, way in ways.items()]
         found = [
-            replace(item, note=f"{item.note}, the right one at {one.missed.note}") if one.missed else item
-            for one in firsts
-            for item in one.found
+            item._replace(note=f"{item.note}, the right one at {missed.note}") if missed else item
+            for _, (item,), missed in firsts
         ]
         examples.append(Example(firsts[0].query, found))
     return examples
@@ -209,14 +179,9 @@ def disagreements(runs: Several[PageRun], direction: Direction, count: int, seed
 
 @torch.no_grad()
 def nearest(queries: Tensor, items: Tensor) -> Tensor:
-    """Return the item nearest to each element of each query, by the cosine with the nearest of the item's elements.
+    """Return the item nearest to each element of each query, int64 ``[Q, K1]`` on the CPU.
 
-    Args:
-        queries: unit elements ``[Q, K1, D]``.
-        items: unit elements ``[M, K2, D]``.
-
-    Returns:
-        int64 ``[Q, K1]``, on the CPU.
+    That is by the cosine of unit elements, ``[Q, K1, D]`` and ``[M, K2, D]``, with the nearest of the item's.
     """
     flat = items.flatten(0, 1).T
     found = [(one @ flat).unflatten(1, items.shape[:2]).amax(2).argmax(1) for one in queries]

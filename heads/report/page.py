@@ -10,15 +10,14 @@ from tqdm import tqdm
 
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
-from ...pipeline.files import making_file, require_writable
-from ...pipeline.reading.joined_sets import are_upright
+from ...pipeline.files import require_writable, write_text
 from ...pipeline.wording import printable
-from ..evaluation.evaluation import Evaluation, evaluate_untrained, load_measures, tables
+from ..evaluation.evaluation import evaluate_untrained, load_measures, tables
 from ..evaluation.number_table import shown
 from ..evaluation.scoring import embed_split, open_run
 from ..runs.info import versions
 from .attention import attention_of_run
-from .examples import DIRECTIONS, Direction, PageRun, agreement_table, by_element, disagreements, gallery
+from .examples import DIRECTIONS, PageRun, agreement_table, by_element, disagreements, gallery
 from .pictures import Pictures
 from .tables import evaluation_tables, facts_table, training_charts, training_table
 
@@ -63,26 +62,20 @@ def write_report(
         CacheError: a store cannot be read.
     """
     require_place(Path(out))
-    paths = [Path(path) for path in runs]
-    target = pick_device(device)
-    embedded = [
-        embed_split(open_run(path, store), split, target) for path in tqdm(paths, "report", unit=" runs", disable=None)
-    ]
+    paths, target = [Path(path) for path in runs], pick_device(device)
+    opened = tqdm(paths, "report", unit=" runs", disable=None)
+    embedded = [embed_split(open_run(path, store), split, target) for path in opened]
     if len(datasets := {one.ranker.cache.dataset for one in embedded}) > 1:
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
         log.warning("the page will have no pictures: %s", printable(pictures.why_not))
-    shown_runs = [
-        PageRun(name, one, pictures.seen(are_upright(one.batches.image_set)))
-        for name, one in zip(names(paths), embedded, strict=True)
-    ]
-    text = render(_content(shown_runs, pictures, _untrained(shown_runs, device), seed))
+    shown_runs = [PageRun(name, one, pictures) for name, one in zip(names(paths), embedded, strict=True)]
+    text = render(_content(shown_runs, pictures, seed, device))
     if pictures.unreadable:
         first = next(iter(pictures.unreadable.values()))
         log.warning("unread pictures: %d; the first: %s", len(pictures.unreadable), first)
-    with making_file(Path(out), RunError) as partial:
-        partial.write_text(text, encoding="utf-8")
+    write_text(Path(out), text, RunError)
     return len(text.encode())
 
 
@@ -91,67 +84,48 @@ def require_place(out: Path) -> None:
     if out.is_dir():
         raise RunError(f"{out} is a folder; give --out the name of a file, as {out / 'report.html'}")
     require_writable(out, "--out")
-    if out.exists():
-        with out.open("rb") as file:
-            if MARK.encode() not in file.read(1000):
-                raise RunError(f"{out} exists and is no report of xret; take another --out, or delete it")
+    if out.exists() and MARK.encode() not in out.read_bytes()[:1000]:
+        raise RunError(f"{out} exists and is no report of xret; take another --out, or delete it")
 
 
 def names(paths: Several[Path]) -> list[str]:
-    """Return short names that tell the runs apart: their folders', with as many parents as that takes."""
-    whole = [path.resolve() for path in paths]
-    for parts in range(1, 1 + max(len(path.parts) for path in whole)):
-        short = ["/".join(path.parts[-parts:]) for path in whole]
-        if len(set(short)) == len(set(whole)):
-            break
-    again = {path: whole.count(path) > 1 for path in whole}
-    return [
-        f"{name} ({n + 1})" if again[path] else name for n, (name, path) in enumerate(zip(short, whole, strict=True))
-    ]
+    """Return names that tell runs apart: their folders', or where two are alike, their paths with a number."""
+    short = [path.resolve().name for path in paths]
+    return short if len(set(short)) == len(short) else [f"{path} ({number})" for number, path in enumerate(paths, 1)]
 
 
 def render(page: dict[str, Any]) -> str:
     """Return the HTML of a page."""
+    loader = PackageLoader(__package__ or "", "templates")
     templates = Environment(
-        loader=PackageLoader(__package__ or "", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     templates.filters["shown"] = shown
     return templates.get_template("page.html").render(page, mark=MARK)
 
 
-def _content(
-    runs: Several[PageRun], pictures: Pictures, untrained: Several[tuple[str, Evaluation]], seed: int
-) -> dict[str, Any]:
+def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str) -> dict[str, Any]:
     """Return what the template fills in; of several runs there is less of each."""
-    several = len(runs) > 1
     samples = [(run.seen.scores.ids, run.seen.scores.texts) for run in runs]
     alike = all(one == samples[0] for one in samples)
-    absent = [("comparison", "the runs do not see the same images and captions")] if not alike else []
+    compared = len(runs) > 1 and alike
+    absent = [] if alike else [("comparison", "the runs do not see the same images and captions")]
     attention = []
     for run in runs:
         what, images, reason = attention_of_run(run, _each(IMAGES, len(runs)), seed)
         attention += [(run.name, what, images)] if images else []
         absent += [(f"attention of {run.name}", reason)] if reason else []
-    trained = [
-        (run.name, tables([seen.ranker], seen.scores, load_measures(seen.ranker)))
-        for run in runs
-        for seen in [run.seen]
-    ]
     page = {
         "runs": [run.name for run in runs],
         "dataset": runs[0].seen.ranker.cache.dataset,
         "split": runs[0].seen.scores.split,
         "directions": DIRECTIONS,
         "facts": facts_table(runs),
-        "evaluation": evaluation_tables([*trained, *untrained]),
+        "evaluation": evaluation_tables(_evaluations(runs, device)),
         "charts": training_charts(runs),
         "logs": [table for run in runs if (table := training_table(run))],
-        "agreement": agreement_table(runs) if several and alike else None,
-        "disagreements": {way: disagreements(runs, way, 3, seed) if several and alike else [] for way in DIRECTIONS},
+        "agreement": agreement_table(runs) if compared else None,
+        "disagreements": {way: disagreements(runs, way, 3, seed) if compared else [] for way in DIRECTIONS},
         "attention": attention,
         "elements": _elements(runs, seed),
         "galleries": {way: _galleries(runs, way, seed, alike) for way in DIRECTIONS},
@@ -162,29 +136,33 @@ def _content(
     return page | {"pictures": pictures}  # last: by now it holds what is shown
 
 
+def _evaluations(runs: Several[PageRun], device: str) -> list[tuple[str, Any]]:
+    """Return what the runs reach, by name, and what their frozen encoders reach that lie in one space."""
+    seen = {run.name: run.seen for run in runs}
+    found = [(name, tables([one.ranker], one.scores, load_measures(one.ranker))) for name, one in seen.items()]
+    rankers = {(one.ranker.cache.url, *(part.name for part in one.ranker.sets)): one.ranker for one in seen.values()}
+    for ranker in rankers.values():
+        if untrained := evaluate_untrained(ranker.sets, runs[0].seen.scores.split, device=device):
+            found.append((untrained.runs[0], untrained))
+    return found
+
+
 def _elements(runs: Several[PageRun], seed: int) -> list[tuple[str, list[tuple[str, Any]]]]:
     """Return what single elements find: a title, and by run the queries."""
     sets, found = [run for run in runs if run.seen.is_set], []
     for way, title in DIRECTIONS.items():
-        cases = [(run.name, by_element(run, way, _each(CASES, len(sets)), seed)) for run in sets]
         for right, what in ((True, "right"), (False, "wrong")):
-            if examples := [(name, example) for name, one in cases for example in one[right]]:
-                found.append((f"{title.capitalize()}: the whole set is {what}", examples))
+            count = _each(CASES, len(sets))
+            cases = [(run.name, one) for run in sets for one in by_element(run.ways[way], right, count, seed)]
+            found += [(f"{title.capitalize()}: the whole set is {what}", cases)] if cases else []
     return found
 
 
-def _galleries(runs: Several[PageRun], way: Direction, seed: int, alike: bool) -> list[list[tuple[str, Any]]]:
+def _galleries(runs: Several[PageRun], way: str, seed: int, alike: bool) -> list[list[tuple[str, Any]]]:
     """Return queries with what each run finds; runs that see other samples have no query in common."""
     count, top = GALLERY if len(runs) == 1 else SHARED
-    found = [[(run.name, one) for one in gallery(run, way, count, top, seed)] for run in runs]
+    found = [[(run.name, one) for one in gallery(run.ways[way], count, top, seed)] for run in runs]
     return [list(group) for group in zip(*found, strict=True)] if alike else [[one] for run in found for one in run]
-
-
-def _untrained(runs: Several[PageRun], device: str) -> list[tuple[str, Evaluation]]:
-    """Return what the runs' frozen encoders reach without a head, if their features lie in one space."""
-    sets = {(one.cache.url, *(part.name for part in one.sets)): one.sets for one in (run.seen.ranker for run in runs)}
-    found = [evaluate_untrained(one, runs[0].seen.scores.split, device=device) for one in sets.values()]
-    return [(one.runs[0], one) for one in found if one is not None]
 
 
 def _each(total: int, runs: int) -> int:

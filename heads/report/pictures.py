@@ -1,13 +1,9 @@
 """The pictures of a page: each is held once, however often it is shown."""
 
 import base64
-import html
 import io
-from collections.abc import Sequence as Several
-from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -25,102 +21,62 @@ COVER = 140  # of 255: how far they cover a picture at most, which stays visible
 Part = tuple[str, float]  # what a network saw, see `input_of`
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture that the page holds: its id on the page, width and height in pixels, a JPEG file in base64."""
 
     key: str
     size: tuple[int, int]
     data: str
 
-    def svg(self, alt: str, over: str = "") -> str:
-        """Return the picture with `over`, SVG in its pixels, drawn over it; `alt` says what it shows."""
-        width, height = self.size
-        return (
-            f'<svg class="picture" viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
-            f'aria-label="{html.escape(alt)}"><use href="#{self.key}"/>{over}</svg>'
-        )
 
-    def outlined(self, box: Several[float]) -> str:
-        """Return SVG that outlines a box: x1, y1, x2, y2 as shares of the width and height."""
-        (x1, y1, x2, y2), (width, height) = box, self.size
-        return (
-            f'<rect x="{x1 * width:.1f}" y="{y1 * height:.1f}" width="{(x2 - x1) * width:.1f}" '
-            f'height="{(y2 - y1) * height:.1f}" class="outline"/>'
-        )
-
-    def heated(self, values: np.ndarray) -> str:
-        """Return SVG that colours the picture where `values`, [rows, columns] of a grid over it, are high (0 to 1)."""
-        values = values.clip(0, 1)
-        colours = [np.interp(values, np.linspace(0, 1, len(HEAT)), channel) for channel in zip(*HEAT, strict=True)]
-        pixels = np.stack([*colours, COVER * values], -1).round().astype(np.uint8)
-        width, height = self.size
-        return (
-            f'<image width="{width}" height="{height}" preserveAspectRatio="none" '
-            f'href="data:image/png;base64,{_base64(Image.fromarray(pixels), "PNG")}"/>'
-        )
+def heat_map(values: np.ndarray) -> str:
+    """Return a PNG file in base64 that colours a picture where `values` (0 to 1, of a grid over it) are high."""
+    colours = [np.interp(values, np.linspace(0, 1, len(HEAT)), channel) for channel in zip(*HEAT, strict=True)]
+    pixels = np.stack([*colours, COVER * values], -1).round().astype(np.uint8)
+    return _base64(Image.fromarray(pixels), "PNG")
 
 
 class Pictures:
-    """Shows the images of a data set, if their files are there.
+    """The images of a cache's data set, if their files are in `data_root` or where the manifest says.
 
-    Args:
-        cache: names the data set and the files.
-        data_root: see `reattachment.image_folder`; None: no picture is read, unless they are where the manifest says.
-
-    Attributes:
-        upright: whether pictures are turned as their EXIF orientations say.
-        why_not: a sentence, if there are no pictures at all; else None.
-        unreadable: names of files that were wanted and cannot be read, each with a sentence that says why.
+    `why_not` is a sentence if there are none at all, and `unreadable` has one for each file that cannot be read.
     """
 
     def __init__(self, cache: FeatureCache, data_root: Path | None) -> None:
         self.why_not: str | None = None
-        self.upright = False
         self.unreadable: dict[str, str] = {}
-        self._held: dict[tuple[str, Part | None, bool], Picture | None] = {}
+        self._held: dict[tuple[str, bool, Part | None], Picture | None] = {}
         self._reader: PictureReader | None = None
         try:
             self._reader = find_pictures(cache, data_root)
         except (CacheError, ManifestError, StoreError) as error:
             self.why_not = str(error)
 
-    def seen(self, upright: bool) -> "Pictures":
-        """Return the same pictures as a feature set saw them; what the page holds is held in common."""
-        pictures = copy(self)
-        pictures.upright = upright
-        return pictures
-
     @property
     def held(self) -> list[Picture]:
         """What the page must hold, in the order of its first use."""
         return [picture for picture in self._held.values() if picture is not None]
 
-    def show(self, file_name: str, alt: str) -> str | None:
-        """Return a picture as SVG, described by `alt`; None if it cannot be shown."""
-        held = self.hold(file_name)
-        return None if held is None else held.svg(alt)
+    def hold(self, file_name: str, upright: bool, part: Part | None = None) -> Picture | None:
+        """Return a picture, `upright` if turned as EXIF says, or the part that a network saw; None if unreadable.
 
-    def hold(self, file_name: str, part: Part | None = None) -> Picture | None:
-        """Return a picture that the page will hold, the whole or the `part` a network saw; None if it is unreadable."""
+        The page holds it from now on.
+        """
         if self._reader is None:
             return None
-        key = (file_name, part, self.upright)
-        if key not in self._held:
-            self._held[key] = self._read(self._reader, file_name, part, f"picture-{len(self._held)}")
-        return self._held[key]
+        wanted = (file_name, upright, part)
+        if wanted not in self._held:
+            self._held[wanted] = self._read(self._reader, *wanted)
+        return self._held[wanted]
 
-    def _read(self, reader: PictureReader, file_name: str, part: Part | None, key: str) -> Picture | None:
+    def _read(self, reader: PictureReader, file_name: str, upright: bool, part: Part | None) -> Picture | None:
         try:
-            picture = reader.open(file_name)
-            if part is None:
-                image = thumbnail(picture, SIDE, self.upright)
-            else:
-                image = _cut(open_image(picture, upright=self.upright), *part)
+            file = reader.open(file_name)
+            image = thumbnail(file, SIDE, upright) if part is None else _cut(open_image(file, upright=upright), *part)
         except (SampleError, ManifestError) as error:
             self.unreadable.setdefault(file_name, str(error))
             return None
-        return Picture(key, image.size, _base64(image, "JPEG", quality=75))
+        return Picture(f"picture-{len(self._held)}", image.size, _base64(image, "JPEG", quality=75))
 
 
 def input_of(features: ImageSet) -> Part | None:

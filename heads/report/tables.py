@@ -3,19 +3,26 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..evaluation.evaluation import Evaluation, Result
 from ..evaluation.metrics import WAYS
-from ..evaluation.number_table import NumberTable, shown
+from ..evaluation.number_table import NumberTable, Rows, shown
 from ..recipes.blocks import Recipe
 from ..recipes.schema import flat
 from ..runs.run import MAY_CHANGE
 from .examples import PageRun
 
-Series = tuple[Sequence[float], Sequence[float]]  # positions and values of a line
-WIDTH, HEIGHT, LEFT, BOTTOM = 420, 250, 52, 34  # of a chart, and of the room for its scales
+Series = tuple[Sequence[float], Sequence[float]]  # epochs and values of a line
+
+
+class Chart(NamedTuple):
+    """Lines over epochs; positions are shares of the width, and from the top of the height."""
+
+    caption: str
+    lines: dict[str, list[tuple[float, float]]]  # by name, in the order of their colours
+    epochs: list[tuple[float, str]]  # where a number stands on the scale, and which
+    values: list[tuple[float, str]]
 
 
 def facts_table(runs: Sequence[PageRun]) -> NumberTable:
@@ -41,31 +48,25 @@ def facts_table(runs: Sequence[PageRun]) -> NumberTable:
 
 
 def differing_settings(recipes: Sequence[Recipe]) -> list[list[str]]:
-    """Return a row for each key in which recipes of one name differ: the key, and the value of each recipe.
+    """Return a row for each key in which recipes of one name differ: the key, and the value of each as `--set` has it.
 
     Keys that no number depends on are left out, and the feature sets, which have a fact of their own.
     """
     values = [flat(recipe.to_dict()) for recipe in recipes]
-    alike: dict[str, list[dict[str, Any]]] = {}
+    first: dict[str, dict[str, Any]] = {}
     for recipe, own in zip(recipes, values, strict=True):
-        alike.setdefault(recipe.name, []).append(own)
+        first.setdefault(recipe.name, own)
+    pairs = [(own, first[recipe.name]) for recipe, own in zip(recipes, values, strict=True)]
     keys = dict.fromkeys(key for own in values for key in own if key not in MAY_CHANGE)
-    differing = [key for key in keys if any(own.get(key) != of[0].get(key) for of in alike.values() for own in of)]
-    return [[key, *(_setting(own, key) for own in values)] for key in differing]
-
-
-def _setting(values: dict[str, Any], key: str) -> str:
-    """Return a value as `--set` takes it, or a dash if there is none."""
-    value = values.get(key, "–")
-    return value if isinstance(value, str) else json.dumps(value)
+    differing = [key for key in keys if any(own.get(key) != other.get(key) for own, other in pairs)]
+    cells = {key: [own.get(key, "–") for own in values] for key in differing}
+    return [[key, *(one if isinstance(one, str) else json.dumps(one) for one in row)] for key, row in cells.items()]
 
 
 def evaluation_tables(found: Sequence[tuple[str, Evaluation]]) -> list[NumberTable]:
-    """Return a table a protocol, with a row a run and one of chance.
+    """Return a table a protocol, with a row for each run or frozen encoders, by name, and one of chance.
 
-    Args:
-        found: the evaluation of each run, or of frozen encoders, by name. Runs with other numbers of images or
-            captions, because samples failed, have a table of their own.
+    Those with other numbers of images or captions, because samples failed, have a table of their own.
     """
     alike: dict[tuple[str, int, int, int], list[tuple[str, Result]]] = {}
     for name, evaluation in found:
@@ -80,7 +81,7 @@ def _evaluation_table(found: list[tuple[str, Result]]) -> NumberTable:
     recalls, paper = first.rsum is not None, any(one.paper_rsum is not None for _, one in found)
     header = ["run", *(f"{way} {measure}" for way in ("i→t", "t→i") for measure in measures)]
     header += ["RSUM", "mean recall"] * recalls + ["paper's RSUM", "difference"] * paper
-    rows: list[list[str | int | float | None]] = []
+    rows = Rows()
     for name, one in found:
         row = [name, *(getattr(one, way)[measure] for way in WAYS for measure in measures)]
         rows.append(row + [one.rsum, one.mean_recall] * recalls + [one.paper_rsum, one.difference] * paper)
@@ -95,85 +96,69 @@ def _evaluation_table(found: list[tuple[str, Result]]) -> NumberTable:
     return NumberTable(caption, header, rows)
 
 
-def training_charts(runs: Sequence[PageRun]) -> list[tuple[str, list[str], str]]:
-    """Return a chart each of validation RSUM and loss by epoch: a caption, the names of its lines, and SVG."""
-    logs = {run.name: [line for line in run.seen.run.metrics() if "epoch" in line] for run in runs}
+def training_charts(runs: Sequence[PageRun]) -> list[Chart]:
+    """Return a chart each of validation RSUM and loss by epoch."""
     charts = []
     for key, caption in (("rsum", "Validation RSUM (sum of six %) by epoch"), ("loss", "Mean loss of each epoch")):
-        lines = {name: _column(log, key) for name, log in logs.items()}
-        lines = {name: line for name, line in lines.items() if line[0]}
+        lines = {}
+        for run in runs:
+            if known := [line for line in _epochs(run) if isinstance(line.get(key), int | float)]:
+                lines[run.name] = [float(line["epoch"]) for line in known], [float(line[key]) for line in known]
         if lines:
             values = [value for line in lines.values() for value in line[1]]
             log = key == "loss" and min(values) > 0 and max(values) > 10 * min(values)
-            charts.append((caption + (", logarithmic." if log else "."), list(lines), line_chart(caption, lines, log)))
+            charts.append(line_chart(caption, lines, log))
     return charts
 
 
 def training_table(run: PageRun) -> NumberTable | None:
     """Return the log of a training, epoch by epoch; None if there is none."""
-    log = [{**line.get("parts", {}), **line} for line in run.seen.run.metrics() if "epoch" in line]
+    log = _epochs(run)
     if not log:
         return None
-    terms = list(dict.fromkeys(term for line in run.seen.run.metrics() for term in line.get("parts", {})))
+    terms = list(dict.fromkeys(term for line in log for term in line.get("parts", {})))
     keys = ["loss", *(terms if len(terms) > 1 else []), "rsum", "lr", "seconds"]
-    rows = [[str(line["epoch"]), *(line.get(key) for key in keys)] for line in log]
+    rows: Rows = [[str(line["epoch"]), *({**line.get("parts", {}), **line}.get(key) for key in keys)] for line in log]
     header = ["epoch", *(key.replace("rsum", "validation RSUM") for key in keys)]
-    return NumberTable(
-        f"Training of {run.name}, epoch by epoch; terms of the loss before they are weighted.", header, rows, 4
-    )
+    caption = f"Training of {run.name}, epoch by epoch; terms of the loss before they are weighted."
+    return NumberTable(caption, header, rows, 4)
 
 
-def _column(log: list[dict[str, Any]], key: str) -> Series:
-    """Return the epochs that have a number for `key`, and the numbers."""
-    there = [(line["epoch"], line[key]) for line in log if isinstance(line.get(key), int | float)]
-    return [float(epoch) for epoch, _ in there], [float(value) for _, value in there]
+def _epochs(run: PageRun) -> list[dict[str, Any]]:
+    return [line for line in run.seen.run.metrics() if "epoch" in line]
 
 
-def line_chart(alt: str, lines: Mapping[str, Series], log: bool = False) -> str:
-    """Return lines over epochs as SVG whose text and colours are the page's.
-
-    Args:
-        alt: what it shows.
-        lines: by name, in the order of their colours.
-        log: a logarithmic scale of values, which must be above 0.
-    """
-    xs = [x for line in lines.values() for x in line[0]]
-    ys = [y for line in lines.values() for y in line[1]]
-    low, high = (math.log10(min(ys)), math.log10(max(ys))) if log else (min(ys), max(ys))
-    high = high if high > low else low + 1
+def line_chart(caption: str, lines: Mapping[str, Series], log: bool = False) -> Chart:
+    """Return a chart of lines over epochs; values above 0 can have a logarithmic scale."""
+    xs, ys = ([value for line in lines.values() for value in line[axis]] for axis in (0, 1))
+    scale = math.log10 if log else float
+    left, low = min(xs), scale(min(ys))
+    wide, high = max(max(xs) - left, 1), scale(max(ys)) - low or 1
 
     def across(x: float) -> float:
-        return LEFT + 8 + (WIDTH - LEFT - 20) * (x - min(xs)) / max(max(xs) - min(xs), 1)
+        return (x - left) / wide
 
     def down(y: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - BOTTOM - 12) * ((math.log10(y) if log else y) - low) / (high - low)
+        return 1 - (scale(y) - low) / high
 
-    parts = []
-    for y in _log_ticks(min(ys), max(ys)) if log else _ticks(low, high):
-        at = down(y)
-        parts.append(f'<line x1="{LEFT}" x2="{WIDTH}" y1="{at:.1f}" y2="{at:.1f}" class="grid"/>')
-        parts.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{y:g}</text>')
-    for x in _ticks(min(xs), max(xs), 1):
-        parts.append(f'<text x="{across(x):.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="middle">{x:g}</text>')
-    parts.append(f'<text x="{(WIDTH + LEFT) / 2}" y="{HEIGHT - 2}" text-anchor="middle">epoch</text>')
-    for number, line in enumerate(lines.values()):
-        points = [f"{across(x):.1f},{down(y):.1f}" for x, y in zip(*line, strict=True)]
-        parts.append(f'<g class="series series-{number % 8 + 1}"><polyline points="{" ".join(points)}"/>')
-        parts += ['<circle cx="{}" cy="{}" r="2.5"/>'.format(*point.split(",")) for point in points if len(points) < 40]
-        parts.append("</g>")
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(alt)}">{"".join(parts)}</svg>'
+    return Chart(
+        caption + (", logarithmic." if log else "."),
+        {name: [(across(x), down(y)) for x, y in zip(*line, strict=True)] for name, line in lines.items()},
+        [(across(x), f"{x:g}") for x in _ticks(left, max(xs), 1)],
+        [(down(y), f"{y:g}") for y in (_log_ticks(min(ys), max(ys)) if log else _ticks(low, low + high))],
+    )
 
 
 def _ticks(low: float, high: float, least: float = 0) -> list[float]:
     """Return round numbers from low to high, about five, at least `least` apart."""
     raw = max((high - low) / 5, least, 1e-12)
-    step = next(m for m in (1, 2, 5, 10) if m * 10 ** math.floor(math.log10(raw)) >= 0.999 * raw)
-    step *= 10 ** math.floor(math.log10(raw))
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= 0.999 * raw)
     return [round(k * step, 12) for k in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
     """Return the powers of ten from low to high, with twice and five times them if those are few."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    multiples = (1, 2, 5) if high < 1000 * low else (1,)
-    return [m * 10.0**k for k in decades for m in multiples if low <= m * 10.0**k <= high]
+    ticks = [m * 10.0**k for k in decades for m in ((1, 2, 5) if high < 1000 * low else (1,))]
+    return [tick for tick in ticks if low <= tick <= high]

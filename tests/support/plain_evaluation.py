@@ -44,17 +44,15 @@ def plain_similarity(run, store, split="test"):
 
 
 def plain_rsum(similarity, owner):
-    total = 0.0
-    for k in (1, 5, 10):
-        image_hits = caption_hits = 0
-        for i in range(len(similarity)):
-            best = max(similarity[i, c] for c in range(len(owner)) if owner[c] == i)
-            image_hits += sum(similarity[i, c] >= best - 1e-6 for c in range(len(owner)) if owner[c] != i) < k
-        for c in range(len(owner)):
-            own = similarity[owner[c], c]
-            caption_hits += sum(similarity[i, c] >= own - 1e-6 for i in range(len(similarity)) if i != owner[c]) < k
-        total += 100 * image_hits / len(similarity) + 100 * caption_hits / len(owner)
-    return total
+    """Count in loops how many wrong items stand before the best own one, ties pessimistic up to rounding."""
+    scores = similarity.tolist()
+    images, captions = range(len(scores)), range(len(owner))
+    best = [max(scores[i][c] for c in captions if owner[c] == i) for i in images]
+    ahead = (
+        [sum(scores[i][c] >= best[i] - 1e-6 for c in captions if owner[c] != i) for i in images],
+        [sum(scores[i][c] >= scores[owner[c]][c] - 1e-6 for i in images if i != owner[c]) for c in captions],
+    )
+    return sum(100 * sum(rank < k for rank in ranks) / len(ranks) for k in (1, 5, 10) for ranks in ahead)
 
 
 def run_on(run, store, path):

@@ -3,22 +3,35 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oriented import save, shown
 from PIL import Image
 
 import xret
 from xret.heads.diagnostics import crops as crops_module
 from xret.heads.diagnostics import diagnose
-from xret.heads.diagnostics.crops import THRESHOLDS, pixels, selection_accuracy
-from xret.heads.diagnostics.regions import Region, overlap, read_regions, regions_in, regions_of, triplet
+from xret.heads.diagnostics.crops import (
+    THRESHOLDS,
+    Region,
+    cut,
+    overlap,
+    read_picture,
+    regions_in,
+    regions_of,
+    selection_accuracy,
+    triplet,
+)
 from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import find_image_encoders, find_text_encoders
 from xret.heads.training.train import train
+from xret.pipeline.data.images import image_size, open_image
 from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.errors import CacheError
 from xret.pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 
@@ -33,24 +46,20 @@ def at(left, top, right, bottom, phrase="thing"):
 def test_a_triplet_by_hand():
     a, near, far = at(0, 0, 20, 20, "a dog"), at(10, 0, 30, 19, "a cat"), at(60, 30, 70, 40, "a hat")
     whole = at(0, 0, 100, 50, "a room")
-    found = triplet([far, whole, near, a], SIZE, 0.2)
-    assert (found.a, found.b) == (a, far)
-    assert found.c == at(0, 0, 70, 40, "a dog and a hat")
+    assert triplet([far, whole, near, a], SIZE, 0.2) == (a, far, at(0, 0, 70, 40, "a dog and a hat"))
     # With a threshold of 7% A itself, 8% of the image, is too large; 1,000 pixels are not below 20% of 5,000.
     assert triplet([far, whole, near, a], SIZE, 0.07) is None
-    assert triplet([at(0, 0, 40, 25), at(0, 0, 4, 4), at(6, 0, 9, 4)], SIZE, 0.2).a == at(0, 0, 4, 4)
-
-
-def test_of_those_that_overlap_as_little_the_largest_is_taken():
-    a, apart, larger = at(0, 0, 20, 20), at(30, 0, 35, 5), at(40, 0, 50, 10)
-    assert triplet([a, apart, larger], SIZE, 0.5).b == larger
+    assert triplet([at(0, 0, 40, 25), at(0, 0, 4, 4), at(6, 0, 9, 4)], SIZE, 0.2)[0] == at(0, 0, 4, 4)
+    # Of those that overlap as little, the largest.
+    larger = at(40, 0, 50, 10)
+    assert triplet([a, at(30, 0, 35, 5), larger], SIZE, 0.5)[1] == larger
 
 
 def test_only_the_ten_largest_are_looked_at():
     crowd = [at(0, 0, 30 - k, 30) for k in range(10)]
     far = at(90, 40, 95, 45)
-    assert triplet([*crowd, far], SIZE, 0.5).b == crowd[9]
-    assert triplet([*crowd[1:], far], SIZE, 0.5).b == far
+    assert triplet([*crowd, far], SIZE, 0.5)[1] == crowd[9]
+    assert triplet([*crowd[1:], far], SIZE, 0.5)[1] == far
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,20 +79,18 @@ def test_a_triplet_is_what_a_plain_search_finds(boxes, threshold):
     if len(small) < 2:
         assert found is None
         return
-    largest = sorted((len(pixels(region)) for region in small), reverse=True)[:10]
-    assert len(pixels(found.a)) == largest[0]
-    union = pixels(found.a) | pixels(found.b)
-    xs, ys = {x for x, _ in union}, {y for _, y in union}
-    assert found.c.box == (min(xs), min(ys), max(xs) + 1, max(ys) + 1)
-    rest = list(small)
-    rest.remove(found.a)
+    a, b, c = found
+    assert len(pixels(a)) == max(len(pixels(region)) for region in small)
+    xs, ys = ({corner[axis] for corner in pixels(a) | pixels(b)} for axis in (0, 1))
+    assert c.box == (min(xs), min(ys), max(xs) + 1, max(ys) + 1)
+    small.remove(a)
 
     def shared(region):
-        return len(pixels(region) & pixels(found.a)) / len(pixels(region) | pixels(found.a))
+        return len(pixels(region) & pixels(a)) / len(pixels(region) | pixels(a))
 
-    assert overlap(found.a.box, found.b.box) == pytest.approx(shared(found.b))
-    if len(small) <= 10:
-        assert shared(found.b) == min(map(shared, rest))
+    assert overlap(a.box, b.box) == pytest.approx(shared(b))
+    if len(small) < 10:
+        assert shared(b) == min(map(shared, small))
 
 
 def test_regions_are_cut_off_at_the_edges_and_useless_ones_fall_out():
@@ -97,14 +104,6 @@ def test_regions_are_cut_off_at_the_edges_and_useless_ones_fall_out():
     assert regions_of(listed, SIZE) == [at(0, 40, 15, 50, "a dog")]
 
 
-def test_a_crop_has_a_pixel_whatever_the_fractions_of_its_box():
-    # Rounded to even, 1.5 and 2.5 would be the same edge, and encoders refuse a picture without pixels.
-    (region,) = regions_of([{"bbox": [1.5, 0, 1, 40], "phrase": "a pole"}], SIZE)
-    assert pixels(region.box) == (1, 0, 3, 40)
-    assert pixels((3.0, 4.0, 5.0, 6.0)) == (3, 4, 5, 6)
-    assert pixels((99.2, 0.0, 100.0, 50.0)) == (99, 0, 100, 50)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"phrase": "x"}, {"bbox": [1, 2, 3]}, {"bbox": ["a", 0, 1, 1]}, {"bbox": [0, 0, 9, 9], "phrase": 5}, [], "dog"],
@@ -112,6 +111,19 @@ def test_a_crop_has_a_pixel_whatever_the_fractions_of_its_box():
 def test_a_region_that_is_none_is_refused(wrong):
     with pytest.raises(CacheError, match=r"must have 'bbox': \[x, y, width, height\]"):
         regions_of([wrong], SIZE)
+
+
+def test_crops_are_cut_out_of_the_picture_that_the_set_saw(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    save(tmp_path / "a.png", pixels, 6)
+    reader = FolderReader(tmp_path)
+    for upright, expected in ((False, pixels), (True, shown(pixels, 6))):
+        whole = read_picture(open_image, reader, "a.png", upright)
+        np.testing.assert_array_equal(whole, expected)
+        assert read_picture(image_size, reader, "a.png", upright) == whole.size
+        # Rounded to even, 1.5 and 2.5 would be the same edge, and encoders refuse a picture without pixels.
+        (crop,) = cut(reader, upright, [("a.png", at(1.5, 0, 2.5, 40))])
+        np.testing.assert_array_equal(crop, np.asarray(whole)[:40, 1:3])
 
 
 def test_the_file_with_the_regions_is_found_and_read(tmp_path):
@@ -135,8 +147,9 @@ def test_the_file_with_the_regions_is_found_and_read(tmp_path):
 )
 def test_a_caption_file_without_regions_is_said_to_have_none(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
+    (tmp_path / "x.yaml").write_text(f"name: x\nimages: .\ncaptions: {name}\n")
     with pytest.raises(CacheError, match=message):
-        read_regions(tmp_path / name)
+        regions_in("x", tmp_path)
 
 
 def test_binary_selection_by_hand():
@@ -164,7 +177,6 @@ def scenes(tmp_path_factory):
 
 
 def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeypatch):
-    monkeypatch.setattr(crops_module, "TOGETHER", 2)
     monkeypatch.setattr(crops_module, "PART", 3)
     run = scenes / "gaussian-vsepp"
     found = diagnose(run, device="cpu", data_root=scenes / "scenes").tables
@@ -174,31 +186,27 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
     )
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     images = [image for image in document["images"] if image["split"] == "test"]
-    plain = {}
+    rows, uncertain = (iter(found[name].rows) for name in ("crops", "uncertainty of crops"))
     for threshold in THRESHOLDS:
-        rows = []
+        scores, sums = [], []
         for image in images:
             one = triplet(regions_of(image["regions"], (224, 224)), (224, 224), threshold)
             if one is None:
                 continue
             with Image.open(scenes / "scenes" / "images" / image["filename"]) as picture:
-                cut = [picture.crop(tuple(map(int, part.box))) for part in (one.a, one.c)]
-            (pictures,) = encode_images_by_all(image_encoders, "cpu", cut)
-            (texts,) = encode_captions_by_all(text_encoders, "cpu", [one.a.phrase, one.c.phrase])
+                crops = [picture.crop(tuple(map(int, part.box))) for part in one[::2]]
+            (pictures,) = encode_images_by_all(image_encoders, "cpu", crops)
+            (texts,) = encode_captions_by_all(text_encoders, "cpu", [part.phrase for part in one[::2]])
             with torch.no_grad():
                 pictures, texts = seen.model.image(pictures).embedding, seen.model.text(texts).embedding
-            sums = pictures.log_variance.sum(1).tolist(), texts.log_variance.sum(1).tolist()
-            rows.append((sums, seen.model.similarity(pictures, texts)))
-        plain[threshold] = rows
-    rows = dict(zip([t for t in THRESHOLDS if plain[t]], found["crops"].rows, strict=True))
-    uncertain = {row[0]: row[1:] for row in found["uncertainty of crops"].rows}
-    for threshold, (area, triplets, *accuracy) in rows.items():
-        expected = plain[threshold]
-        assert (area, triplets) == (f"{threshold:.0%}", len(expected))
-        sums = torch.tensor([one for one, _ in expected])  # [triplets, sides, A and C]
-        assert uncertain[area] == pytest.approx(sums.mean(0).flatten().tolist(), rel=1e-3)
-        scores = torch.stack([similarity for _, similarity in expected])
-        assert accuracy == selection_accuracy(scores, "pessimistic")
+                scores.append(seen.model.similarity(pictures, texts))
+            sums.append(torch.cat([pictures.log_variance.sum(1), texts.log_variance.sum(1)]))
+        if scores:
+            accuracies = selection_accuracy(torch.stack(scores), "pessimistic")
+            assert next(rows) == [f"{threshold:.0%}", len(scores), *accuracies]
+            means = torch.stack(sums).mean(0).tolist()
+            assert next(uncertain) == [f"{threshold:.0%}", *(pytest.approx(mean, rel=1e-3) for mean in means)]
+    assert (next(rows, None), next(uncertain, None)) == (None, None)
 
 
 def test_vectors_choose_too_and_have_no_uncertainty(scenes):
@@ -215,8 +223,7 @@ def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
     assert "crops" not in found.tables
     assert found.reasons["crops"].endswith("name their folder with --data-root DIR")
     assert found.tables["cost"].rows[0][1] == 16
-    found = diagnose(run, device="cpu", data_root=tmp_path)
-    assert "check --data-root" in found.reasons["crops"]
+    assert "check --data-root" in diagnose(run, device="cpu", data_root=tmp_path).reasons["crops"]
     shutil.copytree(scenes / "scenes", tmp_path / "scenes")
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     for image in document["images"]:

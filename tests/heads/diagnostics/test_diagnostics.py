@@ -8,9 +8,7 @@ import torch
 from small_store import make_store
 
 from xret.heads.diagnostics import diagnose
-from xret.heads.diagnostics.coefficients import coefficient_tables, gpo_coefficients
-from xret.heads.diagnostics.cost import Cost, cost
-from xret.heads.diagnostics.uncertainty import uncertainty_tables
+from xret.heads.diagnostics.embeddings import coefficient_tables, cost, gpo_coefficients, uncertainty_tables
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.modules.aggregators import AGGREGATORS
@@ -199,7 +197,7 @@ def test_long_coefficients_are_shown_at_ten_ranks_of_the_most_frequent_lengths()
 def test_cost_by_hand(name, embedding, macs):
     found = cost(embedding, embedding, SIMILARITIES[name]())
     shape = list((embedding if isinstance(embedding, torch.Tensor) else embedding.mean).shape[1:])
-    assert found == Cost(macs, shape, shape)
+    assert found == (macs, shape, shape)
 
 
 def test_cost_of_cross_attention_is_that_of_a_pair_of_median_lengths():
@@ -207,4 +205,4 @@ def test_cost_of_cross_attention_is_that_of_a_pair_of_median_lengths():
     captions = Sequence(torch.randn(4, 6, 16), torch.tensor([2, 3, 6, 6]))
     found = cost(images, captions, SIMILARITIES["cross-attention"]())
     # All cosines of 7 regions and 3 words; then w G w, where G, of the regions alone, is made once for all captions.
-    assert found == Cost(7 * 3 * 16 + 7 * 7 * 3, [7, 16], [3, 16])
+    assert found == (7 * 3 * 16 + 7 * 7 * 3, [7, 16], [3, 16])

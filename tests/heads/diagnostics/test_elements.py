@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_evaluation import plain_rsum
 
 from xret.heads.diagnostics.elements import element_tables, rsum_tables, wins
 from xret.heads.modules.similarity.matching import matched
@@ -23,23 +24,6 @@ def angles(*degrees):
 
 def random_sets(seed, count, elements, dim=5):
     return torch.randn(count, elements, dim, generator=torch.Generator().manual_seed(seed))
-
-
-def plain_rsum(images, captions, owner, compare):
-    """Count ranks in loops, ties pessimistic."""
-    similarity = compare(images, captions)
-    ranks_of_images, ranks_of_captions = [], []
-    for i in range(len(images)):
-        best = max(similarity[i, c] for c in range(len(captions)) if owner[c] == i)
-        ranks_of_images.append(sum(bool(similarity[i, c] >= best) for c in range(len(captions)) if owner[c] != i))
-    for c in range(len(captions)):
-        own = similarity[owner[c], c]
-        ranks_of_captions.append(sum(bool(similarity[i, c] >= own) for i in range(len(images)) if i != owner[c]))
-    total = 0.0
-    for k in (1, 5, 10):
-        for found in (ranks_of_images, ranks_of_captions):
-            total += 100 * sum(rank < k for rank in found) / len(found)
-    return total
 
 
 def table(found, name):
@@ -65,7 +49,7 @@ def test_rsum_of_some_elements_is_a_plain_count_over_what_is_left(compare):
     found = rsum_tables(images, captions, OWNER, compare, "pessimistic")
 
     def plain(image_elements, text_elements):
-        return plain_rsum(images[:, image_elements], captions[:, text_elements], OWNER.tolist(), compare)
+        return plain_rsum(compare(images[:, image_elements], captions[:, text_elements]), OWNER.tolist())
 
     assert f"all elements give {plain([0, 1, 2], [0, 1]):.2f}" in found["rsum pairs"].caption
     rest = [[1, 2], [0, 2], [0, 1]]

@@ -15,7 +15,7 @@ from xret.heads.training.train import train
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A store with captions that HTML must escape, and its pictures, one of which is damaged."""
+    """A store with captions that HTML must escape, and its pictures."""
     folder = tmp_path_factory.mktemp("report")
     make_store(folder / "small.zarr", words="<b>&amp;</b>")
     (folder / "images").mkdir()
@@ -39,9 +39,10 @@ def run(folder):
 
 @pytest.fixture(scope="session")
 def shown(run):
-    def opened(name, data_root=None):
-        seen = embed_split(open_run(run(name)), "test", torch.device("cpu"))
-        return PageRun(name, seen, Pictures(seen.ranker.cache, data_root))
+    def opened(run_or_name, data_root=None, store=None):
+        path = run(run_or_name) if isinstance(run_or_name, str) else run_or_name
+        seen = embed_split(open_run(path, store), "test", torch.device("cpu"))
+        return PageRun(path.name, seen, Pictures(seen.ranker.cache, data_root))
 
     return opened
 

@@ -1,7 +1,8 @@
-"""Attention is that of the model, and lights the picture where it looks."""
+"""Attention is that of the model, of slots or of SCAN's words, and lights the picture where it looks."""
 
 import base64
 import io
+import math
 import re
 import shutil
 from functools import partial
@@ -14,18 +15,30 @@ from PIL import Image
 from small_reports import recipe_of, require_sound
 from small_store import make_store
 
+from xret.heads.modules.embedding import Sequence
+from xret.heads.modules.similarity import CrossAttention
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import write_report
-from xret.heads.report.attention import CELLS, Place, attention_of_run, grid_boxes, slot_attention
-from xret.heads.report.pictures import COVER, Picture
+from xret.heads.report.attention import (
+    CELLS,
+    Place,
+    attention_of_run,
+    grid_boxes,
+    slot_attention,
+    word_attention,
+    words_of,
+)
+from xret.heads.report.pictures import COVER, heat_map
 from xret.heads.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+OUTLINES = '<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)" class="outline"'
 
-def warmth(overlay):
-    """Return how far an overlay colours each of its cells, from 0 to 1."""
-    data = re.search('base64,([^"]+)', overlay)[1]
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))[..., 3] / COVER
+
+def warmth(heat):
+    """Return how far a map colours each of its cells, from 0 to 1."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(heat))))[..., 3] / COVER
 
 
 def test_attention_is_that_of_the_model(setdiv):
@@ -46,27 +59,23 @@ def test_the_boxes_of_a_grid_lie_row_by_row():
 
 def test_a_grid_is_lit_where_it_is_attended_to():
     weights = np.array([0.4, 0.1, 0.0, 0.2])
-    overlay = Place(Picture("p", (30, 20), ""), grid_boxes(2, 2), (2, 2)).drawn(weights, "")
-    np.testing.assert_allclose(warmth(overlay), weights.reshape(2, 2) / 0.4, atol=0.01)
-    outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)"', overlay)
-    assert outlines == [("0.0", "0.0", "15.0", "10.0"), ("15.0", "10.0", "15.0", "10.0")]
+    found = Place(None, grid_boxes(2, 2), (2, 2)).map(weights, "", "", "")
+    np.testing.assert_allclose(warmth(found.heat), weights.reshape(2, 2) / 0.4, atol=0.01)
+    assert found.boxes == [[0, 0, 0.5, 0.5], [0.5, 0.5, 1, 1]]
 
 
 def test_regions_are_lit_where_they_are():
     boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 1.0, 1.0], [0.0, 0.5, 0.25, 1.0]])
     weights = np.array([0.2, 0.4, 0.1])
-    overlay = Place(Picture("p", (40, 20), ""), boxes, (CELLS, CELLS)).drawn(np.append(weights, 0.0), "")
-    warm = warmth(overlay)
-    side = len(warm)
-    for row in range(side):
-        for column in range(side):
-            x, y = (column + 0.5) / side, (row + 0.5) / side
-            inside = [w for w, (x1, y1, x2, y2) in zip(weights, boxes, strict=True) if x1 <= x <= x2 and y1 <= y <= y2]
-            assert warm[row, column] == pytest.approx(max(inside, default=0) / 0.4, abs=0.01)
-    assert re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)"', overlay) == [
-        ("10.0", "5.0", "30.0"),
-        ("0.0", "0.0", "20.0"),
-    ]
+    place = Place(None, boxes, (CELLS, CELLS))
+    lit = place.lit(np.append(weights, 0.0))  # the last is padding
+    for row, column in np.ndindex(lit.shape):
+        x, y = (column + 0.5) / CELLS, (row + 0.5) / CELLS
+        inside = [w for w, (x1, y1, x2, y2) in zip(weights, boxes, strict=True) if x1 <= x <= x2 and y1 <= y <= y2]
+        assert lit[row, column] == pytest.approx(max(inside, default=0) / 0.4)
+    found = place.map(np.append(weights, 0.0), "", "", "")
+    assert found.boxes == boxes[[1, 0]].tolist()
+    assert found.heat == heat_map(lit)
 
 
 @pytest.mark.parametrize("size", [(40, 30), (0, 0)])  # (0, 0): imports whose source does not give it
@@ -87,9 +96,9 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch, size):
     write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
     text = (tmp_path / "roi.html").read_text()
     require_sound(text)
-    outlines = re.findall('<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)" class="outline"', text)
+    outlines = re.findall(OUTLINES, text)
     if size == (0, 0):
-        assert "the store does not know how large the pictures of its regions are" in text
+        assert "the store does not know where its rows lie in a picture" in text
         assert outlines == []
         return
     assert len(outlines) == 3 * 4 * 2  # images, slots, regions
@@ -98,11 +107,127 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch, size):
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path, setdiv, shown, folder):
     shutil.copytree(folder / "images", tmp_path / "images")
-    (tmp_path / "images" / setdiv.seen.scores.file_names[0]).write_bytes(b"no picture")
-    run = shown("setdiv", tmp_path)
-    count = len(run.seen.scores.ids)
-    _, images, reason = attention_of_run(run, count, 0)
-    assert (len(images), reason) == (count - 1, "")
-    for name in run.seen.scores.file_names:
+    names = setdiv.seen.scores.file_names
+    (tmp_path / "images" / names[0]).write_bytes(b"no picture")
+    _, images, reason = attention_of_run(shown("setdiv", tmp_path), len(names), 0)
+    assert (len(images), reason) == (len(names) - 1, "")
+    for name in names:
         (tmp_path / "images" / name).write_bytes(b"no picture")
-    assert attention_of_run(shown("setdiv", tmp_path), count, 0) == ("", [], "the pictures cannot be read")
+    assert attention_of_run(shown("setdiv", tmp_path), len(names), 0) == ("", [], "the pictures cannot be read")
+
+
+# ---- words ----
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+    runs = tmp_path_factory.mktemp("words")
+
+    def run(name, kind, *settings):
+        if not (runs / name).exists():
+            store = make_store(runs / f"{name}.zarr", image=kind[0], text=kind[1])
+            words = [] if kind[1] == "tokens" else ["adapter.words.word_dim=8"]
+            recipe = load_recipe("scan", ["model.dim=16", "data.batch_size=16", "schedule.epochs=1", *words, *settings])
+            train(store, recipe, runs / name, device="cpu")
+        return runs / name
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def scan(run_of, shown, folder):
+    return shown(run_of("t-i", ("grid", "words")), folder)
+
+
+def looked_at(queries, context, scale, slope):
+    """Evaluate the attention of `queries [T, D]` over `context [M, D]` as SCAN section 3.1 says: M x T."""
+    s = [[torch.cosine_similarity(q, v, dim=0).item() for q in queries] for v in context]
+    clipped = [[value if value > 0 else slope * value for value in row] for row in s]
+    norms = [math.sqrt(sum(value**2 for value in row)) or 1.0 for row in clipped]
+    powers = [[math.exp(scale * value / norm) for value in row] for row, norm in zip(clipped, norms, strict=True)]
+    return torch.tensor([[row[t] / sum(other[t] for other in powers) for t in range(len(queries))] for row in powers])
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+@pytest.mark.parametrize("direction", ["t-i", "i-t"])
+def test_weights_agree_with_a_loop_over_pairs(direction, slope):
+    torch.manual_seed(0)
+    images = Sequence(torch.randn(3, 5, 6), torch.tensor([5, 2, 4]))
+    captions = Sequence(torch.randn(2, 4, 6), torch.tensor([3, 4]))
+    module = CrossAttention(direction=direction, lambda_softmax=4.0, negative_slope=slope)
+    weights = module.weights(images, captions)
+    assert weights.shape == (3, 2, 5, 4)
+    for i, regions in enumerate(images.length.tolist()):
+        for c, words in enumerate(captions.length.tolist()):
+            rows, columns = images.rows[i, :regions], captions.rows[c, :words]
+            by_word = direction == "t-i"
+            expected = looked_at(columns, rows, 4.0, slope) if by_word else looked_at(rows, columns, 4.0, slope).T
+            torch.testing.assert_close(weights[i, c, :regions, :words], expected)
+
+
+def test_weights_are_those_that_the_run_compares_with(scan):
+    seen, image, caption = scan.seen, 3, 11
+    weights = word_attention(seen, image, caption)
+    images, captions = seen.image.embedding, seen.text.embedding
+    regions = torch.nn.functional.normalize(images.rows[image], dim=1)
+    words = torch.nn.functional.normalize(captions.rows[caption, : captions.length[caption]], dim=1)
+    assert weights.shape == (len(regions), len(words))
+    relevance = torch.cosine_similarity(words, weights.T @ regions)
+    scale = seen.run.recipe.similarity["lambda_lse"]
+    torch.testing.assert_close((scale * relevance).logsumexp(0) / scale, seen.scores.similarity[image, caption])
+
+
+def test_words_are_those_that_the_run_reads(scan, run_of, shown, folder, tmp_path):
+    for caption, text in enumerate(scan.seen.scores.texts):
+        assert words_of(scan.seen, caption) == text.split()
+    tokens = shown(run_of("tokens", ("grid", "tokens"))).seen
+    assert words_of(tokens, 4) == [f"token {number}" for number in range(1, len(tokens.scores.texts[4].split()) + 1)]
+    ends = shown(run_of("ends", ("grid", "words"), "adapter.words.ends=true"), folder)
+    assert words_of(ends.seen, 0) == ["<start>", *ends.seen.scores.texts[0].split(), "<end>"]
+    assert word_attention(ends.seen, 0, 0).shape[1] == len(words_of(ends.seen, 0))
+    assert attention_of_run(ends, 1, 0)[1]
+    other = make_store(tmp_path / "other.zarr", words="zebra")
+    unknown = shown(run_of("t-i", ("grid", "words")), store=other).seen
+    assert words_of(unknown, 0) == ["(unknown word)", *unknown.scores.texts[0].split()[1:]]
+
+
+def test_maps_show_the_weights_of_the_closest_own_caption_and_of_the_first_result(scan):
+    what, images, reason = attention_of_run(scan, 3, 0)
+    assert (what[:9], reason) == ("Each word", "")
+    scores = scan.seen.scores
+    for name in {image.name for image in images}:
+        row = scores.ids.index(name)
+        own = [c for c, owner in enumerate(scores.caption_image.tolist()) if owner == row]
+        closest = max(own, key=lambda c: scores.similarity[row, c].item())
+        first = int(scores.similarity[row].argmax())
+        drawn = [image for image in images if image.name == name]
+        expected = [scores.texts[c] for c in ([closest] if first in own else [closest, first])]
+        assert [one.caption for one in drawn] == expected
+        assert "each weight would be 25.0 %" in drawn[0].note
+        weights = word_attention(scan.seen, row, closest).numpy()
+        for column, word in enumerate(drawn[0].maps):
+            assert word.title == expected[0].split()[column]
+            assert float(word.text.removesuffix(" %")) == pytest.approx(100 * weights[:, column].max(), abs=0.06)
+            expected_heat = weights[:, column] / weights[:, column].max()
+            np.testing.assert_allclose(warmth(word.heat).ravel(), expected_heat, atol=0.01)
+
+
+def test_long_captions_end_with_how_much_is_missing(scan, monkeypatch):
+    monkeypatch.setattr("xret.heads.report.attention.WORDS", 2)
+    for image in attention_of_run(scan, 2, 0)[1]:
+        count = len(image.caption.split())
+        assert len(image.maps) == min(2, count)
+        assert image.note.endswith(f", {count - 2} more words are not shown") == (count > 2)
+
+
+def test_both_directions_have_their_page_and_others_a_reason(run_of, folder, tmp_path):
+    runs = [run_of("t-i", ("grid", "words")), run_of("i-t", ("grid", "words"), "similarity.direction=i-t")]
+    write_report(runs, tmp_path / "both.html", data_root=folder, device="cpu")
+    text = (tmp_path / "both.html").read_text()
+    assert text.count("Each word attends to the places") == text.count("Each place attends to the words") == 1
+    assert text.count('class="looks"') >= 4
+    for name, reason in (("frames", "its rows are frames of a video"), ("roi", "does not know where its rows lie")):
+        write_report([run_of(name, (name, "words"))], tmp_path / f"{name}.html", data_root=folder, device="cpu")
+        page = (tmp_path / f"{name}.html").read_text()
+        assert reason in page
+        assert 'class="looks"' not in page

@@ -5,31 +5,34 @@ import re
 import numpy as np
 import pytest
 import torch
-from scores import score
 from torch.nn import functional
 
 from xret.heads.evaluation.number_table import shown as number
 from xret.heads.evaluation.scoring import Side
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.report.examples import agreement_table, by_element, disagreements, drawn, example, gallery, nearest
+from xret.heads.report.examples import DIRECTIONS, agreement_table, by_element, disagreements, drawn, gallery, nearest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_a_gallery_is_the_head_of_the_ranking(setdiv, run):
-    scores = score(run("setdiv"), device="cpu")
+def ranked(scores):
+    return sorted(range(len(scores)), key=lambda place: (-scores[place], place))
+
+
+def test_a_gallery_is_the_head_of_the_ranking(setdiv):
+    scores = setdiv.seen.scores
     for direction, matrix in (("image_to_text", scores.similarity), ("text_to_image", scores.similarity.T)):
-        examples = gallery(setdiv, direction, 6, 5, 3)
+        examples = gallery(setdiv.ways[direction], 6, 5, 3)
         assert len(examples) == 6
         for shown in examples:
             if direction == "image_to_text":
                 query = scores.ids.index(shown.query.name)
-                best = [(scores.texts[row], scores.caption_image[row] == query) for row in _ranked(matrix[query])]
+                best = [(scores.texts[row], scores.caption_image[row] == query) for row in ranked(matrix[query])[:5]]
                 assert [(item.text, item.right) for item in shown.found] == best
             else:
                 asking = [row for row, text in enumerate(scores.texts) if text == shown.query.text]
                 found = [
-                    [(scores.ids[i], scores.caption_image[row] == i) for i in _ranked(matrix[row])] for row in asking
+                    [(scores.ids[i], scores.caption_image[row] == i) for i in ranked(matrix[row])[:5]] for row in asking
                 ]
                 assert [(item.name, item.right) for item in shown.found] in found
 
@@ -39,11 +42,11 @@ def test_a_failure_shows_the_right_answer_its_rank_and_its_score(setdiv):
     for direction, way in setdiv.ways.items():
         for query in way.queries.tolist():
             scores = way.similarity[query].tolist()
-            ranking = sorted(range(len(scores)), key=lambda item: (-scores[item], item))
+            ranking = ranked(scores)
             own = [item for item in ranking if way.item_image[item] == way.query_image[query]]
             rank = 1 + ranking.index(own[0])
             assert way.right(query) == (own[0], rank)
-            one = example(setdiv, direction, query, ranking[:1])
+            one = way.example(query, ranking[:1])
             assert one.found[0].note == number(scores[ranking[0]])
             failed += rank > 1
             if rank == 1:
@@ -52,12 +55,8 @@ def test_a_failure_shows_the_right_answer_its_rank_and_its_score(setdiv):
             said = setdiv.seen.scores.texts[own[0]] if direction == "image_to_text" else setdiv.seen.scores.ids[own[0]]
             assert (one.missed.text if direction == "image_to_text" else one.missed.name) == said
             assert (one.missed.right, one.missed.note) == (True, f"rank {rank}: {number(scores[own[0]])}")
-            assert example(setdiv, direction, query, ranking[:rank]).missed is None  # it is there already
+            assert way.example(query, ranking[:rank]).missed is None  # it is there already
     assert failed > 5
-
-
-def _ranked(scores):
-    return sorted(range(len(scores)), key=lambda place: (-scores[place].item(), place))[:5]
 
 
 def test_each_element_finds_what_is_nearest_to_it():
@@ -70,22 +69,21 @@ def test_each_element_finds_what_is_nearest_to_it():
     assert nearest(queries[:0], items).shape == (0, 4)
 
 
-def test_successes_succeed_and_failures_fail(setdiv):
-    for direction in ("image_to_text", "text_to_image"):
-        cases = by_element(setdiv, direction, 3, 0)
-        assert cases[False]
-        for right in (True, False):
-            for shown in cases[right]:
-                assert [item.note.split(":")[0] for item in shown.found] == [f"element {k}" for k in (1, 2, 3, 4)]
-                assert (shown.missed is None) is right
-                if direction == "image_to_text":
-                    row = setdiv.seen.scores.ids.index(shown.query.name)
-                    assert bool(setdiv.ways[direction].hits[row]) is right
-                    own = {setdiv.seen.scores.texts[c] for c in np.flatnonzero(setdiv.seen.scores.caption_image == row)}
-                    assert all(item.text in own for item in shown.found if item.right)
-                else:
-                    asked = [c for c, text in enumerate(setdiv.seen.scores.texts) if text == shown.query.text]
-                    assert any(bool(setdiv.ways[direction].hits[c]) is right for c in asked)
+@pytest.mark.parametrize("right", [True, False])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_successes_succeed_and_failures_fail(setdiv, direction, right):
+    way, scores = setdiv.ways[direction], setdiv.seen.scores
+    hits = dict(zip(way.queries.tolist(), way.hits.tolist(), strict=True))
+    for shown in by_element(way, right, 3, 0):
+        assert [item.note.split(":")[0] for item in shown.found] == [f"element {k}" for k in (1, 2, 3, 4)]
+        assert (shown.missed is None) is right
+        if direction == "image_to_text":
+            row = scores.ids.index(shown.query.name)
+            assert hits[row] is right
+            own = {scores.texts[c] for c in np.flatnonzero(scores.caption_image == row)}
+            assert all(item.text in own for item in shown.found if item.right)
+        else:
+            assert any(hits[c] is right for c, text in enumerate(scores.texts) if text == shown.query.text)
 
 
 def test_drawn_with_a_seed():
@@ -111,9 +109,8 @@ def test_agreement_is_counted_query_by_query(setdiv, shown):
     runs, right = [setdiv, shown("vsepp")], []
     for run in runs:
         owner, scores = run.seen.scores.caption_image.tolist(), run.seen.scores.similarity
-        to_text = [owner[max(range(len(owner)), key=lambda c: row[c])] == i for i, row in enumerate(scores)]
-        to_image = [max(range(12), key=lambda i: scores[i, c]) == own for c, own in enumerate(owner)]
-        right.append(to_text + to_image)
+        to_text = [owner[ranked(row)[0]] == i for i, row in enumerate(scores)]
+        right.append(to_text + [ranked(scores[:, c])[0] == own for c, own in enumerate(owner)])
     only = [sum(a and not b for a, b in zip(*pair, strict=True)) for pair in (right, right[::-1])]
     rows = [row[1:] for row in agreement_table(runs).rows]
     assert rows == [[None, pytest.approx(100 * only[0] / 42)], [pytest.approx(100 * only[1] / 42), None]]

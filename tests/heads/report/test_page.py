@@ -5,7 +5,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from small_reports import SMALL, recipe_of, require_sound
+from small_reports import recipe_of, require_sound
 from small_store import make_store
 
 from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
@@ -58,35 +58,21 @@ def test_a_page_of_two_runs(two, run):
     assert "There is no attention of vsepp on this page: the run has no attention over local features." in outline.text
 
 
-def test_a_page_shows_in_which_settings_its_runs_differ(folder, run, tmp_path):
-    other = load_recipe("vsepp", [*SMALL, "optimizer.lr=0.25"])
-    train(str(folder / "small.zarr"), other, tmp_path / "other", device="cpu")
-    write_report([run("vsepp"), tmp_path / "other"], tmp_path / "page.html", device="cpu")
-    text = (tmp_path / "page.html").read_text()
-    row = re.search(r'<tr><th scope="row">optimizer\.lr</th>(.*)</tr>', text)[1]
-    rate = Run(run("vsepp")).recipe.optimizer.lr
-    assert re.findall("<td[^>]*>(.*?)</td>", row) == [str(rate), "0.25"]
-    assert '<th scope="row">optimizer.name</th>' not in text
-
-
 def test_settings_in_which_runs_of_one_recipe_differ():
     other = ["optimizer.lr=0.25", "schedule.warmup_epochs=0", "runtime.cache=stream", "similarity=mil"]
     recipes = [load_recipe("setdiv"), load_recipe("vsepp"), load_recipe("setdiv", other)]
     rows = {row[0]: row[1:] for row in differing_settings(recipes)}
     assert rows["optimizer.lr"] == ["0.001", "0.0002", "0.25"]
     assert rows["similarity.alpha"] == ["16.0", "–", "–"]
+    assert "optimizer.name" not in rows
     assert differing_settings([recipes[0], recipes[1], load_recipe("setdiv", other[2:3])]) == []
 
 
-def test_captions_are_text_not_markup(two):
+def test_captions_are_text_not_markup_and_pages_repeat_to_the_byte(two, folder, run):
     assert "<b>&amp;</b>" not in two.replace("&lt;b&gt;", "")
     assert "&lt;b&gt;&amp;amp;&lt;/b&gt;" in two
-
-
-def test_the_same_words_give_the_same_page(folder, run):
-    for out in "ab":
-        write_report([run("vsepp")], folder / f"{out}.html", data_root=folder, device="cpu")
-    assert (folder / "a.html").read_text() == (folder / "b.html").read_text()
+    write_report([run("setdiv"), run("vsepp")], folder / "again.html", data_root=folder, device="cpu")
+    assert (folder / "again.html").read_text() == two
 
 
 def test_damaged_pictures_are_named(folder, run, tmp_path):
@@ -123,9 +109,9 @@ def test_runs_of_two_data_sets_are_refused(run, tmp_path):
 
 def test_names_tell_runs_apart(tmp_path):
     a, b, c = tmp_path / "x" / "run", tmp_path / "y" / "run", tmp_path / "z"
-    assert names([a]) == ["run"]
-    assert names([a, b, c]) == ["x/run", "y/run", f"{tmp_path.name}/z"]
-    assert names([c, c]) == ["z (1)", "z (2)"]
+    assert names([a, c]) == ["run", "z"]
+    assert names([a, b]) == [f"{a} (1)", f"{b} (2)"]
+    assert names([c, c]) == [f"{c} (1)", f"{c} (2)"]
 
 
 # ---- tables and charts ----
@@ -164,24 +150,23 @@ def test_training_with_gaps():
         {"epoch": 2, "loss": 0.0, "parts": {"triplet": 0.0}, "lr": 0.0, "rsum": None, "seconds": 1.0},
     ]
     run = SimpleNamespace(name="a", seen=SimpleNamespace(run=SimpleNamespace(metrics=lambda: lines)))
-    (_, _, rsum), (caption, _, loss) = training_charts([run])
-    assert (rsum.count("<circle"), loss.count("<circle")) == (1, 2)
-    assert "logarithmic" not in caption  # of 0
+    rsum, loss = training_charts([run])
+    assert (rsum.lines, loss.lines) == ({"a": [(0, 1)]}, {"a": [(0, 0), (1, 1)]})
+    assert "logarithmic" not in loss.caption  # of 0
     assert training_table(run).rows[1] == ["2", 0.0, None, 0.0, 1.0]
     lines.clear()
     assert (training_charts([run]), training_table(run)) == ([], None)
 
 
 @pytest.mark.parametrize(
-    ("ys", "log", "ticks"),
+    ("ys", "log", "values"),
     [([0.0, 30.0], False, ["0", "10", "20", "30"]), ([0.5, 80.0], True, ["0.5", "1", "2", "5", "10", "20", "50"]),
      ([3.0, 3.0], False, ["3", "3.2", "3.4", "3.6", "3.8", "4"])],
 )  # fmt: skip
-def test_a_chart_has_round_numbers_and_its_points_in_place(ys, log, ticks):
-    drawn = line_chart("loss <x>", {"a": ([1.0, 5.0], ys)}, log)
-    assert 'aria-label="loss &lt;x&gt;"' in drawn
-    assert re.findall('text-anchor="end">([^<]*)<', drawn) == ticks
-    assert re.findall('text-anchor="middle">([^<]*)<', drawn) == ["1", "2", "3", "4", "5", "epoch"]
-    points = [tuple(map(float, point.split(","))) for point in re.search('points="([^"]*)"', drawn)[1].split()]
-    assert points[0][0] < points[1][0]
-    assert points[0][1] >= points[1][1]
+def test_a_chart_has_round_numbers_and_its_points_in_place(ys, log, values):
+    chart = line_chart("loss", {"a": ([1.0, 5.0], ys)}, log)
+    assert [number for _, number in chart.values] == values
+    assert chart.epochs == [(0, "1"), (0.25, "2"), (0.5, "3"), (0.75, "4"), (1, "5")]
+    assert chart.lines["a"] == [(0, 1), (1, 0 if ys[1] > ys[0] else 1)]
+    assert all(0 <= at <= 1 for at, _ in chart.values)
+    assert chart.caption == ("loss, logarithmic." if log else "loss.")

@@ -68,9 +68,7 @@ def test_without_a_network_a_hub_model_says_what_to_do(monkeypatch, capfd):
         raise OSError("We could not connect.\nSee the manual.")
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
-    with pytest.raises(
-        EncoderError, match=r"'some-bert' cannot be loaded .*could not connect\); a hub id needs"
-    ):
+    with pytest.raises(EncoderError, match=r"'some-bert' cannot be loaded .*could not connect\); a hub id needs"):
         text_encoder("bert", "some-bert")
     assert asked == [("some-bert", True), ("some-bert", False)]
     assert capfd.readouterr().err == "Fetching text weights 'some-bert' from the Hugging Face hub, into its cache.\n"

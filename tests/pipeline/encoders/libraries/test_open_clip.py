@@ -207,9 +207,7 @@ def test_without_a_connection_a_file_is_asked_for(tagged, monkeypatch):
     monkeypatch.setattr(open_clip, "download_pretrained", download)
     monkeypatch.setattr(open_clip.factory, "download_pretrained", download)
     for load in (image_tower, text_tower):
-        sentence = (
-            r"open_clip:small-ViT/own cannot be loaded .*no route to the hub\); check its weights"
-        )
+        sentence = r"open_clip:small-ViT/own cannot be loaded .*no route to the hub\); check its weights"
         refused(load, "small-ViT/own", "imagenet", sentence, layer=1)
 
 

@@ -32,7 +32,7 @@ from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
 from ..evaluation.scoring import Embedded, Side, embed_side
 from ..modules.embedding import Embedding, each
-from ..runs.encoders import find_image_encoders, find_text_encoders
+from ..runs.encoders import find_encoders
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5)  # Figure 2: the share of the image that A and B stay below
 LARGEST = 10  # regions of an image that are looked at
@@ -79,8 +79,8 @@ def crop_tables(seen: Embedded, data_root: Path | None, ties: Ties) -> dict[str,
     names = sorted(name for name in regions if name in inside)
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
-    image_encoders = find_image_encoders(seen.run, lambda: cache, None, device)
-    text_encoders = find_text_encoders(seen.run, lambda: cache, None, device)
+    image_encoders = find_encoders(seen.run, "image", None, device)
+    text_encoders = find_encoders(seen.run, "text", None, device)
     pictures, upright = find_pictures(cache, data_root), are_upright(seen.batches.image_set)
     found = []
     for name in names:

@@ -27,7 +27,7 @@ from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Gaussian, Sequence, concatenate, each
 from ..modules.padding import mean_rows, zero_padding
 from ..modules.similarity import SIMILARITIES, in_blocks
-from ..runs.features import Sets, batches_of, caption_set_of_run, image_set_of_run, open_store
+from ..runs.features import Sets, batches_of, open_store, sets_of_run
 from ..runs.run import Run
 from .metrics import log_circular_variance
 
@@ -74,7 +74,7 @@ def open_run(path: str | Path, store: str | None = None) -> Ranker:
     """
     run = Run(path)
     cache = open_store(run, store)
-    return Ranker(run, cache, (image_set_of_run(run, cache), caption_set_of_run(run, cache)))
+    return Ranker(run, cache, sets_of_run(run, cache))
 
 
 def open_frozen(store: str, features: str = "auto") -> Ranker:

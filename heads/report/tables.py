@@ -57,7 +57,7 @@ def differing_settings(recipes: Sequence[Recipe]) -> list[list[str]]:
     for recipe, own in zip(recipes, values, strict=True):
         first.setdefault(recipe.name, own)
     pairs = [(own, first[recipe.name]) for recipe, own in zip(recipes, values, strict=True)]
-    keys = dict.fromkeys(key for own in values for key in own if key not in MAY_CHANGE)
+    keys = dict.fromkeys(key for own in values for key in own if key not in (*MAY_CHANGE, "data.image", "data.text"))
     differing = [key for key in keys if any(own.get(key) != other.get(key) for own, other in pairs)]
     cells = {key: [own.get(key, "–") for own in values] for key in differing}
     return [[key, *(one if isinstance(one, str) else json.dumps(one) for one in row)] for key, row in cells.items()]

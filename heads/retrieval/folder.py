@@ -26,7 +26,7 @@ from ...pipeline.wording import counted, some_of
 from ..evaluation.scoring import embed_all
 from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
-from ..runs.encoders import ImageEncoders
+from ..runs.encoders import Encoders
 from ..runs.run import EMBEDDINGS, Run
 from .gallery import Searched
 from .hits import Modality
@@ -66,7 +66,7 @@ class PictureFolder(Searched):
         run: Run,
         model: Model,
         weights: str,
-        encoders: Callable[[], ImageEncoders],
+        encoders: Callable[[], Encoders],
         folder: Path,
         device: torch.device,
     ) -> None:
@@ -75,7 +75,9 @@ class PictureFolder(Searched):
             raise QueryError(f"{run.path} searches videos, and a folder of pictures holds none; leave --images out")
         self.unreadable: dict[str, str] = {}
         stamps = self._list()
-        key = sha256("\n".join((weights, *run.info.prints("image"), str(folder.resolve()))).encode("utf-8", "replace"))
+        key = sha256(
+            "\n".join((weights, *run.info.fingerprints("image"), str(folder.resolve()))).encode("utf-8", "replace")
+        )
         self._file = run.path / EMBEDDINGS / f"{key.hexdigest()[:32]}.safetensors"
         known, embedding = _load(self._file)
         same = {name: row for row, (name, stamp) in enumerate(known.items()) if stamps.get(name) == stamp}
@@ -149,7 +151,7 @@ class PictureFolder(Searched):
         finally:  # also what was computed before Ctrl-C
             self._save(stamps)
 
-    def _decode(self, encoders: ImageEncoders, name: str) -> Decoded | None:
+    def _decode(self, encoders: Encoders, name: str) -> Decoded | None:
         """Return a picture as each encoder takes it; None, with the reason noted, where it cannot be read."""
         try:
             picture = read_picture(self._folder / name)
@@ -158,7 +160,7 @@ class PictureFolder(Searched):
             self.unreadable[name] = error.reason
             return None
 
-    def _embed_batch(self, encoders: ImageEncoders, pictures: dict[str, Decoded]) -> None:
+    def _embed_batch(self, encoders: Encoders, pictures: dict[str, Decoded]) -> None:
         """Embed up to `BATCH` pictures; those whose features are beyond their dtype are left out."""
         if not pictures:
             return

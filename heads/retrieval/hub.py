@@ -1,10 +1,9 @@
 """Runs in the layout of the Hugging Face hub: a folder that says by itself what it is and what its features came from.
 
-    model.safetensors, vocabulary.json  as in every run
-    run.json, config.json, recipe.yaml  the same; without paths of the machine that it was trained on
-    encoders.json                       what made the features, so that new texts and pictures need no store
-    image_backbone*, text_backbone*     of a run that was fine-tuned
-    README.md                           the model card
+    model.safetensors                as in every run
+    run.json, recipe.yaml            the same; without paths of the machine that it was trained on
+    image_backbone*, text_backbone*  of a run that was fine-tuned
+    README.md                        the model card
 
 Such a folder is a run: every command takes it. What only serves to go on training is left out.
 """
@@ -24,16 +23,16 @@ from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
-from ..runs.encoders import ORIGINS, origins_of, origins_text, reads_states, weights_of_each
-from ..runs.info import BranchName, RunInfo
-from ..runs.run import Run, write_facts
+from ..runs.encoders import weights_of_each
+from ..runs.info import BRANCHES, BranchName, RunInfo
+from ..runs.run import write_facts
 from .retriever import Retriever
 
 # The bases of the first are OSError and all errors of the hub's HTTP client, whose name depends on its version.
 _HUB_ERRORS: Any = (*HfHubHTTPError.__bases__, HFValidationError)
 _HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")  # with a branch, tag or commit if need be
 _BACKBONES = [f"{branch}_backbone{suffix}" for branch in ("image", "text") for suffix in ("", ".safetensors")]
-_COPIED = ("model.safetensors", "vocabulary.json", *_BACKBONES)
+_COPIED = ("model.safetensors", *_BACKBONES)
 
 _CARD = """\
 ---
@@ -73,33 +72,28 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     folder of this machine must be named again where the run is loaded.
 
     Args:
-        retriever: of the run; its store is asked what made the features.
+        retriever: of the run.
         folder: to be made.
         repo: what the model card calls it, ``user/name``; None: the folder.
 
     Raises:
         RunError: the folder exists or cannot be written; the run has no finished epoch, or is damaged.
-        CacheError: the store is missing.
     """
     folder, run = Path(folder), retriever.run
     if folder.exists():
         raise RunError(f"{folder} exists; take another folder")
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
-    origins = _origins(retriever)
     if run.info.tuned("image"):  # likewise, the backbones of a fine-tuned run
         _ = retriever.image_encoders
     if run.info.tuned("text"):
         _ = retriever.text_encoders
-    recipe = run.recipe.to_dict()
-    if vectors := recipe["adapter"]["words"]["vectors"]:
-        recipe["adapter"]["words"]["vectors"] = Path(vectors).name  # a trained model has read it
+    info = _portable(run.info, retriever.weights)
     with making(folder, RunError, "choose another folder") as partial:
         for name in filter(run.has, _COPIED):
             file = run.file(name)
             (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / name)
-        (partial / ORIGINS).write_text(origins_text(origins), encoding="utf-8")
-        write_facts(partial, _without_paths(run.info), recipe, run.image_facts, run.text_facts)
-        (partial / "README.md").write_text(_card(run, origins, repo or str(folder)), encoding="utf-8")
+        write_facts(partial, info)
+        (partial / "README.md").write_text(_card(info, repo or str(folder)), encoding="utf-8")
     return folder
 
 
@@ -139,7 +133,7 @@ def local_folder(name: str | Path) -> Path:
         return Path(name)
     repo, revision = found.groups()
     try:
-        patterns = ["config.json", "recipe.yaml", "run.json", ORIGINS, *_COPIED, "*_backbone/*"]
+        patterns = ["recipe.yaml", "run.json", *_COPIED, "*_backbone/*"]
         return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
     except _HUB_ERRORS as error:
         raise RunError(
@@ -148,22 +142,29 @@ def local_folder(name: str | Path) -> Path:
         ) from error
 
 
-def _origins(retriever: Retriever) -> dict[BranchName, tuple[Origin, ...]]:
-    """Return what made the features that the run brings no encoder for: words and tuned backbones it has itself."""
-    run, origins = retriever.run, {}
-    branches: tuple[BranchName, ...] = ("image", "text") if reads_states(run) else ("image",)
-    for branch in branches:
-        if not run.info.tuned(branch):
-            found, weights = origins_of(run, branch, lambda: retriever.cache), retriever.weights[branch]
-            named = weights_of_each(weights, found, f"{branch} weights")
-            origins[branch] = tuple(_naming(*pair) for pair in zip(found, named, strict=True))
-    return origins
+def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInfo:
+    """Return `info` without paths of this machine; `weights` name encoders anew where they are hub ids."""
+    adapter = info.recipe.adapter
+    words = {**adapter["words"], "vectors": Path(adapter["words"]["vectors"] or "").name or None}  # it has read them
+    sides: dict[str, Any] = {}
+    for branch in BRANCHES:
+        origins, named = info.origins(branch), iter(weights_of_each(weights[branch], info.origins(branch), branch))
+        sides[branch] = tuple(one if one.kind == "words" else _naming(one, next(named)) for one in origins)
+    return replace(
+        info,
+        recipe=replace(info.recipe, adapter={**adapter, "words": words}),
+        store=Path(info.store).name,
+        also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
+        head=info.head and Path(info.head).name,
+        init_from=info.init_from and Path(info.init_from).name,
+        **sides,
+    )
 
 
 def _naming(origin: Origin, weights: str | None) -> Origin:
-    if weights is None or origin.spec is None or Path(weights).exists():  # a path means nothing elsewhere
-        return origin
-    return replace(origin, spec=origin.spec.with_source(weights))
+    if weights is not None and origin.spec is not None and not Path(weights).exists():  # a path means nothing elsewhere
+        origin = replace(origin, spec=origin.spec.with_source(weights))
+    return origin.without_folders()
 
 
 def _is_local(origin: Origin) -> bool:
@@ -172,29 +173,20 @@ def _is_local(origin: Origin) -> bool:
     return source is not None and source.startswith(("/", "./"))
 
 
-def _without_paths(info: RunInfo) -> RunInfo:
-    return replace(
-        info,
-        store=Path(info.store).name,
-        also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
-        head=info.head and Path(info.head).name,
-        init_from=info.init_from and Path(info.init_from).name,
-    )
-
-
-def _card(run: Run, origins: Mapping[BranchName, tuple[Origin, ...]], repo: str) -> str:
-    recipe = run.recipe
-    parameters = {"image": "visual_weights", "text": "text_weights"}
-    needed = [parameters[branch] for branch, of_each in origins.items() if any(_is_local(one) for one in of_each)]
+def _card(info: RunInfo, repo: str) -> str:
+    recipe = info.recipe
+    parameters: dict[BranchName, str] = {"image": "visual_weights", "text": "text_weights"}
+    loose = [branch for branch in BRANCHES if not info.tuned(branch)]
+    needed = [parameters[branch] for branch in loose if any(map(_is_local, info.origins(branch)))]
     return _CARD.format(
         name=repo.rpartition("/")[2],
         repo=repo,
         recipe=recipe.name,
-        dataset=Path(run.info.store).name,
-        epoch=run.info.best_epoch,
-        rsum=run.info.best_rsum,
-        image=" + ".join(run.info.names("image")),
-        text=" + ".join(run.info.names("text")),
+        dataset=Path(info.store).name,
+        epoch=info.best_epoch,
+        rsum=info.best_rsum,
+        image=" + ".join(info.names("image")),
+        text=" + ".join(info.names("text")),
         image_aggregator=recipe.aggregator["image"]["name"],
         text_aggregator=recipe.aggregator["text"]["name"],
         similarity=recipe.similarity["name"],

@@ -66,7 +66,7 @@ def require_known_word(query: str, unknown: Sequence[str]) -> None:
         raise QueryError(f"'{query}' has no words; describe in a few words what to look for")
     raise QueryError(
         f"no word of the query is in the vocabulary of this run ({', '.join(some_of(list(unknown), 10))}); use words of"
-        " the captions that it was trained on, which vocabulary.json in its folder lists"
+        " the captions that it was trained on, which run.json in its folder lists"
     )
 
 

@@ -24,7 +24,7 @@ from ..evaluation.scoring import embed_all
 from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each
 from ..modules.similarity import in_blocks
-from ..runs.encoders import ImageEncoders, TextEncoders, find_image_encoders, find_text_encoders, reads_states
+from ..runs.encoders import Encoders, find_encoders, reads_states
 from ..runs.features import open_store
 from ..runs.info import BranchName
 from ..runs.run import Run
@@ -149,14 +149,14 @@ class Retriever:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     @cached_property
-    def text_encoders(self) -> TextEncoders:
+    def text_encoders(self) -> Encoders:
         """The encoder of captions for each feature set, and the dtype of its features."""
-        return find_text_encoders(self.run, lambda: self.cache, self.weights["text"], str(self.device), self._trust)
+        return find_encoders(self.run, "text", self.weights["text"], str(self.device), self._trust)
 
     @cached_property
-    def image_encoders(self) -> ImageEncoders:
+    def image_encoders(self) -> Encoders:
         """The encoder of images for each feature set, and the dtype of its features."""
-        return find_image_encoders(self.run, lambda: self.cache, self.weights["image"], str(self.device), self._trust)
+        return find_encoders(self.run, "image", self.weights["image"], str(self.device), self._trust)
 
     def encode_text(self, texts: Sequence[str]) -> Embedding:
         """Embed B texts; a text of the store gets the embedding that it has there, up to rounding.

@@ -1,8 +1,7 @@
 """The features that a run needs, found in its own store or in another one."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,11 +11,10 @@ from ...pipeline.data.samples import tokenize
 from ...pipeline.errors import CacheError, RunError, StoreError
 from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.joined_sets import Captions, Images, joined
-from ...pipeline.reading.placement import Placement, Resident
 from ...pipeline.store import OK, CaptionSet, FeatureCache, ImageSet
-from ..model import Model, facts_of_each, feature_facts, require_kinds
+from ..model import Model
 from ..recipes.blocks import Recipe
-from .info import BranchName, as_told, as_tuple
+from .info import BranchName, RunInfo
 from .run import Run
 
 Sets = tuple[Images, Captions]
@@ -29,44 +27,18 @@ def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
 
     Raises:
         CacheError: none or several fit a name, or two names mean one set.
-        RecipeError: that is so of the captions, and the recipe does not take the images.
     """
-    images = [cache.image_set(name) for name in as_tuple(recipe.data.image)]
-    _require_different(images, "data.image")
-    try:
-        captions = [cache.caption_set(name) for name in as_tuple(recipe.data.text)]
-    except CacheError:  # which captions is the second question, if the recipe does not take these images
-        require_kinds(recipe, "image", facts_of_each(feature_facts(joined(images))))
-        raise
-    _require_different(captions, "data.text")
-    return joined(images), joined(captions)
+    return (
+        joined(_named(cache.image_set, recipe.data.image, "data.image")),
+        joined(_named(cache.caption_set, recipe.data.text, "data.text")),
+    )
 
 
-def _require_different(found: Sequence[ImageSet] | Sequence[CaptionSet], key: str) -> None:
-    names = [features.name for features in found]
-    for name in names:
-        if names.count(name) > 1:
-            raise CacheError(f"{key} names the feature set '{name}' of {found[0].cache.url} twice; leave one out")
-
-
-def on_sets_of(run: Run, recipe: Recipe, cache: FeatureCache) -> Recipe:
-    """Return the recipe of a resumed training with the run's own feature sets, whatever else `cache` holds meanwhile.
-
-    They are meant by the same names as when the run began, or by what their own names begin with.
-    """
-    own: dict[str, Any] = {
-        side: as_told(run.info.sides[side])
-        for side, modality in (("image", "images"), ("text", "captions"))
-        if set(run.info.sides[side]) <= set(cache.set_names(modality))
-        and _means(getattr(recipe.data, side), getattr(run.recipe.data, side), run.info.sides[side])
-    }
-    return replace(recipe, data=replace(recipe.data, **own))
-
-
-def _means(now: str | list[str], then: str | list[str], names: Sequence[str]) -> bool:
-    wanted = sorted(name.rpartition("/")[2] for name in as_tuple(now))
-    prefixes = len(wanted) == len(names) and all(map(str.startswith, sorted(names), wanted))
-    return now in (then, "auto") or prefixes
+def _named(find: Callable[[str], S], names: str | list[str], key: str) -> list[S]:
+    found = {one.name: one for one in map(find, [names] if isinstance(names, str) else names)}
+    if isinstance(names, list) and len(found) < len(names):
+        raise CacheError(f"{key}={', '.join(names)} names a feature set twice ({', '.join(found)}); leave one out")
+    return list(found.values())
 
 
 def open_store(run: Run, store: str | None) -> FeatureCache:
@@ -78,15 +50,15 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
         CacheError: there is none at `store`, or it cannot be used.
         RunError: there is none where the run's own was, or it cannot be used.
     """
+    if store is not None:
+        return FeatureCache.open(store)
     try:
-        cache = FeatureCache.open(store or run.info.store)
+        cache = FeatureCache.open(run.info.store)
     except (CacheError, StoreError) as error:
-        if store is not None:
-            raise
         raise RunError(
             f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
         ) from error
-    if store is None and cache.manifest_sha256 != run.info.manifest_sha256:
+    if cache.manifest_sha256 != run.info.manifest_sha256:
         _log.warning("%s holds other samples than those that %s was trained on", cache.url, run.path)
     return cache
 
@@ -102,30 +74,14 @@ def split_of_run(
         RunError: the store holds no equal sets.
         CacheError: the split is unknown, empty or not complete.
     """
-    sets = image_set_of_run(run, cache), caption_set_of_run(run, cache)
-    return batches_of(sets, model, split, device, views=(view,))
+    return batches_of(sets_of_run(run, cache), model, split, device, views=(view,))
 
 
-def batches_of(
-    sets: Sets,
-    model: Model,
-    split: str,
-    device: torch.device,
-    placement: Placement = "stream",
-    resident: Resident | None = None,
-    views: Sequence[int] = (0,),
-) -> Batches:
-    """Return a split with what `model` reads of it; arguments and errors as of `stored_batches`."""
-    return stored_batches(
-        *sets,
-        split,
-        device=device,
-        image_fields=model.image_fields,
-        caption_fields=model.caption_fields,
-        placement=placement,
-        resident=resident,
-        views=views,
-    )
+def batches_of(sets: Sets, model: Model, split: str, device: torch.device, **how: Any) -> Batches:
+    """Return a split with what `model` reads of it; `how` and errors as of `stored_batches`."""
+    fields: dict[str, Any] = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
+    images, captions = sets
+    return stored_batches(images, captions, split, device=device, **fields, **how)
 
 
 def views_to_draw(image_set: Images, recipe: Recipe) -> Sequence[int]:
@@ -142,41 +98,56 @@ def require_views(image_set: Images) -> None:
         )
 
 
+def sets_of_run(run: Run, cache: FeatureCache) -> Sets:
+    """Return the features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
+    return image_set_of_run(run, cache), caption_set_of_run(run, cache)
+
+
 def image_set_of_run(run: Run, cache: FeatureCache) -> Images:
-    """Return the image features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
-    sets = [cache.image_set(name) for name in cache.set_names("images")]
-    return joined([_equal_set(run, "image", print_, sets, cache) for print_ in run.info.prints("image")])
+    """Return the image features as `sets_of_run` does."""
+    return equal_images(run.info, cache, _hint(run, "image"))
 
 
 def caption_set_of_run(run: Run, cache: FeatureCache) -> Captions:
-    """Return the caption features of `cache` that `run` was trained on, or equal ones; RunError if there are none.
-
-    Where the run knows words it has a vocabulary, and reads those of any store.
-    """
-    sets = [cache.caption_set(name) for name in cache.set_names("captions")]
-    found: list[CaptionSet] = []
-    for print_, facts in zip(run.info.prints("text"), facts_of_each(run.text_facts), strict=True):
-        if facts.kind == "words" and run.vocabulary is not None and print_ not in [one.fingerprint for one in sets]:
-            found.append(RetokenizedCaptions(cache, run.vocabulary))
-        else:
-            found.append(_equal_set(run, "text", print_, sets, cache))
-    return joined(found)
+    """Return the caption features as `sets_of_run` does."""
+    return equal_captions(run.info, cache, _hint(run, "text"))
 
 
-def _equal_set(run: Run, branch: BranchName, fingerprint: str, sets: Sequence[S], cache: FeatureCache) -> S:
-    """Return the set with a fingerprint: what a checkpoint in another folder made has another name."""
-    equal = [features for features in sets if features.fingerprint == fingerprint]
-    if equal:
-        return next((features for features in equal if features.name in run.info.names(branch)), equal[0])
-    name = run.info.names(branch)[run.info.prints(branch).index(fingerprint)]
-    there = ", ".join(features.name for features in sets) or "none"
-    modality, way = "images" if branch == "image" else "captions", "the same encoder, weights and options"
+def _hint(run: Run, branch: BranchName) -> str:
     if run.info.tuned(branch):
-        way = f"`xret extract … --from-run {run.path}`"
-    raise RunError(
-        f"{run.path} needs the feature set '{name}' of {modality}, and {cache.url} has {there}: extract it there with "
-        f"{way}"
-    )
+        return f"extract it there with `xret extract … --from-run {run.path}`, which {run.path} needs"
+    return f"extract it there with the same options; {run.path} was trained on it"
+
+
+def equal_images(info: RunInfo, cache: FeatureCache, way: str) -> Images:
+    """Return the image sets of `cache` that are equal to those in `info`.
+
+    Raises:
+        RunError: there are none; `way` ends the sentence.
+    """
+    return joined(_equal(info, "image", [cache.image_set(name) for name in cache.set_names("images")], cache, way))
+
+
+def equal_captions(info: RunInfo, cache: FeatureCache, way: str) -> Captions:
+    """Return the caption sets as `equal_images` does; words of any store are read by the vocabulary in `info`."""
+    sets = [cache.caption_set(name) for name in cache.set_names("captions")]
+    known = [one.fingerprint for one in sets]
+    if info.vocabulary is not None:
+        missing = [one for one in info.text if one.kind == "words" and one.fingerprint not in known]
+        sets += [RetokenizedCaptions(cache, info.vocabulary, origin.fingerprint) for origin in missing]
+    return joined(_equal(info, "text", sets, cache, way))
+
+
+def _equal(info: RunInfo, branch: BranchName, there: Sequence[S], cache: FeatureCache, way: str) -> list[S]:
+    found = []
+    for origin in info.origins(branch):
+        # What a checkpoint in another folder made has another name.
+        equal = [one for one in there if one.fingerprint == origin.fingerprint]
+        if not equal:
+            names = ", ".join(one.name for one in there) or "none"
+            raise RunError(f"{cache.url} has no {branch} features equal to '{origin.name}' (it has {names}); {way}")
+        found.append(next((one for one in equal if one.name == origin.name), equal[0]))
+    return found
 
 
 class RetokenizedCaptions(CaptionSet):
@@ -185,10 +156,11 @@ class RetokenizedCaptions(CaptionSet):
     Args:
         cache: the store.
         vocabulary: the run's words by token id; the first one stands for all unknown ones.
+        fingerprint: of the run's set of words.
     """
 
-    def __init__(self, cache: FeatureCache, vocabulary: tuple[str, ...]) -> None:
-        self.cache, self.vocabulary = cache, vocabulary
+    def __init__(self, cache: FeatureCache, vocabulary: tuple[str, ...], fingerprint: str = "") -> None:
+        self.cache, self.vocabulary, self.fingerprint = cache, vocabulary, fingerprint
         self.name, self.kind = "words of the run", "words"
         self.channels = self.global_channels = None
         self.chunk_rows = max(1, cache.captions)

@@ -1,110 +1,111 @@
-"""`run.json` of a run: what was trained on what, and how far it is."""
+"""`run.json` of a run: what was trained on what, how far it is, and all that rebuilds the model."""
 
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from ...pipeline.reading.joined_sets import Captions, Images, parts_of
+from ...pipeline.reading.origin import Origin
 from ...pipeline.reading.split import AS_A_WHOLE
+from ..model import Facts, FeatureFacts, feature_facts
+from ..recipes.blocks import Recipe
+from ..recipes.recipe import resolve
 
-FORMAT, VERSION = "xret-run", 2
+FORMAT = "xret-run 3"
 BranchName = Literal["image", "text"]
+BRANCHES: tuple[BranchName, ...] = ("image", "text")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """The content of `run.json`; the fields are its keys.
+    """The content of `run.json`, whose keys are the fields."""
 
-    Attributes:
-        store: the feature cache, named so that it can be opened from any folder.
-        manifest_sha256: of the samples in `store`.
-        image_set, text_set: the feature set of each side; of several a list.
-        fingerprints: of both, by ``image`` and ``text``, likewise.
-        seed: of the first weights and the order of samples.
-        also: data sets that are learnt from beside that of `store`, as names that do not change when stores are moved.
-        also_stores: where they are.
-        finetuned: of the head that was fine-tuned: epoch, image_set, text_set, fingerprints; and reattach, which
-            backbones were put back.
-        head: the folder of that head.
-        backbones: the options of an extraction by the run's own backbones.
-        device, versions: where it began, and with which xret, torch and Python.
-        shuffled: how an epoch mixes its samples, in words.
-        init_from: the run whose best weights it began with.
-        epochs: complete ones.
-        best_epoch: counted from 1; None before the first.
-        best_rsum: its validation RSUM, of 600.
-    """
-
-    store: str
-    image_set: str | list[str]
-    text_set: str | list[str]
-    fingerprints: Mapping[str, str | list[str]]
-    manifest_sha256: str | None = None
-    seed: int = 0
-    also: list[str] | None = None
-    also_stores: list[str] | None = None
-    finetuned: dict[str, Any] | None = None
-    head: str | None = None
-    backbones: dict[str, Any] | None = None
-    device: str | None = None
-    versions: dict[str, str] | None = None
-    shuffled: str = AS_A_WHOLE
-    init_from: str | None = None
-    epochs: int = 0
-    best_epoch: int | None = None
-    best_rsum: float | None = None
+    recipe: Recipe
+    image_facts: Facts
+    text_facts: Facts
+    vocabulary: tuple[str, ...] | None = None  # the words by token id, where captions are words
+    image: tuple[Origin, ...]  # the feature sets that it reads; of a fine-tuned side, those that its backbone makes
+    text: tuple[Origin, ...]
+    store: str  # the feature cache, named so that it can be opened from any folder
+    manifest_sha256: str | None = None  # of its samples
+    also: list[str] | None = None  # data sets that are learnt as well, by names that do not change with their place
+    also_stores: list[str] | None = None  # where they are
+    seed: int = 0  # of the first weights and the order of samples
+    shuffled: str = AS_A_WHOLE  # how an epoch mixes its samples, in words
+    init_from: str | None = None  # the run whose best weights it began with
+    head: str | None = None  # of a fine-tuning: the folder of the head
+    finetuned: dict[str, Any] | None = None  # its epoch, its fingerprints, and which backbones were put back
+    device: str | None = None  # where it began
+    versions: dict[str, str] | None = None  # and with which xret, torch and Python
+    epochs: int = 0  # complete ones
+    best_epoch: int | None = None  # counted from 1
+    best_rsum: float | None = None  # its validation RSUM, of 600
 
     @classmethod
-    def from_json(cls, values: Any) -> "RunInfo":
-        """Return what `to_json` gave; TypeError or KeyError where it is something else."""
-        info = cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
-        for side in info.sides:
-            if len(info.sides[side]) != len(as_tuple(info.fingerprints[side])):
-                raise TypeError("there are not as many fingerprints as feature sets")
-        return info
+    def of(cls, images: Images, captions: Captions, **values: Any) -> "RunInfo":
+        """Return what is known of a training on feature sets before its first epoch."""
+        return cls(
+            image_facts=feature_facts(images),
+            text_facts=feature_facts(captions),
+            vocabulary=captions.vocabulary,
+            image=tuple(map(Origin.of, parts_of(images))),
+            text=tuple(map(Origin.of, parts_of(captions))),
+            versions=versions(),
+            **values,
+        )
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any], title: str) -> "RunInfo":
+        """Return what `to_json` gave; ValueError, TypeError or KeyError where it is something else."""
+        facts = {f"{side}_facts": [FeatureFacts(**one) for one in values[f"{side}_facts"]] for side in BRANCHES}
+        found: dict[str, Any] = {
+            **{key: of_each[0] if len(of_each) == 1 else tuple(of_each) for key, of_each in facts.items()},
+            **{side: tuple(map(Origin.from_json, values[side])) for side in BRANCHES},
+            "recipe": resolve(values["recipe"], title=title),
+            "vocabulary": None if values["vocabulary"] is None else tuple(values["vocabulary"]),
+        }
+        return cls(**values | found)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
-        told = {key: value for key, value in asdict(self).items() if value is not None or key.startswith("best_")}
-        return {"format": FORMAT, "version": VERSION, **told}
+        values = asdict(self)
+        for side in BRANCHES:
+            facts = values[f"{side}_facts"]
+            values[f"{side}_facts"] = facts if isinstance(facts, tuple) else [facts]
+            values[side] = [origin.to_json() for origin in self.origins(side)]
+        return values
+
+    def origins(self, branch: BranchName) -> tuple[Origin, ...]:
+        """Return what made the feature sets of ``image`` or ``text``."""
+        return self.image if branch == "image" else self.text
 
     def names(self, branch: BranchName) -> tuple[str, ...]:
         """Return the names of the feature sets of ``image`` or ``text``."""
-        return as_tuple(self.image_set if branch == "image" else self.text_set)
+        return tuple(origin.name for origin in self.origins(branch))
 
-    @property
-    def sides(self) -> dict[str, tuple[str, ...]]:
-        """The names of both sides' feature sets."""
-        return {"image": self.names("image"), "text": self.names("text")}
-
-    def prints(self, branch: BranchName) -> tuple[str, ...]:
+    def fingerprints(self, branch: BranchName) -> tuple[str, ...]:
         """Return the fingerprints of the feature sets of ``image`` or ``text``."""
-        return as_tuple(self.fingerprints[branch])
+        return tuple(origin.fingerprint for origin in self.origins(branch))
 
     def tuned(self, branch: BranchName) -> bool:
         """Return whether the run has a backbone of its own for ``image`` or ``text``."""
-        return (self.backbones or {}).get(branch) is not None
+        return self.finetuned is not None and branch in self.finetuned["reattach"]
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What stays the same when a training is resumed; a fine-tuning names other sets with each best epoch."""
-        sets = ("image_set", "text_set", "fingerprints", "also")
-        keys = ("manifest_sha256", "seed", *(sets if self.finetuned is None else ("finetuned",)))
-        return {key: getattr(self, key) for key in keys}
-
-
-def as_tuple(value: Any) -> tuple[Any, ...]:
-    """Return a JSON value as a tuple: a list's items, or the value alone."""
-    return tuple(value) if isinstance(value, list) else (value,)
-
-
-def as_told(values: Sequence[str]) -> str | list[str]:
-    """Return one value itself, or several as a list: the inverse of `as_tuple`."""
-    return values[0] if len(values) == 1 else list(values)
+    def lasting(self) -> dict[str, Any]:
+        """What stays the same when a training is resumed, recipe included."""
+        return {
+            "samples": self.manifest_sha256,
+            "also": self.also,
+            "seed": self.seed,
+            "finetuned": self.finetuned,
+            "the order of samples (by runtime.cache)": self.shuffled,
+            **self.recipe.to_dict(),
+        }
 
 
 def versions() -> dict[str, str]:

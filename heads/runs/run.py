@@ -3,10 +3,8 @@
     checkpoint.pt       all that a training goes on from, in one file: state, metrics and best weights
     model.safetensors   exported from it: the weights of the best epoch by validation RSUM
     metrics.jsonl       exported: a line an epoch; ``collapsed`` where the triplet loss sits at its constant
-    run.json            exported last: what was trained on what, and how far it is, see `info.RunInfo`
-    config.json         recipe and feature facts: all that is needed to rebuild the model
+    run.json            exported last: all that rebuilds the model, and how far it is, see `info.RunInfo`
     recipe.yaml         the resolved recipe, for readers
-    vocabulary.json     where words are used: the words by token id
     train.log           for readers: what was done when
     tensorboard/        where runtime.log says so
 
@@ -18,9 +16,9 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Self
 
 import safetensors.torch
 import torch
@@ -30,14 +28,13 @@ from torch import Tensor
 
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import locked, making, remove, writing
-from ..model import Facts, FeatureFacts, Model, build_model, facts_of_each
+from ...pipeline.reading.origin import Origin
+from ...pipeline.wording import reason
+from ..model import Model, build_model
 from ..recipes.blocks import Recipe
-from ..recipes.recipe import resolve
-from ..recipes.schema import convert, difference
-from .info import FORMAT, VERSION, BranchName, RunInfo, as_tuple
+from .info import BRANCHES, FORMAT, BranchName, RunInfo
 
-# When a run is resumed; the sets that data.image and data.text stand for are compared themselves.
-MAY_CHANGE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
+MAY_CHANGE = ("runtime.cache", "runtime.checkpoint_steps", "runtime.log")  # when a run is resumed
 EMBEDDINGS = "embeddings"  # below it searches of folders of pictures keep theirs, also while another process trains
 WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.pt"
 _REMEDY = "make room, or take another --out"
@@ -48,74 +45,49 @@ class Run:
 
     Attributes:
         path: the folder.
-        info: `run.json`.
-        recipe: the resolved recipe.
-        image_facts, text_facts: of the feature sets that it was trained on.
-        vocabulary: the words by token id; None where no text features are words.
+        info: `run.json`; its recipe, facts and vocabulary are attributes, too.
     """
 
     def __init__(self, path: str | Path) -> None:
         """Open the run at `path`.
 
         Raises:
-            RunError: there is none, it is of another version, or a file of it is missing or damaged.
+            RunError: there is none, it is of another version, or its `run.json` is damaged.
         """
-        self.path = Path(path)
-        if not (self.path / "run.json").is_file():
+        self.path, file = Path(path), Path(path, "run.json")
+        if not file.is_file():
+            inside = next(self.path.glob("[!.]*/run.json"), None) or next(self.path.glob("[!.]*/*/run.json"), None)
             way = f"make one with `xret train-head … --out {path}`"
             if self.path.exists():
-                inside = next(self.path.glob("[!.]*/run.json"), None) or next(self.path.glob("[!.]*/*/run.json"), None)
                 way = "name the folder of a run" + ("" if inside is None else f", such as {inside.parent}")
             raise RunError(f"{path} is no run: it has no run.json; {way}")
-        self.info = self._read("run.json", self._info)
-        self.recipe, self.image_facts, self.text_facts = self._read("config.json", self._config)
-        words = any(facts.kind == "words" for facts in facts_of_each(self.text_facts))
-        self.vocabulary: tuple[str, ...] | None = self._read("vocabulary.json", tuple) if words else None
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if (known := values.pop("format")) != FORMAT:
+                raise RunError(f"{file} is of format '{known}', not '{FORMAT}'; train the run again")
+            self._hold(RunInfo.from_json(values, title=str(file)))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self._damaged("run.json", error) from error
 
     @classmethod
-    def create(
-        cls,
-        path: str | Path,
-        info: RunInfo,
-        recipe: Recipe,
-        image: Facts,
-        text: Facts,
-        vocabulary: tuple[str, ...] | None,
-    ) -> "Run":
+    def create(cls, path: str | Path, info: RunInfo) -> Self:
         """Make the folder, whole, with all that is known before the first epoch.
 
         Raises:
             RunError: something is there already, or the folder cannot be written.
         """
-        path = Path(path)
         require_free(path)
-        with making(path, RunError, _REMEDY) as partial:
-            write_facts(partial, info, recipe.to_dict(), image, text)
-            if vocabulary is not None:
-                (partial / "vocabulary.json").write_text(as_json(vocabulary), encoding="utf-8")
+        with making(Path(path), RunError, _REMEDY) as partial:
+            write_facts(partial, info)
         return cls(path)
-
-    def refuse_difference(self, facts: dict[str, Any], recipe: Recipe) -> None:
-        """Raise RunError, naming what differs, if the run has another recipe or other `facts` of `info`.
-
-        Keys of the recipe that no number depends on may differ.
-        """
-        then = self.recipe.to_dict() | {key: getattr(self.info, key) for key in facts}
-        if said := difference(then, recipe.to_dict() | facts, MAY_CHANGE):
-            raise RunError(f"{self.path} cannot be resumed, it was begun otherwise: {said}")
 
     def record(self, **values: Any) -> None:
         """Change fields of `info`."""
         info = replace(self.info, **values)
-        write_json(self.path / "run.json", info.to_json())
-        self.info = info
-
-    def lengthen(self, epochs: int) -> None:
-        """Change the recipe's number of epochs."""
-        self.recipe = replace(self.recipe, schedule=replace(self.recipe.schedule, epochs=epochs))
-        values = self.recipe.to_dict()
-        write_json(self.path / "config.json", _config_of(values, self.image_facts, self.text_facts))
-        self._put("recipe.yaml", lambda path: path.write_text(recipe_text(values), encoding="utf-8"))
+        self._put("run.json", lambda path: path.write_text(_json_of(info), encoding="utf-8"))
+        if "recipe" in values:
+            self._put("recipe.yaml", lambda path: path.write_text(recipe_text(info.recipe.to_dict()), "utf-8"))
+        self._hold(info)
 
     def has(self, name: str) -> bool:
         """Return whether the run has a file or folder of this name."""
@@ -147,13 +119,8 @@ class Run:
             model = build_model(recipe or self.recipe, self.image_facts, self.text_facts)
             model.load_state_dict(safetensors.torch.load_file(file))
         except (SafetensorError, RuntimeError, TypeError, RecipeError) as error:
-            raise RunError(f"{file} does not fit the run's config.json or is damaged; train the run again") from error
+            raise RunError(f"{file} does not fit the run's run.json or is damaged; train the run again") from error
         return model.to(device).eval()
-
-    @property
-    def has_weights(self) -> bool:
-        """Whether there are weights of a best epoch."""
-        return self.info.best_epoch is not None and self.has(WEIGHTS)
 
     @property
     def weights(self) -> Path:
@@ -184,25 +151,29 @@ class Run:
         self._put(CHECKPOINT, write)
 
     def export(self, checkpoint: Mapping[str, Any], model: Model, *, weights: bool = True) -> None:
-        """Write the files that others read: best weights (if they changed), metrics, and last `run.json`.
+        """Write the files that others read: best weights, metrics, and last `run.json`.
 
         Args:
             checkpoint: what was saved.
             model: with its best weights, where `weights` are written.
-            weights: whether they are.
+            weights: whether they have changed.
         """
         if weights and checkpoint["best"] is not None:
             self.export_weights(checkpoint["best"], model)
         text = "".join(json.dumps(line) + "\n" for line in checkpoint["metrics"])
         self._put("metrics.jsonl", lambda path: path.write_text(text, encoding="utf-8"))
-        self.record(**checkpoint["info"])
+        told = {
+            key: tuple(map(Origin.from_json, value)) if key in BRANCHES else value
+            for key, value in checkpoint["info"].items()
+        }
+        self.record(**told)
 
     def export_weights(self, tensors: dict[str, Tensor], model: Model) -> None:
         """Write `model.safetensors`, with the weights of `model` by name."""
         self._put(WEIGHTS, lambda path: safetensors.torch.save_file(tensors, path))
 
     def facts_of(self, model: Model) -> dict[str, Any]:
-        """Return what changes in `info` with the weights of a better epoch."""
+        """Return what changes in `run.json` with the weights of a better epoch."""
         return {}
 
     def load_checkpoint(self) -> dict[str, Any] | None:
@@ -215,7 +186,7 @@ class Run:
         try:
             checkpoint: dict[str, Any] = torch.load(self.path / CHECKPOINT, map_location="cpu", weights_only=True)
         except Exception as error:  # torch reports damage by many types
-            raise self._damaged(CHECKPOINT) from error
+            raise self._damaged(CHECKPOINT, error) from error
         return checkpoint
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -224,7 +195,7 @@ class Run:
             text = (self.path / "metrics.jsonl").read_text(encoding="utf-8") if self.has("metrics.jsonl") else ""
             return [json.loads(line) for line in text.splitlines()]
         except (OSError, ValueError) as error:
-            raise self._damaged("metrics.jsonl") from error
+            raise self._damaged("metrics.jsonl", error) from error
 
     @contextmanager
     def locked(self, created: bool = False) -> Iterator[None]:
@@ -246,39 +217,16 @@ class Run:
                     shutil.rmtree(self.path, ignore_errors=True)
                 raise
 
+    def _hold(self, info: RunInfo) -> None:
+        self.info, self.recipe, self.vocabulary = info, info.recipe, info.vocabulary
+        self.image_facts, self.text_facts = info.image_facts, info.text_facts
+
     def _put(self, name: str, write: Callable[[Path], Any]) -> None:
         with writing(self.path / name, RunError, _REMEDY) as partial:
             write(partial)
 
-    def _read(self, name: str, convert: Callable[[Any], Any]) -> Any:
-        file = self.path / name
-        try:
-            return convert(json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self._damaged(name) from error
-
-    def _info(self, values: Any) -> RunInfo:
-        if (values["format"], values["version"]) != (FORMAT, VERSION):
-            raise RunError(f"{self.path}/run.json is not of format {FORMAT}, version {VERSION}; train it again")
-        return RunInfo.from_json(values)
-
-    def _config(self, values: Any) -> tuple[Recipe, Facts, Facts]:
-        try:
-            recipe = resolve(values["recipe"], title=f"{self.path}/config.json")
-        except RecipeError as error:
-            raise RunError(str(error)) from error
-        kinds = get_type_hints(FeatureFacts, include_extras=True)
-        sides = []
-        for side in ("image", "text"):
-            several = [
-                {key: convert(value, kinds[key]) for key, value in one.items()} for one in as_tuple(values[side])
-            ]
-            facts = tuple(FeatureFacts(**one) for one in several)
-            sides.append(facts[0] if len(facts) == 1 else facts)
-        return recipe, sides[0], sides[1]
-
-    def _damaged(self, name: str) -> RunError:
-        return RunError(f"{self.path / name} is missing or damaged; restore it, or train the run again")
+    def _damaged(self, name: str, error: Exception) -> RunError:
+        return RunError(f"{self.path / name} is damaged ({reason(error)}); restore it, or train the run again")
 
 
 def require_free(path: str | Path) -> None:
@@ -287,19 +235,10 @@ def require_free(path: str | Path) -> None:
         raise RunError(f"{path} exists; take another --out, or continue that run with --resume")
 
 
-def write_facts(folder: Path, info: RunInfo, recipe: Mapping[str, Any], image: Facts, text: Facts) -> None:
-    """Write `run.json`, `config.json` and `recipe.yaml` in a new folder."""
-    (folder / "run.json").write_text(as_json(info.to_json()), encoding="utf-8")
-    (folder / "config.json").write_text(as_json(_config_of(recipe, image, text)), encoding="utf-8")
-    (folder / "recipe.yaml").write_text(recipe_text(recipe), encoding="utf-8")
-
-
-def _config_of(recipe: Mapping[str, Any], image: Facts, text: Facts) -> dict[str, Any]:
-    sides = {
-        side: [asdict(one) for one in facts] if isinstance(facts, tuple) else asdict(facts)
-        for side, facts in (("image", image), ("text", text))
-    }
-    return {"recipe": recipe, **sides}
+def write_facts(folder: Path, info: RunInfo) -> None:
+    """Write `run.json` and `recipe.yaml` in a new folder."""
+    (folder / "run.json").write_text(_json_of(info), encoding="utf-8")
+    (folder / "recipe.yaml").write_text(recipe_text(info.recipe.to_dict()), encoding="utf-8")
 
 
 def recipe_text(recipe: Mapping[str, Any]) -> str:
@@ -307,12 +246,5 @@ def recipe_text(recipe: Mapping[str, Any]) -> str:
     return yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
 
 
-def as_json(value: Any) -> str:
-    """Return a value as the files of a run have it."""
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write a value in one step; RunError where the file cannot be written."""
-    with writing(path, RunError, _REMEDY) as partial:
-        partial.write_text(as_json(value), encoding="utf-8")
+def _json_of(info: RunInfo) -> str:
+    return json.dumps({"format": FORMAT, **info.to_json()}, indent=1, ensure_ascii=False) + "\n"

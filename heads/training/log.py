@@ -27,15 +27,15 @@ class TrainLog:
 
     Args:
         folder: the run's.
-        epochs: how many there are to be.
+        amount: how many epochs there are to be, the items of one, and how many items of all were done before.
         unit: ``image`` or ``caption``.
-        items: of that unit in an epoch.
-        done: of all, before.
         title: what the bar begins with; None: there is no bar.
     """
 
-    def __init__(self, folder: Path, epochs: int, unit: str, items: int, done: int, title: str | None = "") -> None:
-        self.folder, self.epochs, self.title = folder, epochs, title
+    def __init__(self, folder: Path, amount: tuple[int, int, int], unit: str, title: str | None = "") -> None:
+        self.folder, self.title = folder, title
+        epochs, items, done = amount
+        self.epochs = epochs
         shown = title is not None and _log.isEnabledFor(logging.INFO) and done < epochs * items
         hidden = None if shown else True  # None: hidden where there is no terminal
         self.bar = tqdm(total=epochs * items, initial=done, unit=f" {unit}s", leave=not title, disable=hidden)

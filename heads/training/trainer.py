@@ -20,24 +20,15 @@ from ..evaluation.metrics import Recalls, recalls
 from ..evaluation.scoring import compare, embed
 from ..model import Model
 from ..modules.losses.triplet import Triplet
-from ..recipes.blocks import Recipe
 from ..runs.run import Run
 from .log import Record, TrainLog, describe, epoch_tags, event_log, step_tags
 from .objective import Objective
-from .optimisation import (
-    autocast_dtype,
-    average_of,
-    drop_frozen,
-    learning_rate,
-    set_rates,
-    tied_to_length,
-    warmup,
-    weights_of,
-)
+from .optimisation import average_of, drop_frozen, learning_rate, set_rates, tied_to_length, warmup, weights_of
 
-_AT_ONCE = 256  # samples that are looked through when a validation failed
+AfterEpoch = Callable[[int, float], None]
 COLLAPSED = 100  # steps at which the loss sits at its constant
 _NEAR = 0.01  # of the constant
+_READ = 256  # samples that are looked through together when a validation failed
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
 _LAST_WEIGHTS = ("model", "average")
 _COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
@@ -45,26 +36,15 @@ _COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
 
 @dataclass(frozen=True)
 class TrainSummary:
-    """What came of a training.
+    """What came of a training."""
 
-    Attributes:
-        run: the run folder.
-        epochs: how many are complete, all together.
-        trained: how many of them this call trained; 0 where the run was complete already.
-        best_epoch: counted from 1; its weights are `model.safetensors`.
-        best_rsum: its validation RSUM, of 600.
-        seconds: of this call's epochs, validation included.
-        untrained_rsum: of the frozen encoders without a head, on the same split; None where their features lie in no
-            common space.
-    """
-
-    run: str
-    epochs: int
-    trained: int
-    best_epoch: int
-    best_rsum: float
-    seconds: float
-    untrained_rsum: float | None = None
+    run: str  # the run folder
+    epochs: int  # complete ones, all together
+    trained: int  # how many of them this call trained; 0 where the run was complete already
+    best_epoch: int  # counted from 1; its weights are `model.safetensors`
+    best_rsum: float  # its validation RSUM, of 600
+    seconds: float  # of this call's epochs, validation included
+    untrained_rsum: float | None = None  # of the frozen encoders alone on the same split, where they share a space
 
 
 class Trainer:
@@ -74,8 +54,8 @@ class Trainer:
     generator that is seeded by the seed, its epoch and its number.
 
     Args:
-        model, losses, optimizer: what is trained, and how.
-        recipe: of the training.
+        objective: from a batch to its loss; it holds the model, the losses and the recipe.
+        optimizer: of both.
         device: where all of them are.
 
     Attributes:
@@ -89,30 +69,20 @@ class Trainer:
         sums: of the loss and its terms over `steps`, float64 ``[1 + T]``.
         metrics: the lines of metrics.jsonl.
         best: the best epoch's weights by name, in the host's memory.
-
-    Raises:
-        RunError: the device has no such precision.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        losses: nn.ModuleDict,
-        optimizer: torch.optim.Optimizer,
-        recipe: Recipe,
-        device: torch.device,
-    ) -> None:
-        self.model, self.losses, self.optimizer, self.recipe, self.device = model, losses, optimizer, recipe, device
+    def __init__(self, objective: Objective, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.objective, self.optimizer, self.device = objective, optimizer, device
+        self.model, self.losses, self.recipe = objective.model, objective.losses, objective.recipe
         # float16 loses small gradients without scaling; bfloat16 has float32's range.
-        scaled = autocast_dtype(recipe.runtime.precision, device) is torch.float16
-        self.scaler = torch.amp.GradScaler(device.type, enabled=scaled)
-        self.average = average_of(model, recipe.optimizer)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=objective.precision is torch.float16)
+        self.average = average_of(self.model, self.recipe.optimizer)
         self.epoch = self.steps = self.step = self.best_epoch = self.at_constant = 0
         self.best_rsum = -math.inf
-        self.sums = torch.zeros(1 + len(losses), dtype=torch.float64)
+        self.sums = torch.zeros(1 + len(self.losses), dtype=torch.float64)
         self.metrics: list[dict[str, Any]] = []
         self.best: dict[str, Tensor] | None = None
-        self._tuned: dict[str, Any] = {}  # what `run.json` says of the best epoch's backbones
+        self._of_best: dict[str, Any] = {}  # what `run.json` says of the best epoch's backbones
 
     @property
     def kept(self) -> Model:
@@ -134,7 +104,7 @@ class Trainer:
         if bool(state["scaler"]) != self.scaler.is_enabled():
             then = "float16" if state["scaler"] else "another precision than float16"
             raise RunError(f"it was trained in {then}; to go on, set runtime.precision to what it was")
-        self._tuned = {key: value for key, value in info.items() if key not in ("epochs", "best_epoch", "best_rsum")}
+        self._of_best = {key: value for key, value in info.items() if key not in ("epochs", "best_epoch", "best_rsum")}
         if info["epochs"] != run.info.epochs:  # a kill came before all was exported
             if self.best is not None:
                 self.model.load_state_dict(self.best)
@@ -156,56 +126,47 @@ class Trainer:
         names = [name for name in _PARTS if getattr(self, name) is not None and not (over and name in _LAST_WEIGHTS)]
         state = {name: getattr(self, name) for name in _COUNTS} | {"sums": self.sums}
         state |= {name: getattr(self, name).state_dict() for name in names}
-        known = self.best is not None
-        info = {"epochs": self.epoch, "best_epoch": self.best_epoch if known else None, **self._tuned}
-        info["best_rsum"] = self.best_rsum if known else None
+        epoch, rsum = (None, None) if self.best is None else (self.best_epoch, self.best_rsum)
+        info = {"epochs": self.epoch, "best_epoch": epoch, "best_rsum": rsum, **self._of_best}
         return {"state": state, "metrics": self.metrics, "best": self.best, "info": info}
 
     def train(
-        self,
-        run: Run,
-        objective: Objective,
-        train_split: Batches,
-        val_split: Batches,
-        after_epoch: Callable[[int, float], None] | None = None,
-        title: str | None = "",
+        self, run: Run, split: Batches, val: Batches, after_epoch: AfterEpoch | None = None, title: str | None = ""
     ) -> TrainSummary:
         """Train the epochs that are left, or until `schedule.patience` ends it.
 
         Args:
             run: where all is written. Its seed is that of the samples' order and of what a step draws.
-            objective: from a batch to its loss.
-            train_split: learnt from.
-            val_split: decides which epoch is the best.
-            after_epoch: is called with each complete epoch, from 1, and its validation RSUM.
+            split: learnt from.
+            val: decides which epoch is the best.
+            after_epoch: is called with each complete epoch, from 1, and its validation RSUM, those before a stop
+                included; what it raises ends the training.
             title: of one training among several, see `TrainLog`.
 
         Raises:
             RunError: the loss or a similarity is not finite, or a file cannot be written.
         """
-        self._run, self._objective, self._terms = run, objective, list(self.losses)
-        self._train_split, self._val_split = train_split, val_split
-        self._texts, self._caption_image = val_split.texts(), torch.as_tensor(val_split.caption_image)
-        data, epochs = self.recipe.data, self.recipe.schedule.epochs
-        self._steps_an_epoch = train_split.steps(data.unit, data.batch_size)
-        items = train_split.images if data.unit == "image" else train_split.captions
+        self._run, self._split, self._val, self._terms = run, split, val, list(self.losses)
+        self._texts, self._caption_image = val.texts(), torch.as_tensor(val.caption_image)
+        data, epochs, patience = self.recipe.data, self.recipe.schedule.epochs, self.recipe.schedule.patience
+        self._steps_an_epoch = split.steps(data.unit, data.batch_size)
+        items = split.images if data.unit == "image" else split.captions
         before, started = self.epoch, time.perf_counter()
         done = self.epoch * items + min(self.steps * data.batch_size, items)
         with (
-            TrainLog(run.path, epochs, data.unit, items, done, title) as log,
+            TrainLog(run.path, (epochs, items, done), data.unit, title) as log,
             event_log(self.recipe.runtime.log, run, self.step) as record,
         ):
             at = f"goes on after epoch {self.epoch}, step {self.steps}," if self.step else "begins"
-            log.write(f"{at} {self.recipe.name} on {run.info.store}, {train_split.placement}, on {self.device}")
+            log.write(f"{at} {self.recipe.name} on {run.info.store}, {split.placement}, on {self.device}")
             if after_epoch is not None:  # what a stop may have kept from it
                 for line in self.metrics:
                     after_epoch(line["epoch"], line["rsum"])
-            while self.epoch < epochs and not self._stopped:
+            while self.epoch < epochs and not stopped_early(self.epoch, self.best_epoch, patience):
                 self._train_epoch(log, record)
                 if after_epoch is not None:
                     after_epoch(self.epoch, self.metrics[-1]["rsum"])
             if before < self.epoch < epochs:
-                patience = self.recipe.schedule.patience
                 log.say(f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better")
             seconds = time.perf_counter() - started
             log.write(f"ended well: {counted(self.epoch - before, 'epoch')} in {seconds:.1f} s")
@@ -213,22 +174,15 @@ class Trainer:
 
     def _train_epoch(self, log: TrainLog, record: Record) -> None:
         """Learn from the batches that are left of an epoch, validate, and write down what came of it."""
-        began, data, seed = time.perf_counter(), self.recipe.data, self._run.info.seed
+        began, data, schedule = time.perf_counter(), self.recipe.data, self.recipe.schedule
+        order: dict[str, Any] = {"unit": data.unit, "batch_size": data.batch_size, "captions": data.captions}
         self.model.train()
-        for batch in self._train_split.epoch(
-            unit=data.unit,
-            batch_size=data.batch_size,
-            seed=seed,
-            epoch=self.epoch,
-            captions=data.captions,
-            first=self.steps,
-        ):
+        for batch in self._split.epoch(**order, seed=self._run.info.seed, epoch=self.epoch, first=self.steps):
             values = self._learn(batch, log)
             record(step_tags(values, self._terms, self._last_rate), self.step)
             units = batch.images if data.unit == "image" else batch.captions
             log.step(self.epoch, len(units.length), values)
-        swa = self.recipe.optimizer.swa_epochs
-        if self.average is not None and self.epoch >= self.recipe.schedule.epochs - swa:
+        if self.average is not None and self.epoch >= schedule.epochs - self.recipe.optimizer.swa_epochs:
             self.average.update_parameters(self.model)
         table = self._validate()
         loss, *parts = (self.sums / self.steps).tolist()  # means over the epoch's batches
@@ -247,8 +201,10 @@ class Trainer:
         if better:
             self.best_epoch, self.best_rsum = self.epoch, table.rsum
             self.best = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.kept.state_dict().items()}
-            self._tuned = self._run.facts_of(self.kept)
-        checkpoint = self.checkpoint(over=self._over)
+            self._of_best = self._run.facts_of(self.kept)
+        ended = self.epoch >= schedule.epochs and tied_to_length(self.recipe) is not None
+        over = ended or stopped_early(self.epoch, self.best_epoch, schedule.patience)
+        checkpoint = self.checkpoint(over=over)
         self._run.save(checkpoint)
         self._run.export(checkpoint, self.kept, weights=better)
         record(epoch_tags(self.epoch, table), self.step)
@@ -258,28 +214,28 @@ class Trainer:
         """Take a step, count it, and save the state where the recipe says so; return the loss and its terms."""
         with _repeatable(self.device, self._run.info.seed, self.epoch, self.steps):
             values = self._step(batch)
+        told = values.tolist()
         if not values[0].isfinite():
             where = f"epoch {self.epoch + 1}, step {self.steps + 1}"
-            what = f"the loss is not finite in {where}: {describe(values.tolist(), self._terms)}"
+            what = f"the loss is not finite in {where}: {describe(told, self._terms)}"
             raise self._not_finite(what, (batch.images, batch.captions))
         self.sums = self.sums + values
         self.steps, self.step = self.steps + 1, self.step + 1
-        told = values.tolist()
         self._watch(dict(zip(self._terms, told[1:], strict=True)), len(batch.captions.length), log)
         every = self.recipe.runtime.checkpoint_steps
         if every is not None and self.step % every == 0:
             self._run.save(self.checkpoint())
-        return told
+        return list(told)
 
     def _step(self, batch: Batch) -> Tensor:
         """Learn from a batch; return its loss, followed by the terms, ``[1 + T]``, on the host.
 
         Where the loss is not finite, no weight is changed.
         """
-        recipe, optimizer, scaler, now = self.recipe, self.optimizer, self.scaler, self._now
+        recipe, optimizer, scaler, now = self.recipe, self.optimizer, self.scaler, self._epochs_at(self.steps)
         set_rates(optimizer, recipe.schedule, learning_rate(recipe.schedule, recipe.optimizer.lr, now), now)
         optimizer.zero_grad()
-        loss = self._objective(batch, now)
+        loss = self.objective(batch, now)
         read = start_reading(loss.detach())
         scaler.scale(loss[0]).backward()
         values = read()
@@ -299,14 +255,13 @@ class Trainer:
 
     def _validate(self) -> Recalls:
         """Return the recalls of the validation split, ties pessimistic."""
-        model, split = self.kept, self._val_split
         try:
             with _repeatable(self.device, 0):
-                similarity = compare(model, *embed(model, split), self._texts)
+                similarity = compare(self.kept, *embed(self.kept, self._val), self._texts)
             return recalls(similarity, self._caption_image, "full", "pessimistic")
         except RunError as error:
             what = f"the similarities are not finite in the validation of epoch {self.epoch + 1}"
-            read = chain(split.image_features(_AT_ONCE), split.caption_features(_AT_ONCE))
+            read = chain(self._val.image_features(_READ), self._val.caption_features(_READ))
             raise self._not_finite(what, read) from error
 
     def _watch(self, terms: dict[str, float], pairs: int, log: TrainLog) -> None:
@@ -325,35 +280,23 @@ class Trainer:
     def _not_finite(self, what: str, read: Iterable[Features]) -> NotFinite:
         """Return the error that ends a training whose numbers are not finite; they came from what was `read`."""
         seen, way = what, f"begin another run with --set optimizer.lr={self.recipe.optimizer.lr / 10:g}"
-        if self._objective.precision is not None:
+        if self.objective.precision is not None:
             way += " or --set runtime.precision=float32"
         parts = (value for one in read for part in one.parts for value in (part.local, part.global_))
         if not all(value.isfinite().all() for value in parts if value is not None):
             way = "features in the cache are not finite themselves: extract their set again"
             seen = f"{what}; {way}"
-        kept = "the weights of the best epoch before are kept; " if self._run.has_weights else ""
+        kept = "" if self.best is None else "the weights of the best epoch before are kept; "
         return NotFinite(f"{what}; {kept}{way}", seen)
 
-    @property
-    def _stopped(self) -> bool:
-        """Whether `schedule.patience` has ended the training."""
-        return stopped_early(self.epoch, self.best_epoch, self.recipe.schedule.patience)
-
-    @property
-    def _over(self) -> bool:
-        """Whether no epoch is left, and there will never be more."""
-        ended = self.epoch >= self.recipe.schedule.epochs and tied_to_length(self.recipe) is not None
-        return ended or self._stopped
-
-    @property
-    def _now(self) -> float:
-        """Epochs so far, of which the last may be a part."""
-        return self.epoch + self.steps / self._steps_an_epoch
+    def _epochs_at(self, steps: int) -> float:
+        """Return the epochs so far after so many steps of the present one."""
+        return self.epoch + steps / self._steps_an_epoch
 
     @property
     def _last_rate(self) -> float:
         """The learning rate of the epoch's last step so far, before the factors of its parts."""
-        schedule, last = self.recipe.schedule, self.epoch + (self.steps - 1) / self._steps_an_epoch
+        schedule, last = self.recipe.schedule, self._epochs_at(self.steps - 1)
         return learning_rate(schedule, self.recipe.optimizer.lr, last) * warmup(schedule, last)
 
 
@@ -366,21 +309,16 @@ def collapsed_loss(losses: nn.ModuleDict, pairs: int, same_text: str) -> float |
     """Return the triplet loss of a batch if all similarities are equal; None where that tells nothing.
 
     The hinge of every pair is then the margin, in both directions: 2 x margin in the mean, as many times as there are
-    pairs in the sum (known of VSE++'s, PVSE's and DivE's public code). While all negatives count, an untrained head is
-    near that value too. Where captions of equal text are positives, it is not known how many pairs there are.
-
-    Args:
-        losses: the terms.
-        pairs: positive ones of the batch.
-        same_text: how captions of equal text count.
+    positive `pairs` in the sum (known of VSE++'s, PVSE's and DivE's public code). While all negatives count, an
+    untrained head is near that value too. Where captions of equal text are positives, `pairs` is not known.
     """
     loss = losses["triplet"] if "triplet" in losses else None  # noqa: SIM401 (a ModuleDict has no get)
     if not isinstance(loss, Triplet) or loss.negatives != "hardest" or loss.epoch < loss.warmup_epochs:
         return None
     summed = loss.reduction == "sum"
-    return (
-        None if not loss.margin or (summed and same_text == "positive") else 2 * loss.margin * (pairs if summed else 1)
-    )
+    if not loss.margin or (summed and same_text == "positive"):
+        return None
+    return 2 * loss.margin * (pairs if summed else 1)
 
 
 @contextmanager

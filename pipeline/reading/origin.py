@@ -45,9 +45,12 @@ class Origin:
         return cls(**{**values, "spec": None if spec is None else EncoderSpec.from_json(spec)})
 
     def to_json(self) -> dict[str, Any]:
-        """Return all that is known and means something on other machines: of paths only the names."""
-        spec = None if self.spec is None else self.spec.without_folders().to_json()
-        return {**vars(self), "spec": spec}
+        """Return all that is known."""
+        return {**vars(self), "spec": None if self.spec is None else self.spec.to_json()}
+
+    def without_folders(self) -> "Origin":
+        """Return what means something on other machines: of paths only the names."""
+        return self if self.spec is None else replace(self, spec=self.spec.without_folders())
 
     @property
     def fingerprint(self) -> str:

@@ -39,7 +39,7 @@ def test_a_head_is_tuned_extracted_again_and_evaluated(run):
     assert "it was complete already" in again.stdout
     assert "nothing to resume" not in again.stderr
     longer = call("finetune", "head", *more[:-1], "schedule.epochs=3", "--out", "tuned", "--resume", code=1).stderr
-    assert "; fine-tune again: `xret finetune tuned --out …`; a run of " in longer
+    assert "; begin another run with `xret finetune tuned --out …`" in longer
     assert "exists; take another --out" in call("finetune", "head", *more, "--out", "tuned", code=1).stderr
     assert "--from-run tuned" in call("eval", "tuned", code=1).stderr
     extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "tuned", "--device", "cpu"]

@@ -77,7 +77,7 @@ def test_after_a_fine_tuning_commands_that_worked_work(folder):
     assert "it was complete already" in again.stdout
     longer = run("train-head", "s.zarr", *TRAIN, "--set", "schedule.epochs=2", "--out", "head", "--resume")
     assert "1 epoch in" in longer.stdout
-    assert json.loads((folder / "head" / "run.json").read_text())["text_set"] == original
+    assert json.loads((folder / "head" / "run.json").read_text())["text"][0]["name"] == original
     assert "RSUM" in run("eval", "tuned", "--split", "val").stdout
 
 

@@ -27,7 +27,7 @@ from xret.heads.diagnostics.crops import (
 )
 from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.runs.encoders import find_image_encoders, find_text_encoders
+from xret.heads.runs.encoders import find_encoders
 from xret.heads.training.train import train
 from xret.pipeline.data.images import image_size, open_image
 from xret.pipeline.data.scenes.generate import generate_scenes
@@ -181,9 +181,7 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
     run = scenes / "gaussian-vsepp"
     found = diagnose(run, device="cpu", data_root=scenes / "scenes").tables
     seen = embed_split(open_run(run), "test", torch.device("cpu"))
-    image_encoders, text_encoders = (
-        find(seen.run, lambda: seen.ranker.cache, None, "cpu") for find in (find_image_encoders, find_text_encoders)
-    )
+    image_encoders, text_encoders = (find_encoders(seen.run, branch, None, "cpu") for branch in ("image", "text"))
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     images = [image for image in document["images"] if image["split"] == "test"]
     rows, uncertain = (iter(found[name].rows) for name in ("crops", "uncertainty of crops"))

@@ -200,7 +200,7 @@ def test_stores_that_differ_make_no_ensemble(setdiv, vsepp, tmp_path, change, co
 
 def test_words_of_another_store_are_read_with_the_vocabulary_of_the_run(setdiv, folder):
     other = make_store(folder / "other.zarr", test=20, words="unheard")
-    assert FeatureCache.open(other).caption_set().fingerprint != Run(setdiv).info.fingerprints["text"]
+    assert (FeatureCache.open(other).caption_set().fingerprint,) != Run(setdiv).info.fingerprints("text")
     result = evaluate([setdiv], store=other, device="cpu")
     assert (result.stores, result.results[0].images) == ((other,), 20)
     assert result.results[0].rsum == pytest.approx(plain_rsum(*plain_similarity(setdiv, other)))
@@ -210,11 +210,11 @@ def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folde
     other = make_store(folder / "weights.zarr", weights="b")
     with pytest.raises(RunError) as caught:
         evaluate([setdiv], store=other, device="cpu")
-    needed, there = Run(setdiv).info.image_set, FeatureCache.open(other).image_set().name
-    assert f"needs the feature set '{needed}' of images, and {other} has {there}" in str(caught.value)
+    (needed,), there = Run(setdiv).info.names("image"), FeatureCache.open(other).image_set().name
+    assert f"{other} has no image features equal to '{needed}' (it has {there})" in str(caught.value)
     states = make_store(folder / "states.zarr", text="tokens")
     train(states, recipe_of("vsepp"), folder / "states", device="cpu")
-    with pytest.raises(RunError, match=r"needs the feature set 'states@.*' of captions, and .* has words@"):
+    with pytest.raises(RunError, match=r"no text features equal to 'states@.*' \(it has words@"):
         evaluate([folder / "states"], store=store, device="cpu")
 
 

@@ -15,7 +15,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
 from xret.heads.training.train import train
-from xret.pipeline.errors import CacheError, RunError
+from xret.pipeline.errors import RunError, XretError
 from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -127,11 +127,11 @@ def test_what_does_not_fit_is_a_sentence_before_anything_is_written(stores, tmp_
         (stores[0], [str(copies[0])], r"f\.zarr has the same samples as .*a\.zarr; leave one --also out"),
         (stores[0], [stores[1], str(copies[1])], r"g\.zarr has the same samples as .*b\.zarr; leave one --also out"),
         (stores[0], [str(tmp_path / "none")], "there is no feature store"),
-        (stores[0], [no_train], r"e\.zarr cannot be joined to .*a\.zarr: it has no split 'train'; it has val, test"),
-        (stores[0], [other], r"no features of images equal to 'grid@\w+' \(there: grid@\w+\); extract them with"),
-        (tokens, [stores[0]], r"no features of captions equal to 'states@\w+' \(there: words@\w+\)"),
+        (stores[0], [no_train], r"e\.zarr has no split 'train'; it has val, test"),
+        (stores[0], [other], r"no image features equal to 'grid@\w+' \(it has grid@\w+\); extract it with"),
+        (tokens, [stores[0]], r"no text features equal to 'states@\w+' \(it has words@\w+\)"),
     ):
-        with pytest.raises(CacheError, match=sentence):
+        with pytest.raises(XretError, match=sentence):
             train(first, recipe_of(), tmp_path / "run", device="cpu", also=also)
     assert not (tmp_path / "run").exists()
 

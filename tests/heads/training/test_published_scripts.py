@@ -1,7 +1,5 @@
 """What only published training scripts have: it acts in training alone, and what it cannot act on is refused."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -64,7 +62,7 @@ def test_a_head_is_trained_as_the_script_trains_it_and_evaluated(store, tmp_path
     )
     train(store, recipe, tmp_path / "run", device="cpu")
     vocabulary = sets_of(store)[1].vocabulary
-    assert json.loads((tmp_path / "run" / "vocabulary.json").read_text()) == list(vocabulary)
+    assert Run(tmp_path / "run").vocabulary == vocabulary
     weights = load_file(tmp_path / "run" / "model.safetensors")
     assert len(weights["text.adapter.embedding.weight"]) == len(vocabulary) + 3
     first, second = (evaluate([tmp_path / "run"], device="cpu").results for _ in range(2))
@@ -124,16 +122,13 @@ def test_masks_need_words(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_regions_get_no_positions_of_a_grid(tmp_path, capsys):
+def test_regions_get_no_positions_of_a_grid(tmp_path, caplog):
     url = make_store(tmp_path / "roi.zarr", image="roi")
     weights = {}
     for positions in ("grid", "none", "circle"):
         train(url, recipe_of(f"aggregator.image.positions={positions}"), tmp_path / positions, device="cpu")
-        said = (
-            "aggregator.image.positions=grid: features of kind 'roi' do not lie in rows and columns"
-            in capsys.readouterr().err
-        )
-        assert said == (positions == "grid")
+        assert ("has no rows and columns, and gets no positions" in caplog.text) == (positions == "grid")
+        caplog.clear()
         weights[positions] = load_file(tmp_path / positions / "model.safetensors")
     assert all(torch.equal(value, weights["none"][name]) for name, value in weights["grid"].items())
     assert not all(torch.equal(value, weights["circle"][name]) for name, value in weights["grid"].items())

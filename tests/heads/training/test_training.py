@@ -42,13 +42,13 @@ def test_it_learns(store, tmp_path, name):
 
 def test_the_run_folder(uninterrupted, store):
     names = {path.name for path in uninterrupted.iterdir()}
-    expected = {"run.json", "recipe.yaml", "config.json", "model.safetensors", "checkpoint.pt", "metrics.jsonl"}
-    assert names == {*expected, "vocabulary.json", "train.log"}
+    expected = {"run.json", "recipe.yaml", "model.safetensors", "checkpoint.pt", "metrics.jsonl"}
+    assert names == {*expected, "train.log"}
     info = json.loads((uninterrupted / "run.json").read_text())
     cache = FeatureCache.open(store)
     assert info["store"] == store
-    assert info["image_set"] == cache.image_set().name
-    assert info["fingerprints"]["text"] == cache.caption_set().fingerprint
+    assert Run(uninterrupted).info.names("image") == (cache.image_set().name,)
+    assert Run(uninterrupted).info.fingerprints("text") == (cache.caption_set().fingerprint,)
     assert set(info["versions"]) == {"xret", "torch", "python"}
     lines = [json.loads(line) for line in (uninterrupted / "metrics.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [1, 2, 3]
@@ -57,7 +57,7 @@ def test_the_run_folder(uninterrupted, store):
     best = max(lines, key=lambda line: line["rsum"])
     assert (info["best_epoch"], info["best_rsum"]) == (best["epoch"], best["rsum"])
     assert load_recipe(str(uninterrupted / "recipe.yaml")) == recipe_of()
-    assert tuple(json.loads((uninterrupted / "vocabulary.json").read_text())) == cache.caption_set().vocabulary
+    assert Run(uninterrupted).vocabulary == cache.caption_set().vocabulary
 
 
 def test_the_best_epoch_is_what_is_evaluated(uninterrupted):
@@ -129,7 +129,7 @@ def test_text_states_are_trained_as_words_are(tmp_path):
     url = make_store(tmp_path / "a.zarr", text="tokens")
     summary = train(url, recipe_of("vsepp", 2), tmp_path / "run", device="cpu")
     assert np.isfinite(summary.best_rsum)
-    assert not (tmp_path / "run" / "vocabulary.json").exists()
+    assert Run(tmp_path / "run").vocabulary is None
 
 
 @pytest.mark.gpu

@@ -188,7 +188,7 @@ def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path,
     save_to_folder(retriever, tmp_path / "hub")
     torch.testing.assert_close(xret.load(tmp_path / "hub", device="cpu").encode_images([path])[0], picture)
     again = tune(tuned, None, [], out="again", **{"schedule.epochs": 4})  # a tuned run is tuned further
-    assert Run(again).info.finetuned["image_set"] == info.image_set
+    assert tuple(Run(again).info.finetuned["fingerprints"]["image"]) == info.fingerprints("image")
 
 
 def test_stopped_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):

@@ -149,7 +149,9 @@ def _facts(source: Source, encoders: list[tuple[str, str]], options: ImportOptio
 def _own_samples(source: Source, options: ImportOptions) -> Samples:
     """Return the source's images and captions as a data set; captions are numbered by their entries."""
     entries: dict[str, Entry] = {}
-    for number, (name, text, split) in enumerate(source.lines):
+    assert source.captions is not None
+    of_each = zip(source.owners, source.captions.keys, source.captions.splits, strict=True)
+    for number, (name, text, split) in enumerate(of_each):
         entry = entries.setdefault(name, Entry(name, split, []))
         if entry.split != split:
             raise SourceError(f"{options.source}: '{name}' is in split '{entry.split}' and in '{split}'; correct one")

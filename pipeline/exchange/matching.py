@@ -36,8 +36,8 @@ def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str,
     if source.captions is not None:
         row_of = dict(zip(source.images.keys, rows.tolist(), strict=True))
         known: dict[tuple[int, str], int] = {}
-        for entry, (name, text, _) in enumerate(source.lines):
-            known.setdefault((row_of[name], text.strip()), entry)
+        for entry, (owner, text) in enumerate(zip(source.owners, source.captions.keys, strict=True)):
+            known.setdefault((row_of[owner], text.strip()), entry)
         captions = (
             known.get((row, caption.text.strip()), -1)
             for row, image in enumerate(samples.images)
@@ -49,12 +49,11 @@ def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str,
 
 def match_own(source: Source, samples: Samples) -> dict[str, np.ndarray]:
     """Return the entries of the source's own images and captions; a caption's number is its entry."""
-    entry_of: dict[str, int] = {}
-    for entry, name in enumerate(source.images.keys):
-        entry_of.setdefault(name, entry)
+    first = np.fromiter((image.captions[0].sentid for image in samples.images), np.int64)
+    if len(source.images.keys) < len(source.owners):  # an entry an image, in the order of their first captions
+        first = np.unique(first, return_inverse=True)[1]
     captions = (caption.sentid for image in samples.images for caption in image.captions)
-    images = (entry_of[image.file_name] for image in samples.images)
-    return {"images": np.fromiter(images, np.int64), "captions": np.fromiter(captions, np.int64)}
+    return {"images": first, "captions": np.fromiter(captions, np.int64)}
 
 
 def match_images(keys: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:
@@ -120,8 +119,8 @@ _KINDS: dict[str, tuple[Callable[[ImageSample], str], Callable[[str], str]]] = {
 
 def _check_splits(table: Table, rows: np.ndarray, samples: Samples) -> None:
     """Refuse keys that send most images of a file to another split: they are numbers of another kind."""
-    named = np.array(table.splits or ())
-    for split in dict.fromkeys(table.splits or ()):
+    named = np.array(table.splits)
+    for split in dict.fromkeys(table.splits):
         here = [samples.images[row].split for row in rows[(named == split) & (rows >= 0)]]
         # Karpathy's restval is training data of the peers, and 'other' here unless the manifest merges it.
         fitting = sum(found == split or (split, found) == ("train", "other") for found in here)

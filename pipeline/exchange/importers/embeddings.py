@@ -11,7 +11,8 @@ zeros; or all files in one folder. ``image_path`` is a file as it was found, or 
 
 import posixpath
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ def open_folder(folder: Path) -> Source:
     images, captions = folder / "images.npy", folder / "captions.npy"
     if len(index) != 1 or not images.is_file() or not captions.is_file():
         raise SourceError(f"--from embeddings needs images.npy, captions.npy and index.csv or index.jsonl in {folder}")
-    return _source(Matrix([images]), Matrix([captions]), list(_index_lines(index[0])), index)
+    return _source(Matrix([images]), Matrix([captions]), _index_lines(index[0]), index)
 
 
 def _index_lines(index: Path) -> Iterator[Line]:
@@ -116,7 +117,7 @@ def open_clip_retrieval(folder: Path) -> Source:
             raise SourceError(f"{folder} has no part {missing[0]} of {kind}; {advice}")
     images, captions = (Matrix([parts[kind][number] for number in numbers]) for kind in ("img_emb", "text_emb"))
     index = [parts["metadata"][number] for number in numbers]
-    return _source(images, captions, list(_metadata_lines(images, captions, index)), index)
+    return _source(images, captions, _metadata_lines(images, captions, index), index)
 
 
 def _parts(folder: Path, kind: str) -> dict[int, Path]:
@@ -148,27 +149,33 @@ def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path]) -> 
             raise SourceError(f"{path} is no Parquet file, is damaged or was cut off; copy it again") from error
 
 
-def _source(images: Matrix, captions: Matrix, lines: list[Line], index: Sequence[Path]) -> Source:
+def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Source:
     """Match matrices with the lines of an index, which lie in these files.
 
     Raises:
         SourceError: rows and lines do not fit, or two embeddings of one image differ.
     """
     where = index[0] if len(index) == 1 else index[0].parent
-    lines = _within_folder(lines, where)
-    names = [name for name, _, _ in lines]
+    names: list[str] = []
+    texts: list[str] = []
+    splits: list[str | None] = []
+    for name, text, split in lines:
+        names.append(name)
+        texts.append(text)
+        splits.append(split and sys.intern(split))
+    names = _within_folder(names, where)
     once = list(dict.fromkeys(names))
-    if not lines or len(captions) != len(lines) or len(images) not in (len(lines), len(once)):
+    if not names or len(captions) != len(names) or len(images) not in (len(names), len(once)):
         raise SourceError(
             f"{images.paths[0]} has {len(images):,} rows, {captions.paths[0]} {len(captions):,}, and {where}"
-            f" {len(lines):,} captions of {len(once):,} images; an image has a row, or each caption its image's"
+            f" {len(names):,} captions of {len(once):,} images; an image has a row, or each caption its image's"
         )
-    images.keys, captions.keys = (names if len(images) == len(lines) else once), [text for _, text, _ in lines]
-    if images.keys is names:
+    images.keys, captions.keys, captions.splits = names if len(images) == len(names) else once, texts, splits
+    if images.keys is names and len(once) < len(names):
         _require_equal(images, names)
     for matrix in (images, captions):
         matrix.identity = {"files": {path.name: sha256(path) for path in sorted([*matrix.paths, *index])}}
-    return Source(images, captions, lines)
+    return Source(images, captions, names)
 
 
 def _require_equal(images: Matrix, names: list[str]) -> None:
@@ -188,15 +195,15 @@ def _require_equal(images: Matrix, names: list[str]) -> None:
             )
 
 
-def _within_folder(lines: list[Line], where: Path) -> list[Line]:
-    """Return the lines with file names below the folder that all have in common, where some lead out of any."""
-    outside = next((name for name, _, _ in lines if name.startswith(("/", ".."))), None)
+def _within_folder(names: list[str], where: Path) -> list[str]:
+    """Return file names below the folder that all have in common, where some lead out of any."""
+    outside = next((name for name in names if name.startswith(("/", ".."))), None)
     if outside is None:
-        return lines
+        return names
     try:
-        common = posixpath.commonpath([posixpath.dirname(name) for name, _, _ in lines])
+        common = posixpath.commonpath([posixpath.dirname(name) for name in names])
     except ValueError as error:
         raise SourceError(
             f"{where}: '{outside}' leads out of the folder of the other pictures; name all from one folder"
         ) from error
-    return [(posixpath.relpath(name, common), text, split) for name, text, split in lines]
+    return [posixpath.relpath(name, common) for name in names]

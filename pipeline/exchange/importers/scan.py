@@ -36,7 +36,9 @@ class ScanRegions(RegionTable):
         mapping = folder.with_name("id_mapping.json")
         file_names = _read_names(mapping) if mapping.exists() else {}
         self._places: list[tuple[Path, int, int]] = []  # file, first row and number of equal rows of each image
-        self.keys, self.splits, counts, files = [], [], [], [mapping] if file_names else []
+        self.keys: list[str] = []
+        self.splits: list[str | None] = []
+        counts, files = [], [mapping] if file_names else []
         for path in paths:
             shape = _open(path).shape
             self.channels = shape[-1] if path == paths[0] else self.channels

@@ -29,7 +29,7 @@ class Table(ABC):
 
     Attributes:
         keys: what the source calls each entry; the first of several with one key is used.
-        splits: the split of the data set that each entry should be in; None: the source does not say.
+        splits: the split of the data set that each entry is in; None where the source does not say.
         counts: regions of each entry, int32; `UNREADABLE` where only `put` can tell what is wrong; None: a vector each.
         channels: width of a feature.
         extras: which of ``boxes``, ``classes``, ``scores`` there are.
@@ -37,7 +37,7 @@ class Table(ABC):
     """
 
     keys: Sequence[str]
-    splits: Sequence[str] | None = None
+    splits: Sequence[str | None] = ()
     counts: np.ndarray | None = None
     channels: int
     extras: tuple[str, ...] = ()
@@ -59,13 +59,13 @@ class Source:
 
     Attributes:
         images: features of images.
-        captions: features of captions; None where there are none.
-        lines: file name, text and split, if there is one, of each entry of `captions`.
+        captions: features of captions, whose keys are their texts; None where there are none.
+        owners: the key of the image of each caption.
     """
 
     images: Table
     captions: Table | None = None
-    lines: Sequence[tuple[str, str, str | None]] = ()
+    owners: Sequence[str] = ()
 
     @property
     def tables(self) -> dict[str, Table]:

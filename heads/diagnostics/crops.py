@@ -26,7 +26,7 @@ from ...pipeline.data.sources import PictureReader
 from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, SampleError
 from ...pipeline.reading.joined_sets import are_upright
-from ...pipeline.reading.reattachment import find_pictures, manifest_in, unreadable
+from ...pipeline.reading.reattachment import find_pictures, manifests_in, unreadable
 from ...pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
@@ -115,7 +115,8 @@ def regions_in(dataset: str, data_root: Path) -> dict[str, list[Any]]:
         CacheError: the manifest is missing, or its caption file has no regions.
         ManifestError: a bundled data set is not below `data_root`.
     """
-    manifest = load_manifest(dataset, data_root) if dataset in bundled_manifests() else manifest_in(data_root, dataset)
+    own = next(manifests_in(data_root, dataset), None)
+    manifest = load_manifest(dataset, data_root) if dataset in bundled_manifests() else own
     if manifest is None or manifest.captions is None:
         raise CacheError(f"there is no manifest of '{dataset}' with a caption file in {data_root}: check --data-root")
     captions = manifest.captions

@@ -1,10 +1,9 @@
 """From the cache to batches: usable samples of a split, shuffled, in the order that training or evaluation wants."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,9 +12,9 @@ from torch import Tensor
 from ..store import CaptionSet, ImageSet
 from ..store.rows import ranges
 from ..wording import counted
-from .features import Draws, Features, Joined, SideBySide, Source, Stored, arrays_of
+from .features import Draws, Features, Joined, SideBySide, Source, Stored
 from .joined_sets import Captions, Images, parts_of
-from .placement import Array, Placement, Resident, choose
+from .placement import Placement, Resident, choose
 from .prefetch import block_order, opened_ahead, read_ahead
 from .split import Split, texts_of
 
@@ -62,7 +61,6 @@ class Batches:
         caption_image: the image of each caption, int64.
         placement: where the features lie; ``stream`` where those of any part do.
         shuffled: how an epoch mixes its samples, in words.
-        waited: seconds that the host waited for the batches of the latest epoch.
     """
 
     def __init__(
@@ -77,7 +75,6 @@ class Batches:
         self.caption_image = _counted_on([part.caption_image for part in parts], images)
         self.placement = "stream" if any(part.placement == "stream" for part in parts) else first.placement
         self.shuffled = " and ".join(dict.fromkeys(part.shuffled for part in parts))
-        self.waited = 0.0
         blocks = [part.blocks() for part in parts]
         self._block = _counted_on(blocks, [int(block.max()) + 1 for block in blocks])
         self._by_chunk = any(part.by_chunk for part in parts)
@@ -124,23 +121,14 @@ class Batches:
         groups: list[np.ndarray] = []
         units = self._units(unit)
         if self.placement == "stream":
-            order, groups = block_order(
-                (self._block if unit == "image" else self._block[self.caption_image])[units], rng
-            )
+            block = self._block if unit == "image" else self._block[self.caption_image]
+            order, groups = block_order(block[units], rng)
         else:
             order = rng.permutation(len(units))
         plans: Iterator[_Plan] = islice(self._plans(unit, units[order], batch_size, captions, rng), first, None)
         if groups and self._by_chunk:
             plans = opened_ahead(self._open, plans, lambda plan: self._block[plan.images], groups)
-        batches = read_ahead(lambda plan: self._read(plan, (seed, epoch)), plans, self.device)
-        self.waited = 0.0
-        while True:
-            began = time.perf_counter()
-            batch = next(batches, None)
-            self.waited += time.perf_counter() - began
-            if batch is None:
-                return
-            yield batch
+        return read_ahead(lambda plan: self._read(plan, (seed, epoch)), plans, self.device)
 
     def image_features(self, batch_size: int) -> Iterator[Features]:
         """Yield the features of all images, in their order."""
@@ -187,13 +175,11 @@ class Batches:
             torch.from_numpy(plan.captions),
         )
 
-    def _open(self, shards: np.ndarray) -> None:
-        """Read one sample of each shard, whereby its objects are fetched."""
-        images = np.searchsorted(self._block, np.sort(shards))
-        captions = np.unique(self._first_caption[images].clip(max=self.captions - 1))
-        for source, items in ((self.image_source, images), (self.caption_source, captions)):
-            if isinstance(source, Stored | SideBySide | Joined):
-                source.open(items)
+    def _open(self, blocks: np.ndarray) -> None:
+        """Read one sample of each block, whereby its chunks are fetched."""
+        images = np.searchsorted(self._block, np.sort(blocks))
+        self.image_source.fetch(images)
+        self.caption_source.fetch(np.unique(self._first_caption[images].clip(max=self.captions - 1)))
 
 
 def stored_batches(
@@ -218,52 +204,33 @@ def stored_batches(
             left in the store.
         resident: what others have put into memory already, and what is put there now.
         views: which views of an image are read. Of several an epoch draws one for each image, which follows from seed,
-            epoch and image alone; `Batches.image_features` gives the first. Where a set has fewer views than these
-            name, it begins again with its first.
+            epoch and image alone; `Batches.image_features` gives the first.
 
     Raises:
         CacheError: the split is missing or incomplete, or has no usable sample.
         RunError: it does not fit where `placement` puts it.
     """
     samples, cache, device = Split.of(image_set, caption_set, split), image_set.cache, torch.device(device)
-    images = _read_of(image_set, samples.image_rows, image_fields, views)
-    captions = _read_of(caption_set, samples.caption_rows, caption_fields)
+    images = _stored(image_set, samples.image_rows, image_fields, views)
+    captions = _stored(caption_set, samples.caption_rows, caption_fields, (0,))
     resident = Resident() if resident is None else resident
     arrays = [array for part in (*images, *captions) for array in part.arrays.values()]
     if not arrays:
         placement = "stream"
     counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
     what = f"the features of {counts} ({cache.dataset}, {split})"
-    place, where, why = choose(placement, arrays, device, cache.folder.is_local, what, resident)
-
-    def source(parts: Sequence[_Read]) -> Source:
-        stored = [Stored(part.length, part.arrays, where, device, resident, part.views, part.grid) for part in parts]
-        return stored[0] if len(stored) == 1 else SideBySide(stored)
-
-    return Batches([replace(samples, placement=place, placed=why)], source(images), source(captions), device)
+    place, where = choose(placement, arrays, device, cache.folder.is_local, what, resident)
+    for part in (*images, *captions):
+        part.place(where, device, resident)
+    image_source, caption_source = (one[0] if len(one) == 1 else SideBySide(one) for one in (images, captions))
+    return Batches([replace(samples, placement=place)], image_source, caption_source, device)
 
 
-class _Read(NamedTuple):
-    """What is read of a feature set."""
-
-    length: np.ndarray
-    arrays: dict[str, Array]
-    views: int
-    grid: tuple[int, int] | None
-
-
-def _read_of(features: Images | Captions, rows: np.ndarray, fields: Fields, views: Sequence[int] = (0,)) -> list[_Read]:
+def _stored(features: Images | Captions, rows: np.ndarray, fields: Fields, views: Sequence[int]) -> list[Stored]:
     """Return what is read of each set, for the samples in these rows of the cache."""
     parts: Sequence[ImageSet | CaptionSet] = parts_of(features)
-    read = []
     of_each = fields if isinstance(fields, tuple) else (fields,) * len(parts)
-    for part, own in zip(parts, of_each, strict=True):
-        count = part.views if isinstance(part, ImageSet) else 1
-        its_views = list(dict.fromkeys(view % count for view in views))
-        read.append(
-            _Read(part.length[rows], arrays_of(part, rows, own, its_views), len(its_views), getattr(part, "grid", None))
-        )
-    return read
+    return [Stored(part, rows, own, views) for part, own in zip(parts, of_each, strict=True)]
 
 
 def joined_batches(batches: Sequence[Batches]) -> Batches:

@@ -1,6 +1,6 @@
 """Features of images or of captions, padded on a device, and where they come from."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -69,35 +69,52 @@ class Source(Protocol):
 
 
 class Stored:
-    """Features of one set, which lie in the store or in memory.
+    """Features of one set, which lie in the store or in memory; `place` says where.
 
     Args:
-        length: valid local rows of each sample.
-        arrays: what is read of them, by field; with several views all samples in the first, then all in the next.
-        where: they lie, as `placement.choose` returned it.
-        device: where a batch is put.
-        resident: what lies in memory already, and what is put there now.
-        views: how many the arrays hold of each sample.
-        grid: see `Features`.
+        features: the set.
+        rows: the samples' rows in the cache.
+        fields: which of ``local``, ``global`` and ``token`` are read.
+        views: of an image set the views that are read; where it has fewer, it begins again with its first.
+
+    Attributes:
+        arrays: what is read, by field; of several views all samples in the first, then all in the next.
     """
 
     def __init__(
-        self,
-        length: np.ndarray,
-        arrays: Mapping[str, Array],
-        where: Where,
-        device: torch.device,
-        resident: Resident,
-        views: int = 1,
-        grid: tuple[int, int] | None = None,
+        self, features: ImageSet | CaptionSet, rows: np.ndarray, fields: set[str], views: Sequence[int] = (0,)
     ) -> None:
-        self.length, self.device, self.views, self.grid = length.astype(np.int64), device, views, grid
-        self.ragged = {field for field, array in arrays.items() if array.ragged}
-        self.columns = {}
-        for field, array in arrays.items():
+        self.length, self.grid = features.length[rows].astype(np.int64), getattr(features, "grid", None)
+        is_image = isinstance(features, ImageSet)
+        views = list(dict.fromkeys(view % (features.views if isinstance(features, ImageSet) else 1) for view in views))
+        self.views = len(views)
+        words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
+        which = (
+            features.cache.url,
+            features.modality,
+            features.name,
+            words,
+            sha256(rows.tobytes()).digest(),
+            tuple(views),
+        )
+        if is_image:
+            rows = np.concatenate([rows + view * features.cache.images for view in views])
+        self.arrays = {}
+        for field in sorted(fields):
+            ragged = not is_image and field != "global"
+            count = features.length[rows].astype(np.int64) if ragged else np.ones(len(rows), dtype=np.int64)
+            read = getattr(features, "global_" if field == "global" else field)
+            if is_image:
+                read = partial(_read_views, read, features.cache.images)
+            self.arrays[field] = Array((*which, field), read, rows, count, ragged, _row_bytes(features, field))
+
+    def place(self, where: Where, device: torch.device, resident: Resident) -> None:
+        """Put the arrays where `placement.choose` said, unless `resident` has them, for batches on a device."""
+        self.device, self.columns = device, {}
+        for field, array in self.arrays.items():
             # Word ids are few bytes in many small pieces: in memory they cost next to nothing, in the store the most.
-            place: Where = "host" if field == "token" and where == "store" else where
-            self.columns[field] = resident.column(array, place, device)
+            to: Where = "host" if field == "token" and where == "store" else where
+            self.columns[field] = resident.column(array, to, device)
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Read or gather the rows of these samples; of several views one is drawn, without `draws` it is the first."""
@@ -108,18 +125,12 @@ class Stored:
         rows = {field: column.fetch(at) for field, column in self.columns.items()}
 
         def finish() -> Features:
-            parts = {field: pad(own(), length) if field in self.ragged else own() for field, own in rows.items()}
+            parts = {field: pad(own(), length) if self.arrays[field].ragged else own() for field, own in rows.items()}
             token = parts["token"].long() if "token" in parts else None
             length_ = length.to(self.device, non_blocking=True)
             return Features(length_, parts.get("local"), parts.get("global"), token, grid=self.grid)
 
         return finish
-
-    def open(self, items: np.ndarray) -> None:
-        """Read these samples in all views, whereby the shards that hold them are fetched."""
-        for view in range(self.views):
-            for column in self.columns.values():
-                column.fetch(items + view * len(self.length))
 
 
 @lru_cache(8)  # of an epoch's batches all ask for the same, of several data and feature sets in turn
@@ -139,11 +150,6 @@ class SideBySide:
         parts = [source.fetch(items, draws) for source in self.sources]
         return lambda: side_by_side([part() for part in parts])
 
-    def open(self, items: np.ndarray) -> None:
-        """Read these samples as `Stored.open` does, of each set."""
-        for source in self.sources:
-            source.open(items)
-
 
 class Joined:
     """Several sources of so many samples each, of the same fields on one device; samples are counted on."""
@@ -156,45 +162,12 @@ class Joined:
         parts = [source.fetch(own, draws) for source, own in self._parts(items)]
         return parts[0] if len(parts) == 1 else lambda: concatenate([part() for part in parts])
 
-    def open(self, items: np.ndarray) -> None:
-        """Read these samples as `Stored.open` does."""
-        for source, own in self._parts(items):
-            if isinstance(source, Stored | SideBySide):
-                source.open(own)
-
     def _parts(self, items: np.ndarray) -> Iterator[tuple[Source, np.ndarray]]:
         """Yield the sources that have some of these samples, with their own numbers of them."""
         bounds = np.searchsorted(items, self.start)
         for source, start, a, b in zip(self.sources, self.start, bounds, bounds[1:], strict=False):
             if a < b:
                 yield source, items[a:b] - start
-
-
-def arrays_of(
-    features: ImageSet | CaptionSet, rows: np.ndarray, fields: set[str], views: Sequence[int] = (0,)
-) -> dict[str, Array]:
-    """Return those of the arrays ``local``, ``global`` and ``token`` of a set that are in `fields`.
-
-    Args:
-        features: the set.
-        rows: the samples' rows in the cache.
-        fields: which arrays.
-        views: of an image set the views that are read: first all samples in the first of them, then in the next.
-    """
-    words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
-    samples = sha256(rows.tobytes()).digest()
-    which = (features.cache.url, features.modality, features.name, words, samples, tuple(views))
-    if isinstance(features, ImageSet):
-        rows = np.concatenate([rows + view * features.cache.images for view in views])
-    arrays = {}
-    for field in sorted(fields):
-        ragged = isinstance(features, CaptionSet) and field != "global"
-        count = features.length[rows].astype(np.int64) if ragged else np.ones(len(rows), dtype=np.int64)
-        read = getattr(features, "global_" if field == "global" else field)
-        if isinstance(features, ImageSet):
-            read = partial(_read_views, read, features.cache.images)
-        arrays[field] = Array((*which, field), read, rows, count, ragged, _row_bytes(features, field))
-    return arrays
 
 
 def _read_views(read: Callable[..., np.ndarray], images: int, rows: np.ndarray) -> np.ndarray:

@@ -13,14 +13,7 @@ S = TypeVar("S", ImageSet, CaptionSet)
 
 
 class JoinedSets(Generic[S]):
-    """Two sets of images of one cache, or more, or as many of captions; `joined` makes them.
-
-    Attributes:
-        parts: the sets.
-        cache: which they are of.
-        name: theirs, for messages.
-        chunk_rows: the first one's.
-    """
+    """Two or more sets of images of one cache, or of captions; `joined` makes them."""
 
     def __init__(self, parts: Sequence[S]) -> None:
         self.parts: tuple[S, ...] = tuple(parts)
@@ -48,10 +41,6 @@ class JoinedSets(Generic[S]):
     def rows_of(self, split: str) -> slice:
         """Return the rows of a split's samples."""
         return self.parts[0].rows_of(split)
-
-    def complete(self, split: str) -> bool:
-        """Return whether every sample of `split` is done, in every set."""
-        return all(part.complete(split) for part in self.parts)
 
 
 Images = ImageSet | JoinedSets[ImageSet]

@@ -11,36 +11,23 @@ from ..store.create import fingerprint
 
 @dataclass(frozen=True)
 class Origin:
-    """What made a feature set.
+    """What made a feature set; without a `spec` it was imported."""
 
-    Attributes:
-        name: the set's.
-        kind: of the features.
-        identity: of the encoder, with all that decides the features.
-        dtype: that the features were rounded to.
-        spec: of the encoder; None: the set was imported.
-    """
-
-    name: str
-    kind: str
-    identity: dict[str, Any]
-    dtype: str
+    name: str  # the set's
+    kind: str  # of the features
+    identity: dict[str, Any]  # of the encoder, with all that decides the features
+    dtype: str  # that the features were rounded to
     spec: EncoderSpec | None
 
     @classmethod
     def of(cls, features: FeatureSet) -> "Origin":
         """Return the origin of a cached set."""
-        spec = features.attributes.get("spec")
-        known = None if spec is None else EncoderSpec.from_json(spec)
-        return cls(features.name, features.kind, features.identity, features.dtype, known)
+        facts = {key: getattr(features, key) for key in ("name", "kind", "identity", "dtype")}
+        return cls.from_json({**facts, "spec": features.attributes.get("spec")})
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Origin":
-        """Return what `to_json` gave.
-
-        Raises:
-            EncoderError, TypeError: it is something else.
-        """
+        """Return what `to_json` gave; EncoderError or TypeError if it is something else."""
         spec = values.get("spec")
         return cls(**{**values, "spec": None if spec is None else EncoderSpec.from_json(spec)})
 

@@ -1,7 +1,7 @@
 """Where the features of a split lie while a head is trained: on the device, in the host's memory, or in the store."""
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,7 @@ Where = Literal["device", "host", "store"]  # the memory of the device or of the
 
 SHARE = 0.6  # of the free memory that `auto` fills; the rest is the model's
 _PART = 1 << 26  # bytes that are read at once when a table is filled
-_CGROUPS = Path("/sys/fs/cgroup")
-_LIMITS = (  # of a container's memory, version 2 and 1
-    ("memory.max", "memory.current", "memory.stat", ""),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
-)
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -45,14 +41,9 @@ class Array:
 
 
 def choose(
-    placement: Placement,
-    arrays: Sequence[Array],
-    device: torch.device,
-    is_local: bool,
-    what: str,
-    resident: "Resident",
-) -> tuple[Placement, Where, str]:
-    """Return how `arrays`, all features of a split, are placed, where they lie, and of ``auto`` a sentence on why.
+    placement: Placement, arrays: Sequence[Array], device: torch.device, is_local: bool, what: str, resident: "Resident"
+) -> tuple[Placement, Where]:
+    """Return how `arrays`, all features of a split, are placed, and where they lie.
 
     - ``memory``: on a GPU in its memory, or else in the host's; on a CPU in the mapped files of a local store, which
       the system keeps in memory, or in the host's memory if they come from an object store.
@@ -68,91 +59,74 @@ def choose(
         RunError: ``memory`` is too small.
     """
     if placement == "stream":
-        return "stream", "store", ""
+        return "stream", "store"
     free: dict[Where, int] = {"host": free_host_memory()}
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what earlier trainings of this process have left
         free = {"device": torch.cuda.mem_get_info(device)[0], **free}
     size = sum(array.nbytes for array in arrays)
     share = SHARE if placement == "auto" else 1.0
-    fits = (place for place in free if size - resident.bytes_of(arrays, place, device) <= share * free[place])
-    place = next(fits, None)
-    beside = ", ".join(f"{in_bytes(room)} of the {name}'s memory is free" for name, room in free.items())
-    if place is None and placement == "memory":
+    for place, room in free.items():
+        if size - resident.bytes_of(arrays, place, device) <= share * room:
+            mapped = place == "host" and device.type == "cpu" and is_local
+            return "memory", "store" if mapped else place
+    if placement == "memory":
+        beside = ", ".join(f"{in_bytes(room)} of the {name}'s memory is free" for name, room in free.items())
         raise RunError(f"{what} take {in_bytes(size)}, and {beside}; set runtime.cache to stream")
-    mapped = place == "host" and device.type == "cpu" and is_local
-    why = f"{what} take {in_bytes(size)}: {'streamed' if place is None else 'in memory'} ({beside})."
-    why = why if placement == "auto" else ""
-    if place is None:
-        return "stream", "store", why
-    return "memory", "store" if mapped else place, why
+    return "stream", "store"
 
 
 def free_host_memory() -> int:
-    """Return the bytes of memory that this process may take without others being swapped out."""
+    """Return the bytes that this process may take without others being swapped out, also within a container's limit."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):  # not Linux: half of what is built in
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return max(0, min([free, *_free_in_container()]))
+    try:  # files that the container has cached make room
+        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        cached = int(counts["active_file"]) + int(counts["inactive_file"])
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        return max(0, min(free, limit - used + cached))
+    except (OSError, ValueError, KeyError):  # not in a container, or in one without a limit
+        return free
 
 
-def _free_in_container() -> Iterator[int]:
-    """Yield what the limit of a container leaves; caches of files count as free, for they make room."""
-    for limit, used, stat, prefix in _LIMITS:
-        try:
-            counts = dict(line.split() for line in (_CGROUPS / stat).read_text().splitlines())
-            cached = sum(int(counts[f"{prefix}{state}_file"]) for state in ("active", "inactive"))
-            yield int((_CGROUPS / limit).read_text()) - int((_CGROUPS / used).read_text()) + cached
-        except (OSError, ValueError, KeyError):  # not in a container, or one without a limit
-            continue
-
-
-class StoreColumn:
-    """An array of a split's features in the store, for a device. Samples are counted from 0 within the split."""
-
-    def __init__(self, array: Array, device: torch.device) -> None:
-        array.read(array.rows[:1])  # opens it before two threads do
-        self.read, self.rows, self.device = array.read, array.rows, device
-
-    def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
-        """Read the rows of these samples; what is returned gives them on the device, packed.
-
-        For a GPU they are read into page-locked memory, from which they are copied beside the computation. Torch
-        computes nothing before that, so any thread may call.
-        """
-        rows = torch.from_numpy(self.read(self.rows[items]))
-        return partial((rows.pin_memory() if self.device.type == "cuda" else rows).to, self.device, non_blocking=True)
-
-
-class TableColumn:
-    """An array in memory, of the host or of the device; see `StoreColumn`.
+class Column:
+    """An array of a split's features for a device, whose samples are counted from 0 within the split.
 
     Args:
-        table: the rows of all samples, one sample after the other.
-        count: rows of each sample, int64.
-        device: where they go.
+        array: which.
+        where: it lies; in memory it is filled now.
+        device: where batches go.
     """
 
-    def __init__(self, table: Tensor, count: np.ndarray, device: torch.device) -> None:
-        self.table, self.count, self.device = table, count, device
-        self.start = np.cumsum(count) - count
+    def __init__(self, array: Array, where: Where, device: torch.device) -> None:
+        self.read, self.rows, self.count, self.device = array.read, array.rows, array.count, device
+        self.start = np.cumsum(array.count) - array.count
+        self.table: Tensor | None = None  # the rows of all samples, one sample after the other
+        if where == "store":
+            array.read(array.rows[:1])  # opens it before two threads do
+        else:
+            self.table = _table(array, device if where == "device" else torch.device("cpu"))
 
     def fetch(self, items: np.ndarray) -> Callable[[], Tensor]:
-        """Find the rows as `StoreColumn` does; those in the host's memory are gathered."""
-        rows = ranges(self.start[items], self.count[items])
-        if self.table.is_cuda:
-            return lambda: self.table.index_select(0, torch.from_numpy(rows).to(self.table.device, non_blocking=True))
-        table = self.table.numpy()
-        shape = (len(rows), *table.shape[1:])
-        out = torch.empty(shape, dtype=self.table.dtype, pin_memory=self.device.type == "cuda")
+        """Read or gather the rows of these samples; what is returned gives them on the device, packed.
+
+        For a GPU they are put into page-locked memory, from which they are copied beside the computation. Torch
+        computes nothing before that, so any thread may call.
+        """
+        pinned = self.device.type == "cuda"
+        if self.table is None:
+            found = torch.from_numpy(self.read(self.rows[items]))
+            return partial((found.pin_memory() if pinned else found).to, self.device, non_blocking=True)
+        table, rows = self.table, ranges(self.start[items], self.count[items])
+        if table.is_cuda:
+            return lambda: table.index_select(0, torch.from_numpy(rows).to(table.device, non_blocking=True))
+        out = torch.empty((len(rows), *table.shape[1:]), dtype=table.dtype, pin_memory=pinned)
         # NumPy gathers in the thread that calls; torch would start as many threads as there are cores beside it.
-        np.take(table, rows, axis=0, out=out.numpy(), mode="clip")
+        np.take(table.numpy(), rows, axis=0, out=out.numpy(), mode="clip")
         return partial(out.to, self.device, non_blocking=True)
-
-
-Column = StoreColumn | TableColumn
 
 
 class Resident:
@@ -165,11 +139,7 @@ class Resident:
         """Return the column of an array; in memory it is filled once."""
         key = (array.name, where, str(device))
         if key not in self._columns:
-            if where == "store":
-                self._columns[key] = StoreColumn(array, device)
-            else:
-                table = _table(array, device if where == "device" else torch.device("cpu"))
-                self._columns[key] = TableColumn(table, array.count, device)
+            self._columns[key] = Column(array, where, device)
         return self._columns[key]
 
     def bytes_of(self, arrays: Sequence[Array], where: Where, device: torch.device) -> int:

@@ -45,32 +45,32 @@ def block_order(
 
 
 def opened_ahead(
-    open_shards: Callable[[np.ndarray], object],
+    open_blocks: Callable[[np.ndarray], object],
     items: Iterable[T],
-    shards_of: Callable[[T], np.ndarray],
+    blocks_of: Callable[[T], np.ndarray],
     groups: Sequence[np.ndarray],
 ) -> Iterator[T]:
-    """Yield `items`; with the first one that touches a group, a thread begins to open the shards of the next group.
+    """Yield `items`; with the first one that touches a group, a thread begins to open the blocks of the next group.
 
-    Groups are opened in order, beginning with that of the first item, so a reader that keeps three needs nothing twice.
+    A reader that keeps three groups needs nothing twice.
 
     Args:
-        open_shards: opens shards; an error of it is lost, for whoever reads from them meets it again.
+        open_blocks: opens blocks; an error of it is lost, for whoever reads from them meets it again.
         items: in the order of `block_order`.
-        shards_of: returns the shards that an item touches.
-        groups: the shards of each group.
+        blocks_of: returns the blocks that an item touches.
+        groups: the blocks of each group.
     """
-    group_of = {shard: number for number, shards in enumerate(groups) for shard in shards.tolist()}
+    group_of = {block: number for number, blocks in enumerate(groups) for block in blocks.tolist()}
     opened = -1
 
     def open_group(number: int) -> None:
         if number >= opened - 1:  # otherwise it comes too late: its samples have been read
-            open_shards(groups[number])
+            open_blocks(groups[number])
 
     with ThreadPoolExecutor(1, "open-ahead") as pool:
         try:
             for item in items:
-                touched = [group_of[shard] for shard in np.unique(shards_of(item)).tolist()]
+                touched = [group_of[block] for block in np.unique(blocks_of(item)).tolist()]
                 opened = max(opened, min(touched) - 1)
                 while opened < min(max(touched) + 1, len(groups) - 1):
                     opened += 1

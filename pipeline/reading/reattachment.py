@@ -29,9 +29,7 @@ def put_back_images(
     device: str,
     image_size: int | None,
 ) -> TrainableEncoder:
-    """Return the encoder that made an image set.
-
-    A few images are encoded and compared with the set first: are they the same files?
+    """Return the encoder that made an image set; a few images are compared with the set first.
 
     Args:
         features: the set.
@@ -60,15 +58,10 @@ def put_back_images(
         return cast(TrainableEncoder, encoder)
     try:
         other: Any = origin.load_images(weights, device, image_size=image_size)
-    except EncoderError as error:
-        raise EncoderError(f"finetune.image_size={image_size} does not suit the backbone: {error}") from error
-    try:
         other.network.load_state_dict(encoder.network.state_dict())
-    except RuntimeError as error:
-        raise EncoderError(
-            f"the weights of '{encoder.name}' for images of {side} pixels do not fit those of {image_size}; leave"
-            " finetune.image_size out"
-        ) from error
+    except (EncoderError, RuntimeError) as error:
+        what = error if isinstance(error, EncoderError) else f"its weights are for images of {side} pixels"
+        raise EncoderError(f"finetune.image_size={image_size} does not suit the backbone: {what}") from error
     return cast(TrainableEncoder, other)
 
 
@@ -98,34 +91,21 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
         CacheError: the images are not there.
         ManifestError: the data set is a bundled one, and is not below `data_root`.
     """
+    folders = [] if data_root is None else [data_root, data_root / "images"]
+    folders += [manifest.images for manifest in manifests_in(data_root, cache.dataset)]
     names = cache.file_names(0, min(cache.images, _LOOKED_FOR))
-    for folder in [data_root, data_root / "images"] if data_root else []:
-        if _has_some(folder, names):
+    for folder in folders:
+        if any((folder / name).exists() for name in names):
             return folder
-    manifest = None if data_root is None else manifest_in(data_root, cache.dataset)
-    if manifest is not None and _has_some(manifest.images, names):
-        return manifest.images
     if cache.dataset in bundled_manifests():
         return load_manifest(cache.dataset, data_root).images
-    where = (
-        f"{names[0]} is neither in {data_root} nor in {data_root / 'images'}" if data_root else "no folder was given"
-    )
-    where += f", nor in {manifest.images}, which {manifest.path} names" if manifest is not None else ""
-    raise CacheError(f"the images of '{cache.dataset}' are missing: {where}; give their folder as --data-root DIR")
+    tried = f"{names[0]} is not in {', '.join(map(str, folders))}" if folders else "no folder was given"
+    raise CacheError(f"the images of '{cache.dataset}' are missing: {tried}; give their folder as --data-root DIR")
 
 
-def _has_some(folder: Path, names: list[str]) -> bool:
-    return any((folder / name).exists() for name in names)
-
-
-def manifest_in(folder: Path, dataset: str) -> Manifest | None:
-    """Return the first of `manifests_in`; None where there is none."""
-    return next(manifests_in(folder, dataset), None)
-
-
-def manifests_in(folder: Path, dataset: str) -> Iterator[Manifest]:
+def manifests_in(folder: Path | None, dataset: str) -> Iterator[Manifest]:
     """Yield the manifests of a data set that lie in a folder, or next to that folder."""
-    for path in sorted([*folder.glob("*.yaml"), *folder.parent.glob("*.yaml")]):
+    for path in sorted([*folder.glob("*.yaml"), *folder.parent.glob("*.yaml")]) if folder is not None else ():
         with suppress(ManifestError):
             manifest = load_manifest(path)
             if manifest.name == dataset:
@@ -150,17 +130,17 @@ def _folder_of_files(cache: FeatureCache, data_root: Path | None) -> Path:
     A store may come from a stranger: it names files outside `data_root` only where a manifest in there does, too.
     """
     names = [file.name for file in cache.source.files]
-    for manifest in manifests_in(data_root, cache.dataset) if data_root is not None else ():
+    for manifest in manifests_in(data_root, cache.dataset):
         if set(names) <= {file.name for file in find_source(manifest).files}:
             return manifest.images
     outside = [name for name in names if is_url(name) or Path(name).is_absolute() or ".." in Path(name).parts]
     if not outside and data_root is not None and (data_root / names[0]).exists():
         return data_root
-    first = (outside or names)[0]
     where = f"is not in {data_root}" if data_root else "lies in a folder that was not given"
     what = "of the manifest that names it" if outside else "that this name starts from"
     raise CacheError(
-        f"the images of '{cache.dataset}' are missing: {first} {where}; give the folder {what} as --data-root DIR"
+        f"the images of '{cache.dataset}' are missing: {(outside or names)[0]} {where}; give the folder {what} as"
+        " --data-root DIR"
     )
 
 

@@ -18,30 +18,27 @@ BATCH = 32  # samples that go through an encoder at once
 Picture: TypeAlias = str | Path | PictureFile | Image.Image
 
 
-def encode_images(encoder: VisualEncoder, dtype: str, device: str, images: Sequence[Picture]) -> Iterator[Features]:
-    """Yield the features of pictures on `device`, the encoder's, some at a time and rounded to `dtype`.
-
-    Args:
-        images: files, or folders of frames where the encoder takes videos; decoded pictures where it does not.
-
-    Raises:
-        SampleError: one cannot be read, or `dtype` cannot hold its features.
-    """
-    for first in range(0, len(images), BATCH):
-        some = images[first : first + BATCH]
-        features, usable = _encode(encoder, dtype, device, [_decode(encoder, image) for image in some])
-        for image, good in zip(some, usable, strict=True):
-            if not good:
-                raise SampleError(_name(image), f"its features are beyond {dtype} or no numbers; take another picture")
-        yield features
-
-
 def encode_images_by_all(
     encoders: Sequence[tuple[VisualEncoder, str]], device: str, images: Sequence[Picture]
 ) -> Iterator[Features]:
-    """Yield the features that several encoders, each with its dtype, give pictures; see `encode_images`."""
-    made = [encode_images(encoder, dtype, device, images) for encoder, dtype in encoders]
-    return map(side_by_side, zip(*made, strict=True))
+    """Yield the features that encoders on `device`, each with the dtype of its set, give pictures, some at a time.
+
+    Args:
+        images: files, or folders of frames where the encoders take videos; decoded pictures where they do not.
+
+    Raises:
+        SampleError: one cannot be read, or the dtype cannot hold its features.
+    """
+    for first in range(0, len(images), BATCH):
+        some = images[first : first + BATCH]
+        decoded = [[_decode(encoder, image) for image in some] for encoder, _ in encoders]
+        features, usable = encode_decoded(encoders, device, decoded)
+        for image, good in zip(some, usable, strict=True):
+            if not good:
+                raise SampleError(
+                    _name(image), "its features are beyond their dtype or no numbers; take another picture"
+                )
+        yield features
 
 
 def encode_decoded(
@@ -55,54 +52,45 @@ def encode_decoded(
     Returns:
         The features, and whether the dtypes can hold those of each picture, bool [B].
     """
-    made = [_encode(*encoder, device, some) for encoder, some in zip(encoders, decoded, strict=True)]
-    return side_by_side([features for features, _ in made]), np.logical_and.reduce([usable for _, usable in made])
+    made, usable = [], np.ones(len(decoded[0]), dtype=bool)
+    for (encoder, dtype), pictures in zip(encoders, decoded, strict=True):
+        with encoding(device):
+            encoded = encoder.encode(torch.stack(list(pictures)) if encoder.kind == "grid" else list(pictures))
+        with np.errstate(over="ignore"):  # found below
+            local, global_, length = _laid_out(encoder, dtype, encoded)
+        for array in (local, global_):
+            usable &= np.isfinite(array).reshape(len(pictures), -1).all(1)
+        rows, whole, count = (torch.from_numpy(array).to(device) for array in (local, global_, length))
+        made.append(Features(count, rows, whole, grid=encoder.grid))
+    return side_by_side(made), usable
 
 
 def encode_captions_by_all(
     encoders: Sequence[tuple[TextEncoder, str]], device: str, texts: Sequence[str]
 ) -> Iterator[Features]:
-    """Yield the features that several encoders, each with its dtype, give captions; see `encode_captions`."""
-    made = [encode_captions(encoder, dtype, device, texts) for encoder, dtype in encoders]
-    return map(side_by_side, zip(*made, strict=True))
-
-
-def encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: Sequence[str]) -> Iterator[Features]:
-    """Yield the features of captions on `device`, the encoder's, some at a time and rounded to `dtype`.
+    """Yield the features that encoders on `device`, each with the dtype of its set, give captions, some at a time.
 
     Raises:
-        SampleError: `dtype` cannot hold those of one.
+        SampleError: the dtype cannot hold those of one.
     """
     for first in range(0, len(texts), BATCH):
-        ids = encoder.tokenize(list(texts[first : first + BATCH]))
-        token, length = pad_ids(ids)
-        token = token.to(device)
-        with encoding(device):
-            encoded = encoder.encode(ids)
-        if encoded is None:
-            yield Features(length.to(device), token=token)
-            continue
-        with np.errstate(over="ignore"):  # found below
-            states, pooled = (array.astype(dtype) for array in encoded)
-        if not (np.isfinite(states).all() and np.isfinite(pooled).all()):
-            raise SampleError("the text", f"its features are beyond {dtype} or no numbers; take other words")
-        local = pad(torch.from_numpy(states), length).to(device)
-        yield Features(length.to(device), local, torch.from_numpy(pooled).to(device), token)
+        some = list(texts[first : first + BATCH])
+        yield side_by_side([_encode_captions(encoder, dtype, device, some) for encoder, dtype in encoders])
 
 
-def _encode(encoder: VisualEncoder, dtype: str, device: str, decoded: Sequence[Any]) -> tuple[Features, np.ndarray]:
+def _encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: list[str]) -> Features:
+    ids = encoder.tokenize(texts)
+    token, length = pad_ids(ids)
     with encoding(device):
-        encoded = encoder.encode(torch.stack(list(decoded)) if encoder.kind == "grid" else list(decoded))
-    with np.errstate(over="ignore"):  # whoever asked sees it in the second value
-        arrays = _laid_out(encoder, dtype, encoded)
-    features = Features(
-        torch.from_numpy(arrays["length"]).long().to(device),
-        local=torch.from_numpy(arrays["local"]).to(device),
-        global_=torch.from_numpy(arrays["global"]).to(device),
-        grid=encoder.grid,
-    )
-    finite = [np.isfinite(arrays[name]).reshape(len(decoded), -1).all(1) for name in ("local", "global")]
-    return features, np.logical_and(*finite)
+        encoded = encoder.encode(ids)
+    if encoded is None:
+        return Features(length.to(device), token=token.to(device))
+    with np.errstate(over="ignore"):  # found below
+        states, pooled = (array.astype(dtype) for array in encoded)
+    if not (np.isfinite(states).all() and np.isfinite(pooled).all()):
+        raise SampleError("the text", f"its features are beyond {dtype} or no numbers; take other words")
+    local = pad(torch.from_numpy(states), length).to(device)
+    return Features(length.to(device), local, torch.from_numpy(pooled).to(device), token.to(device))
 
 
 def _decode(encoder: VisualEncoder, image: Picture) -> Any:
@@ -122,17 +110,16 @@ def _name(image: Picture) -> str:
 
 def _laid_out(
     encoder: VisualEncoder, dtype: str, encoded: "tuple[np.ndarray, np.ndarray] | list[Regions]"
-) -> dict[str, np.ndarray]:
-    """Return local features, their number, and the global ones, as the set's arrays hold them."""
-    if isinstance(encoded, list):
-        arrays = {
-            "local": np.empty((len(encoded), encoder.rows, encoder.channels), dtype),
-            "global": np.empty((len(encoded), encoder.global_channels), dtype),
-            "length": np.empty(len(encoded), np.int32),
-        }
-        for row, regions in enumerate(encoded):
-            lay_out(arrays, row, regions)
-        return arrays
-    local, global_ = encoded
-    length = np.full(len(local), local.shape[1])
-    return {"local": local.astype(dtype), "global": global_.astype(dtype), "length": length}
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return local features, the global ones, and how many local rows count, as the set's arrays hold them."""
+    if not isinstance(encoded, list):
+        local, global_ = encoded
+        return local.astype(dtype), global_.astype(dtype), np.full(len(local), local.shape[1])
+    arrays = {
+        "local": np.empty((len(encoded), encoder.rows, encoder.channels), dtype),
+        "global": np.empty((len(encoded), encoder.global_channels), dtype),
+        "length": np.empty(len(encoded), np.int64),
+    }
+    for row, regions in enumerate(encoded):
+        lay_out(arrays, row, regions)
+    return arrays["local"], arrays["global"], arrays["length"]

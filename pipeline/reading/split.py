@@ -26,7 +26,6 @@ class Split:
     caption_image: np.ndarray  # index into `image_rows` of each of `caption_rows`, int64
     skipped: int  # failed images, and failed captions of good images
     placement: Placement = "stream"  # where their features lie while they are read; never ``auto``
-    placed: str = ""  # a sentence on what ``auto`` took, and why
 
     @classmethod
     def of(cls, image_set: Images, caption_set: Captions, name: str) -> "Split":
@@ -100,8 +99,6 @@ def require_complete(features: FeatureSet, split: str) -> None:
 
 def texts_of(read: Callable[[int, int], list[str]], rows: np.ndarray) -> list[str]:
     """Return the texts of some ascending rows; `read` takes the first row and the one after the last."""
-    if not len(rows):
-        return []
-    first = int(rows[0])
-    found = read(first, int(rows[-1]) + 1)
+    first, last = (int(rows[0]), int(rows[-1]) + 1) if len(rows) else (0, 0)
+    found = read(first, last)
     return [found[row - first] for row in rows.tolist()]

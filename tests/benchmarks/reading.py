@@ -139,7 +139,8 @@ def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int
         say(what="oindex", mb_per_second=round(oindex, 1), stream_is=f"{streamed / oindex:.0f} times as fast")
         for name, batches in split.items():
             whole = seconds_of(partial(epoch_of, batches, batch_size, number, step_ms / 1000))
-            say(what=name, step_ms=step_ms, waiting=round(batches.waited / whole, 4))
+            busy = batches.steps("image", batch_size) * step_ms / 1000
+            say(what=name, step_ms=step_ms, waiting=round(max(0.0, 1 - busy / whole), 4))
 
 
 @main.command()

@@ -23,7 +23,7 @@ from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.reading.origin import Origin
-from xret.pipeline.reading.reencoding import encode_captions, encode_images
+from xret.pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from xret.pipeline.store import FeatureCache
 
 OF_PICTURES = {"visual_weights": "random:0", "image_size": 64, "text": None}
@@ -126,7 +126,7 @@ def is_kept_for_pictures(cache, options, paths):
         assert encoder.grid[0] * encoder.grid[1] == encoder.rows
     again = Origin.of(features).load_images(None, "cpu", trust=True)
     assert again.identity == {key: value for key, value in encoder.identity.items() if key != "views"}
-    (found,) = encode_images(again, features.dtype, "cpu", paths)
+    (found,) = encode_images_by_all([(again, features.dtype)], "cpu", paths)
     at = np.arange(len(paths))
     close = {"rtol": 2e-3, "atol": 2e-3}  # the same images in other batches, rounded to float16
     np.testing.assert_allclose(found.global_, features.global_(at), **close)
@@ -179,7 +179,7 @@ def test_text_encoders_keep_the_contract(made):
     assert local.shape == (sum(map(len, ids)), encoder.channels) and local.dtype == np.float32
     assert global_.shape == (len(texts), encoder.global_channels) and global_.dtype == np.float32
     assert [array.tobytes() for array in encoder.encode(ids)] == [local.tobytes(), global_.tobytes()]
-    (found,) = encode_captions(again, features.dtype, "cpu", texts)
+    (found,) = encode_captions_by_all([(again, features.dtype)], "cpu", texts)
     at = np.arange(len(texts))
     np.testing.assert_allclose(found.global_, features.global_(at), rtol=2e-3, atol=2e-3)
     assert found.length.tolist() == features.length.tolist() == [len(caption) for caption in ids]

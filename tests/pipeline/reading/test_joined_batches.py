@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from small_batches import assert_equal, batches_of
+from small_batches import as_remote, assert_equal, batches_of
 from small_store import make_store
 
 from xret.heads.runs.features import RetokenizedCaptions
@@ -23,7 +23,7 @@ def two(tmp_path):
     return [FeatureCache.open(url) for url in urls]
 
 
-def joined(two, placement="mapped"):
+def joined(two, placement="memory"):
     first, second = two
     sets = first.image_set(), first.caption_set()
     words = RetokenizedCaptions(second, sets[1].vocabulary)
@@ -34,7 +34,7 @@ def joined(two, placement="mapped"):
     return joined_batches(parts)
 
 
-@pytest.mark.parametrize("placement", ["mapped", "pinned", "device", "stream"])
+@pytest.mark.parametrize("placement", ["memory", "stream"])
 @pytest.mark.parametrize(("unit", "size"), [("image", 6), ("caption", 16)])
 def test_joined_data_sets_are_one(two, placement, unit, size):
     batches = joined(two, placement)
@@ -64,9 +64,8 @@ def test_joined_data_sets_are_one(two, placement, unit, size):
 
 def test_joined_batches_are_the_same_wherever_the_features_lie(two):
     for words in ({"captions": 1, "unit": "image"}, {"unit": "caption"}):
-        epochs = [
-            list(joined(two, place).epoch(batch_size=9, seed=1, epoch=2, **words)) for place in ("mapped", "pinned")
-        ]
+        stores = two, [as_remote(cache) for cache in two]
+        epochs = [list(joined(some).epoch(batch_size=9, seed=1, epoch=2, **words)) for some in stores]
         for one, other in zip(*epochs, strict=True):
             assert_equal(one, other)
 
@@ -83,15 +82,15 @@ def test_features_of_different_lengths_are_padded_to_the_longest():
 
 
 def test_what_differs_is_not_joined(two, tmp_path):
-    first, second = (batches_of(cache, "mapped", WORDS) for cache in two)
+    first, second = (batches_of(cache, "memory", WORDS) for cache in two)
     with pytest.raises(CacheError, match=r"b\.zarr cannot be joined .* its captions .* another encoder or vocabulary"):
         joined_batches([first, second])
     other = FeatureCache.open(make_store(tmp_path / "c.zarr", train=20, weights="b"))
     with pytest.raises(CacheError, match=r"c\.zarr cannot be joined to .*a\.zarr: its images .* of another encoder"):
-        joined_batches([first, batches_of(other, "mapped", WORDS)])
+        joined_batches([first, batches_of(other, "memory", WORDS)])
     tokens = FeatureCache.open(make_store(tmp_path / "d.zarr", train=20, text="tokens"))
     with pytest.raises(CacheError, match="its captions 'words@"):
-        joined_batches([batches_of(tokens, "mapped"), first])
+        joined_batches([batches_of(tokens, "memory"), first])
 
 
 def test_words_of_another_vocabulary_are_another_table(two):
@@ -99,7 +98,7 @@ def test_words_of_another_vocabulary_are_another_table(two):
     resident, tables = Resident(), []
     for vocabulary in (first.caption_set().vocabulary, second.caption_set().vocabulary):
         sets = second.image_set(), RetokenizedCaptions(second, vocabulary)
-        batches = stored_batches(*sets, "train", placement="pinned", resident=resident, **WORDS)
+        batches = stored_batches(*sets, "train", placement="memory", resident=resident, **WORDS)
         (features,) = batches.caption_features(1000)
         tables.append(features.token)
     assert not torch.equal(*tables)

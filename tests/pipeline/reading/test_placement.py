@@ -10,7 +10,7 @@ from small_batches import ALL, EPOCHS, as_remote, assert_equal, batches_of, larg
 from xret.pipeline.errors import RunError
 from xret.pipeline.reading import placement as placement_module
 from xret.pipeline.reading.batches import stored_batches
-from xret.pipeline.reading.features import arrays_of, concatenate
+from xret.pipeline.reading.features import Stored, concatenate
 from xret.pipeline.reading.placement import Array, Resident, choose
 
 CPU = torch.device("cpu")
@@ -87,9 +87,7 @@ def of_size(size):
 def test_auto_takes_the_first_place_that_the_features_fit(device, is_local, size, expected, monkeypatch):
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 10**9))
-    *chosen, why = choose("auto", of_size(size), torch.device(device), is_local, "these", Resident())
-    assert tuple(chosen) == expected
-    assert why
+    assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident()) == expected
 
 
 def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch):
@@ -115,8 +113,7 @@ def test_what_torch_keeps_of_a_gpu_s_memory_is_free(monkeypatch):
     free = [100]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 10**9))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.__setitem__(0, 10**9))
-    chosen = choose("memory", of_size(10**8), torch.device("cuda"), True, "features", Resident())
-    assert chosen[:2] == ("memory", "device")
+    assert choose("memory", of_size(10**8), torch.device("cuda"), True, "features", Resident()) == ("memory", "device")
 
 
 def test_the_bytes_are_those_of_the_arrays(cache):
@@ -125,7 +122,7 @@ def test_the_bytes_are_those_of_the_arrays(cache):
         (cache.image_set(), batches.image_rows, {"local", "global"}),
         (cache.caption_set(), batches.caption_rows, {"local", "global", "token"}),
     ):
-        for field, array in arrays_of(features, rows, fields).items():
+        for field, array in Stored(features, rows, fields).arrays.items():
             assert array.nbytes == getattr(features, "global_" if field == "global" else field)(rows).nbytes
 
 
@@ -141,27 +138,19 @@ def test_free_memory_is_within_what_is_built_in():
     assert 0 < placement_module.free_host_memory() <= total
 
 
-@pytest.mark.parametrize(
-    ("folder", "limit", "used", "prefix"),
-    [("", "memory.max", "memory.current", ""), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")],
-    ids=["version 2", "version 1"],
-)
-def test_in_a_container_what_is_used_is_not_free(folder, limit, used, prefix, tmp_path, monkeypatch):
-    monkeypatch.setattr(placement_module, "_CGROUPS", tmp_path)
-    files = tmp_path / folder
-    files.mkdir(exist_ok=True)
+def test_in_a_container_what_is_used_is_not_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(placement_module, "_CGROUP", tmp_path)
 
-    def free(**contents):
-        for name, text in contents.items():
-            (files / {"limit": limit, "used": used, "stat": "memory.stat"}[name]).write_text(text)
+    def free(limit):
+        (tmp_path / "memory.max").write_text(limit)
         return placement_module.free_host_memory()
 
-    # Of 700 bytes 250 are a cache of files, which makes room.
-    stat = f"anon 400\n{prefix}active_file 50\n{prefix}inactive_file 200\n{prefix}unevictable 50\n"
-    assert free(limit="1000\n", used="700\n", stat=stat) == 550
-    assert free(limit="100\n") == 0
+    (tmp_path / "memory.current").write_text("700\n")  # of which 250 are a cache of files, which makes room
+    (tmp_path / "memory.stat").write_text("anon 400\nactive_file 50\ninactive_file 200\nunevictable 50\n")
+    assert free("1000\n") == 550
+    assert free("100\n") == 0
     for without in ("max\n", f"{1 << 62}\n"):  # what the machine has
-        assert 1 << 20 < free(limit=without) < 1 << 50
+        assert 1 << 20 < free(without) < 1 << 50
 
 
 # --- On a GPU

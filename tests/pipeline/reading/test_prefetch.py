@@ -198,19 +198,3 @@ def test_a_failure_is_raised_where_its_batch_is_due_and_no_thread_is_left():
     assert next(endless) == 7
     endless.close()
     assert threading.active_count() == before
-
-
-def test_waiting_is_counted(cache):
-    batches = batches_of(cache, "memory")
-    words = EPOCHS[0]
-    source = batches.image_source
-    steps = 0
-    for _ in batches.epoch(**words):
-        time.sleep(0.02)
-        steps += 1
-    quick = batches.waited
-    batches.image_source = SimpleNamespace(fetch=lambda items, draws: time.sleep(0.05) or source.fetch(items))
-    began = time.perf_counter()
-    list(batches.epoch(**words))
-    assert steps * 0.05 <= batches.waited <= time.perf_counter() - began
-    assert quick < batches.waited

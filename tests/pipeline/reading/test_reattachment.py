@@ -9,7 +9,7 @@ from loaded import image_encoder
 
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.errors import CacheError, ManifestError
-from xret.pipeline.reading.reattachment import image_folder, manifest_in, put_back_images
+from xret.pipeline.reading.reattachment import image_folder, put_back_images
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.store import open_for_writing
 
@@ -39,7 +39,7 @@ def test_where_images_are(tmp_path):
     images = tmp_path / "data" / "images"
     with pytest.raises(CacheError, match=r"no folder was given; give their folder as --data-root DIR"):
         image_folder(own, None)
-    with pytest.raises(CacheError, match=r"a/0\.jpg is neither in .* nor in .*images; give"):
+    with pytest.raises(CacheError, match=r"a/0\.jpg is not in .*, .*images; give"):
         image_folder(own, tmp_path)
     with pytest.raises(ManifestError, match="--data-root"):
         image_folder(bundled, tmp_path)
@@ -52,14 +52,13 @@ def test_where_images_are(tmp_path):
     (folder / "c.csv").write_text("file_name,caption\na/0.jpg,a\n")
     (folder / "own.yaml").write_text(f"name: own\nimages: {elsewhere}\ncaptions: c.csv\n")
     (folder / "another.yaml").write_text("name: [")
-    with pytest.raises(CacheError, match=rf"nor in .*images, nor in {elsewhere}, which {folder}/own.yaml names; give"):
+    with pytest.raises(CacheError, match=rf"is not in .*images, {elsewhere}; give"):
         image_folder(own, folder)
     some = SimpleNamespace(dataset="own", images=3, file_names=lambda first, end: ["a/9.jpg", "a/8.jpg", "a/0.jpg"])
     assert image_folder(some, images) == images  # single pictures may be missing
     images.rename(elsewhere / "moved")
     (elsewhere / "moved" / "a").rename(elsewhere / "a")
     assert image_folder(own, folder) == elsewhere
-    assert manifest_in(folder, "own").images == manifest_in(elsewhere.parent.parent / "manifests", "own").images
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 from xret.pipeline.reading.origin import Origin
-from xret.pipeline.reading.reencoding import BATCH, encode_captions, encode_images
+from xret.pipeline.reading.reencoding import BATCH, encode_captions_by_all, encode_images_by_all
 
 SET = {"name": "set@1", "kind": "grid", "dtype": "float16"}
 
@@ -85,7 +85,7 @@ def picture(*shades):
 
 
 def test_regions_are_laid_out_and_rounded_as_in_a_set():
-    (made,) = encode_images(Shades(), "float16", "cpu", [picture(1, 3), picture(7, 8, 9)])
+    (made,) = encode_images_by_all([(Shades(), "float16")], "cpu", [picture(1, 3), picture(7, 8, 9)])
     assert made.length.tolist() == [2, 3]
     assert made.local.dtype == torch.float16
     assert made.local[:, :, 0].tolist() == [[1000, 3000, 0, 0, 0], [7000, 8000, 9000, 0, 0]]
@@ -93,16 +93,16 @@ def test_regions_are_laid_out_and_rounded_as_in_a_set():
 
 
 def test_features_that_the_dtype_cannot_hold_are_refused():
-    with pytest.raises(SampleError, match="the picture: its features are beyond float16"):
-        list(encode_images(Shades(), "float16", "cpu", [picture(1), picture(70)]))
-    (made,) = encode_images(Shades(), "float32", "cpu", [picture(70)])
+    with pytest.raises(SampleError, match="the picture: its features are beyond their dtype"):
+        list(encode_images_by_all([(Shades(), "float16")], "cpu", [picture(1), picture(70)]))
+    (made,) = encode_images_by_all([(Shades(), "float32")], "cpu", [picture(70)])
     assert made.local[0, 0, 0] == 70_000
 
 
 def test_words_come_padded_some_at_a_time():
     encoder = WordsEncoder(["<unk>", "red", "disc"])
     texts = ["a red disc", "", "disc"] + ["red"] * BATCH
-    one, two = encode_captions(encoder, "int32", "cpu", texts)
+    one, two = encode_captions_by_all([(encoder, "int32")], "cpu", texts)
     assert one.token[:3].tolist() == [[0, 1, 2], [0, 0, 0], [2, 0, 0]]
     assert one.length[:3].tolist() == [3, 1, 1]
     assert (len(one.length), two.token.tolist()) == (BATCH, [[1]] * 3)

@@ -264,5 +264,5 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fails(EncoderError, size, "cropped", ["image"], **{"finetune.image_size": 48})
     crop = r"processor of 'cropped' resizes nothing, so that a window .*; set finetune\.crop_and_flip=false"
     fails(EncoderError, crop, "cropped", ["image"], **{"finetune.crop_and_flip": True})
-    size = r"for images of 32 pixels do not fit those of 48; leave finetune\.image_size out"
+    size = r"finetune\.image_size=48 does not suit the backbone: its weights are for images of 32 pixels"
     fails(EncoderError, size, "open_clip", ["image"], **{"finetune.image_size": 48})

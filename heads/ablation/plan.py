@@ -15,8 +15,8 @@ import yaml
 from ...pipeline.errors import RecipeError, nearest
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_file
-from ..recipes.recipe import NOT_LEARNT, faults_of, full_key, load_recipe, refused
-from ..recipes.settings import normalised, value_of
+from ..recipes.recipe import NOT_LEARNT, faults_of, load_recipe, refused
+from ..recipes.settings import full_key, normalised, value_of
 from ..series import as_text, decisive, identity
 
 FOLDER = Path(__file__).parent / "grids"

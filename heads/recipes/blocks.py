@@ -58,7 +58,7 @@ class Optimizer:
     weight_decay: Factor = 0.0
     decay: Literal["matrices", "all"] = "matrices"  # of which weights; matrices: of no bias, normalisation or scale
     clip: Positive | None = 2.0  # largest norm of the whole gradient
-    ema: Factor | None = None  # decay a step of the weights' moving average, which is then evaluated
+    ema: Decay | None = None  # decay a step of the weights' moving average, which is then evaluated
     swa_epochs: Epochs = 0  # the mean of the weights at the ends of this many last epochs is evaluated
     # Times lr, for the weights of each component:
     adapter_lr: Factor = 1.0

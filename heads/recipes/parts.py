@@ -1,7 +1,7 @@
 """Check the parts of a recipe: each is made once, and two samples run through them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -9,8 +9,8 @@ import torch
 
 from ...pipeline.device import drawing
 from ...pipeline.wording import reason
+from ..modules import embedding
 from ..modules.aggregators import AGGREGATORS, Aggregated
-from ..modules.embedding import Sequence
 from ..modules.losses import LOSSES
 from ..modules.similarity import SIMILARITIES
 from .blocks import Block, arguments
@@ -27,44 +27,49 @@ def check_parts(dim: int, aggregator: Mapping[str, Block], similarity: Block, te
         similarity: its complete block.
         terms: the complete block of each loss term.
     """
+    name, compare, faults = similarity["name"], SIMILARITIES[similarity["name"]], list[str]()
     with drawing(torch.device("cpu"), 0):  # a part may draw
-        return _check_parts(dim, aggregator, similarity, terms)
-
-
-def _check_parts(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block]) -> list[str]:
-    mismatches = _mismatches(aggregator, similarity["name"])
-    pair, refused = _aggregated(dim, json.dumps(aggregator))
-    faults = list(refused)
-    embeddings = tuple(made.embedding for made in pair) if pair and not mismatches else None
-    _try("similarity", SIMILARITIES[similarity["name"]], similarity, (), embeddings, faults)
-    for term, block in terms.items():
-        sizes = (dim, 2) if takes(LOSSES[term], "vocabulary_size") else ()
-        _try(f"loss.{term}", LOSSES[term], block, sizes, pair and (torch.eye(2), torch.eye(2) > 0, *pair), faults)
-    if not terms:
-        faults.append("loss needs at least one term with a weight above 0")
-    return [*faults, *_without_log_odds(terms, similarity["name"]), *mismatches]
+        pair = _aggregated(dim, json.dumps(aggregator))
+        faults += [made for made in pair if isinstance(made, str)]
+        for side, block in aggregator.items():
+            if (given := AGGREGATORS[block["name"]].embedding) != compare.embedding:
+                fitting = [one for one, part in AGGREGATORS.items() if part.embedding == compare.embedding]
+                faults.append(
+                    f"aggregator.{side} '{block['name']}' gives a {given} and similarity '{name}' compares "
+                    f"{compare.embedding}s (take one of {', '.join(fitting)}, or another similarity)"
+                )
+        sides = [made for made in pair if isinstance(made, Aggregated)]
+        embeddings = None if faults else [made.embedding for made in sides]
+        _try("similarity", compare, similarity, (), embeddings, faults)
+        samples = (torch.eye(2), torch.eye(2) > 0, *sides) if len(sides) == 2 else None
+        for term, block in terms.items():
+            sizes = (dim, 2) if takes(LOSSES[term], "vocabulary_size") else ()
+            _try(f"loss.{term}", LOSSES[term], block, sizes, samples, faults)
+            if hasattr(LOSSES[term], "log_odds") and not hasattr(compare, "log_odds"):
+                fitting = [one for one, part in SIMILARITIES.items() if hasattr(part, "log_odds")]
+                faults.append(f"loss.{term} needs a similarity that gives log-odds: {', '.join(fitting)}")
+    return faults if terms else [*faults, "loss needs at least one term with a weight above 0"]
 
 
 @lru_cache(8)  # recipes of a tuning or an ablation differ in other values as well
-def _aggregated(dim: int, aggregator: str) -> tuple[tuple[Aggregated, ...] | None, tuple[str, ...]]:
-    """Return what the aggregators make of two samples of zeros, the first a 2 by 2 map; None if one is refused.
+def _aggregated(dim: int, aggregator: str) -> tuple[Aggregated | str, ...]:
+    """Return what each aggregator makes of two samples of zeros, the first a 2 by 2 map, or why it is refused.
 
-    Then also why. `aggregator` is the JSON of their blocks.
+    `aggregator` is the JSON of their blocks.
     """
-    faults: list[str] = []
-    samples = torch.zeros(2, 4, dim), torch.tensor([4, 1]), torch.zeros(2, dim)
-    pair = [
-        _try(f"aggregator.{side}", AGGREGATORS[block["name"]], block, (dim, dim), samples, faults)
-        for side, block in json.loads(aggregator).items()
-    ]
-    if None in pair:
-        return None, tuple(faults)
-    token = Sequence(torch.zeros(2, 4, dtype=torch.long), samples[1])
-    return tuple(made._replace(global_=samples[2], token=token) for made in pair), ()
+    made: list[Aggregated | str] = []
+    length, global_ = torch.tensor([4, 1]), torch.zeros(2, dim)
+    token = embedding.Sequence(torch.zeros(2, 4, dtype=torch.long), length)
+    for side, block in json.loads(aggregator).items():
+        faults: list[str] = []
+        samples = torch.zeros(2, 4, dim), length, global_
+        found = _try(f"aggregator.{side}", AGGREGATORS[block["name"]], block, (dim, dim), samples, faults)
+        made.append(faults[0] if faults else found._replace(global_=global_, token=token))
+    return tuple(made)
 
 
 def _try(
-    path: str, part: type, block: Block, sizes: tuple[int, ...], inputs: tuple[Any, ...] | None, faults: list[str]
+    path: str, part: type, block: Block, sizes: tuple[int, ...], inputs: Sequence[Any] | None, faults: list[str]
 ) -> Any:
     """Make a part and, where there are `inputs`, call it; return what it gives, or None and a fault."""
     try:
@@ -79,26 +84,3 @@ def _try(
     except (ValueError, RuntimeError) as error:  # RuntimeError: more weights than memory holds
         faults.append(f"{path}: {reason(error)}")
         return None
-
-
-def _mismatches(aggregator: Mapping[str, Block], similarity: str) -> list[str]:
-    """Both aggregators must give the type of embedding that the similarity compares."""
-    wanted = SIMILARITIES[similarity].embedding
-    fitting = [name for name, part in AGGREGATORS.items() if part.embedding == wanted]
-    given = {side: (block["name"], AGGREGATORS[block["name"]].embedding) for side, block in aggregator.items()}
-    return [
-        f"aggregator.{side} '{name}' gives a {embedding} and similarity '{similarity}' compares {wanted}s "
-        f"(take one of {', '.join(fitting)}, or another similarity)"
-        for side, (name, embedding) in given.items()
-        if embedding != wanted
-    ]
-
-
-def _without_log_odds(terms: Mapping[str, Block], similarity: str) -> list[str]:
-    """Some losses need a similarity that gives log-odds."""
-    fitting = [name for name, part in SIMILARITIES.items() if hasattr(part, "log_odds")]
-    return [
-        f"loss.{term} needs a similarity that gives log-odds: {', '.join(fitting)}"
-        for term in terms
-        if hasattr(LOSSES[term], "log_odds") and similarity not in fitting
-    ]

@@ -18,22 +18,9 @@ from .blocks import SECTIONS, Recipe
 from .names import lineage
 from .parts import check_parts
 from .schema import REQUIRED, Field, check, fields, get
-from .settings import Settings, full_key, key_of, normalised, settings_of
-
-__all__ = [
-    "changed",
-    "faults_of",
-    "full_key",
-    "key_of",
-    "load_recipe",
-    "normalised",
-    "refused",
-    "resolve",
-    "settings_of",
-]
+from .settings import Settings, nested
 
 PARTS = {"aggregator.image": AGGREGATORS, "aggregator.text": AGGREGATORS, "similarity": SIMILARITIES}
-_PART_NAMES = [f"{path}.name" for path in PARTS]
 NOT_LEARNT = ("name", "paper", "reaches", "expected", "finetune")  # by the first part of a key: no head learns by them
 _REFUSAL = " cannot be used: "  # what stands between what is refused and its faults
 # Of the block `loss`, beside its terms: what another image's caption is that has the text of one of the image's own.
@@ -46,12 +33,9 @@ def load_recipe(recipe: str, settings: Settings | Sequence[str] = ()) -> Recipe:
     A file may name another recipe as its ``base``, by name or by a path from where it lies or from here, and then
     holds only what differs.
 
-    A setting of a part's block is one of its name: ``aggregator.image``. Another name puts the part's other parameters
-    back to that part's defaults; all names are set before all other keys.
-
     Args:
         recipe: a bundled name (``setdiv``) or the path of a YAML file.
-        settings: dotted keys with values, such as ``{"loss.triplet.margin": 0.1}``.
+        settings: dotted keys with values, such as ``{"loss.triplet.margin": 0.1}``; see `changed`.
 
     Raises:
         RecipeError: unknown keys and wrong values, of the file and of the settings, all of them at once.
@@ -65,6 +49,9 @@ def load_recipe(recipe: str, settings: Settings | Sequence[str] = ()) -> Recipe:
 def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
     """Return a resolved recipe with settings, the same as if `load_recipe` had been given them too.
 
+    A setting of a part's block is one of its name: ``aggregator.image``. Another name puts the part's other parameters
+    back to that part's defaults. A setting of a loss does not add it, but for its weight.
+
     Raises:
         RecipeError: unknown keys and wrong values, all of them at once.
     """
@@ -72,12 +59,13 @@ def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
 
 
 def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str) -> Recipe:
-    """Write settings into nested values and resolve them."""
-    full = normalised(settings) if isinstance(settings, Mapping) else settings_of(settings)
-    ordered = sorted(full.items(), key=lambda pair: pair[0] not in _PART_NAMES)  # names first, the rest as it came
-    faults = [fault for key, value in ordered if (fault := _set(values, key, value))]
-    title = f"recipe '{name}'"
-    recipe = resolve(values, faults=faults, title=title)
+    """Lay settings over nested values and resolve them."""
+    asked, title = nested(settings), f"recipe '{name}'"
+    terms = asked.get("loss")
+    if isinstance(terms, dict):
+        new = [term for term in terms if isinstance(terms[term], dict) and term not in (values.get("loss") or {})]
+        asked["loss"] = {**terms, **{term: {"weight": 0.0, **terms[term]} for term in new}}
+    recipe = resolve(_laid_over(asked, values), title=title)
     # Not in `resolve`, which also reads the recipes of runs: those that were trained so stay readable.
     if found := _contradictions(recipe):
         raise refused(title, found)
@@ -99,26 +87,25 @@ def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "
     return merged
 
 
-def resolve(values: Mapping[str, Any], *, faults: Sequence[str] = (), title: str = "the recipe") -> Recipe:
+def resolve(values: Mapping[str, Any], *, title: str = "the recipe") -> Recipe:
     """Check nested values against the parts' parameters and write out every default.
 
     Args:
         values: as read from YAML or JSON.
-        faults: what was already found wrong; reported together with the rest.
         title: how an error message begins.
 
     Raises:
         RecipeError: naming every fault.
     """
-    found = list(faults)
-    complete = check(values, _schema(values), found)
-    if not found:
+    faults: list[str] = []
+    complete = check(values, _schema(values), faults)
+    if not faults:
         block = complete["loss"]
         complete["loss"] = {key: value for key, value in block.items() if key in _LOSS_KEYS or value["weight"] > 0}
         terms = {term: block for term, block in complete["loss"].items() if term not in _LOSS_KEYS}
-        found += check_parts(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms)
-    if found:
-        raise refused(title, found)
+        faults = check_parts(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms)
+    if faults:
+        raise refused(title, faults)
     return Recipe(**{key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()})
 
 
@@ -137,12 +124,6 @@ def _contradictions(recipe: Recipe) -> list[str]:
     data, optimizer, schedule, faults = recipe.data, recipe.optimizer, recipe.schedule, []
     if optimizer.ema is not None and optimizer.swa_epochs:
         faults.append("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")
-    if optimizer.ema is not None and optimizer.ema >= 1:
-        faults.append(f"optimizer.ema must be below 1, not {optimizer.ema:g}; 0.999 averages about 1,000 steps")
-    if optimizer.swa_epochs > schedule.epochs:
-        faults.append(
-            f"optimizer.swa_epochs={optimizer.swa_epochs} is more than all epochs, schedule.epochs={schedule.epochs}"
-        )
     if schedule.warmup_ratio and schedule.warmup_epochs:
         faults.append("schedule.warmup_ratio and schedule.warmup_epochs both say how long lr rises; choose one")
     if recipe.augment.mix and (data.unit, data.captions) != ("image", 1):
@@ -154,8 +135,12 @@ def _contradictions(recipe: Recipe) -> list[str]:
 
 def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys a recipe may have, nested; which parts `values` names decides their parameters."""
-    terms = get(values, "loss")
-    named = terms if isinstance(terms, Mapping) else {}
+    named = get(values, "loss")
+    weights = {term: 1.0 if isinstance(named, Mapping) and term in named else 0.0 for term in LOSSES}
+    terms = {
+        term: {"weight": Field(Annotated[float, at_least(0)], weights[term]), **fields(loss)}
+        for term, loss in LOSSES.items()
+    }
     return {
         "name": Field(str, REQUIRED),
         "paper": Field(str, ""),
@@ -164,39 +149,11 @@ def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
         "adapter": {kind: fields(adapter) for kind, adapter in ADAPTERS.items()},
         "aggregator": {side: _part(values, f"aggregator.{side}") for side in ("image", "text")},
         "similarity": _part(values, "similarity"),
-        "loss": {
-            **_LOSS_KEYS,
-            **{
-                term: {"weight": Field(Annotated[float, at_least(0)], 1.0 if term in named else 0.0), **fields(loss)}
-                for term, loss in LOSSES.items()
-            },
-        },
+        "loss": {**_LOSS_KEYS, **terms},
     }
 
 
 def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    name = get(values, f"{path}.name")
-    registry = PARTS[path]
+    name, registry = get(values, f"{path}.name"), PARTS[path]
     parameters = fields(registry[name]) if isinstance(name, str) and name in registry else {}
-    listed = "similarities" if path == "similarity" else "aggregators"
-    return {"name": Field(Literal[tuple(registry)], REQUIRED, listed), **parameters}
-
-
-def _set(values: dict[str, Any], key: str, value: Any) -> str:
-    """Write one value, or return why it cannot be written; another part's name empties the block."""
-    *path, last = key.split(".")
-    block: Any = values
-    for depth, step in enumerate(path, 1):
-        if block.get(step) is None:  # an option of a loss does not add it
-            new_term = depth == 2 and path[0] == "loss" and step not in block
-            block[step] = {"weight": 0.0} if new_term else {}
-        block = block[step]
-        if not isinstance(block, dict):
-            return f"{key} cannot be set: {'.'.join(path[:depth])} is a single value"
-    if isinstance(block.get(last), dict):
-        keys = ", ".join(f"{key}.{inner}" for inner in block[last])
-        return f"{key} is a block and cannot be '{value}': set {keys}"
-    if key in _PART_NAMES and block.get("name") != value:
-        block.clear()
-    block[last] = value
-    return ""
+    return {"name": Field(Literal[tuple(registry)], REQUIRED), **parameters}

@@ -10,17 +10,17 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from ...pipeline.errors import nearest
 from ...pipeline.wording import some_of
+from .settings import value_of
 
 REQUIRED = object()
 SetNames = str | list[str]  # of one feature set, or of several that differ
 
 
 class Field(NamedTuple):
-    """A value: its annotation, and its default or `REQUIRED`; `listed` is the list of ``xret list`` with its names."""
+    """A value: its annotation, and its default or `REQUIRED`."""
 
     type: Any
     default: Any
-    listed: str = ""
 
 
 def fields(part: type) -> dict[str, Field]:
@@ -54,14 +54,7 @@ def check(values: Any, schema: Mapping[str, Any], faults: list[str]) -> dict[str
             wrong: what else it may hold is unknown and not complained of.
         faults: what does not fit is appended here, with the nearest right key or value.
     """
-    return _check(values, schema, "", faults, _paths(schema))
-
-
-def _paths(schema: Mapping[str, Any], path: str = "") -> list[str]:
-    found = []
-    for key, entry in schema.items():
-        found += [f"{path}{key}"] if isinstance(entry, Field) else _paths(entry, f"{path}{key}.")
-    return found
+    return _check(values, schema, "", faults, list(flat(schema)))
 
 
 def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str], paths: list[str]) -> dict[str, Any]:
@@ -77,7 +70,7 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
             try:
                 complete[key] = convert(values[key], entry.type)
             except ValueError as error:
-                faults.append(f"{path}{key} {_unlisted(values[key], entry) if entry.listed else error}")
+                faults.append(f"{path}{key} {error}")
         elif entry.default is REQUIRED:
             faults.append(f"{path}{key} is missing")
         else:
@@ -89,21 +82,15 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
             elsewhere = [known for known in paths if known.rpartition(".")[2] == str(key)]
             near = nearest(str(key), list(schema)).replace("'", f"'{path}", 1)
             hint = f" (did you mean '{elsewhere[0]}'?)" if elsewhere else near
-            known = "`xret list losses` lists them" if path == "loss." else f"there are {', '.join(schema)}"
-            faults.append(f"{path}{key} is not a key{hint or f': {known}'}")
+            known = f": there are {', '.join(schema)}"
+            faults.append(f"{path}{key} is not a key{hint or known}")
     return complete
-
-
-def _unlisted(value: Any, entry: Field) -> str:
-    return (
-        f"cannot be {value!r}{nearest(str(value), list(get_args(entry.type)))}: `xret list {entry.listed}` lists them"
-    )
 
 
 def convert(value: Any, kind: Any) -> Any:
     """Return `value` as its annotation wants it.
 
-    Text is read as a number where one is wanted: YAML 1.1 takes 1e-3 for text, and a setting is always text.
+    Text is read as a number where one is wanted: YAML 1.1 takes 1e-3 for text.
 
     Raises:
         ValueError: what the value must be.
@@ -125,7 +112,7 @@ def convert(value: Any, kind: Any) -> Any:
     wanted, read = _PLAIN[kind]
     try:
         return read(value)
-    except (KeyError, ValueError):
+    except ValueError:
         raise ValueError(f"must be {wanted}, not {value!r}") from None
 
 
@@ -140,16 +127,20 @@ def _any_of(value: Any, options: tuple[Any, ...]) -> Any:
     raise ValueError(f"must be {' or '.join(wanted)}, not {value!r}")
 
 
-def _whole(value: Any) -> int:
-    if type(value) not in (int, str) and not (type(value) is float and value.is_integer()):
-        raise ValueError
-    return int(value)
+def _of(kind: type) -> Callable[[Any], Any]:
+    """Return what reads a value of a type: a whole number may be written as 3.0, and any number as text."""
 
+    def read(value: Any) -> Any:
+        value = None if str(value).lower() == "none" else value_of(value)
+        if kind is int and type(value) is float and value.is_integer():
+            value = int(value)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise ValueError
+        if kind is float and not abs(value) < float("inf"):
+            raise ValueError
+        return None if value is None else kind(value)
 
-def _number(value: Any) -> float:
-    if type(value) not in (int, float, str) or not abs(number := float(value)) < float("inf"):
-        raise ValueError
-    return number
+    return read
 
 
 def _text(value: Any) -> str:
@@ -172,10 +163,10 @@ def _set_names(value: Any) -> str | list[str]:
 
 
 _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
-    types.NoneType: ("null", lambda value: {"null": None, "none": None}[str(value).lower()]),
-    bool: ("true or false", lambda value: {"true": True, "false": False}[str(value).lower()]),
-    int: ("a whole number", _whole),
-    float: ("a number", _number),
+    types.NoneType: ("null", _of(types.NoneType)),
+    bool: ("true or false", _of(bool)),
+    int: ("a whole number", _of(int)),
+    float: ("a number", _of(float)),
     str: ("text", _text),
     SetNames: ("auto, the name of a feature set, or several different names such as [A, B]", _set_names),
 }

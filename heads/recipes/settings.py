@@ -1,7 +1,7 @@
 """Settings, the changes of a recipe: a dictionary in Python, ``KEY=VALUE`` on the command line. Without torch."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...pipeline.errors import RecipeError
@@ -11,11 +11,7 @@ NAMED = ("aggregator.image", "aggregator.text", "similarity", "schedule", "optim
 
 
 def settings_of(texts: Iterable[str]) -> dict[str, Any]:
-    """Return settings of the command line as Python has them.
-
-    Raises:
-        RecipeError: one is not ``KEY=VALUE``.
-    """
+    """Return settings of the command line as Python has them; RecipeError where one is not ``KEY=VALUE``."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -33,15 +29,25 @@ def normalised(settings: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            found |= {f"{key}.{inner}": one for inner, one in normalised(value).items()}
+            found |= normalised({f"{key}.{inner}": one for inner, one in value.items()})
         else:
             found[full_key(key.strip())] = value_of(value)
     return found
 
 
-def key_of(text: str) -> str:
-    """Return the full key of a ``KEY=VALUE``."""
-    return full_key(text.partition("=")[0].strip())
+def nested(settings: Settings | Sequence[str]) -> dict[str, Any]:
+    """Return settings as the blocks of a recipe; RecipeError where a key is a value and a block."""
+    found: dict[str, Any] = {}
+    full = normalised(settings) if isinstance(settings, Mapping) else settings_of(settings)
+    for key, value in sorted(full.items()):
+        *path, last = key.split(".")
+        block = found
+        for step in path:
+            block = block.setdefault(step, {})
+            if not isinstance(block, dict):
+                raise RecipeError(f"{key} cannot be set: {step} is set to a single value")
+        block[last] = value
+    return found
 
 
 def full_key(key: str) -> str:

@@ -14,7 +14,7 @@ finds no others; `finetuned` has the head's. `metrics.jsonl` goes on after the h
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ _log = logging.getLogger("xret")
 class FinetuneOptions:
     """What is put back and how it is trained."""
 
-    settings: Settings = field(default_factory=dict)  # changes of the recipe, such as {"finetune.image_lr": 0.1}
+    settings: Settings | Sequence[str] = ()  # changes of the recipe, such as {"finetune.image_lr": 0.1}
     reattach: Sequence[str] = ()  # which of image and text; none: those that the recipe's `finetune` block trains
     data_root: Path | None = None  # where the images are, see `reattachment.image_folder`
     visual_weights: str | None = None  # of the backbones, see `reattachment`

@@ -64,15 +64,6 @@ def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
     assert found["alpha: 16.0"] == "section 4.2; Table 4"  # that of its base's base
 
 
-def test_values_that_stand_elsewhere_in_the_file_are_shown_with_the_sources_there():
-    shown = CliRunner().invoke(recipes_command, ["show", "setdiv-small"], catch_exceptions=False).stdout
-    of_roi = shown.partition("  roi:")[2].partition("  frames:")[0]
-    assert "global: cached           # the layers over the cached feature, and over each row" in of_roi
-    assert "section" not in of_roi  # setdiv's own are of other values
-    tokens = shown.partition("  tokens:")[2].partition("aggregator:")[0]
-    assert "global: max\n" in tokens and "section" not in tokens
-
-
 def test_comments_of_values_that_stand_elsewhere(tmp_path):
     lines = ["base: setdiv", "data:", "  batch_size: &r-a 64  # as many as fit", "schedule:", "  epochs: &r-b 9"]
     lines += ["  patience: *r-a  # own", "  warmup_epochs: *r-b", "optimizer: {clip: &c 3}", "loss:", "  triplet:"]
@@ -126,16 +117,6 @@ def test_a_base_beside_the_file_is_found_from_anywhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = load_recipe("recipes/two.yaml")
     assert (recipe.optimizer.lr, recipe.model.dim) == (0.5, 8)
-
-
-def test_blocks_that_are_written_once_are_several():
-    """An alias of YAML is the same object; here each key is one value, whatever else the file wrote with it."""
-    kinds = ("grid", "roi", "frames", "tokens")
-    for name in ("linear", "mlp", "fusemix"):
-        before = {kind: load_recipe(name).adapter[kind]["dropout"] for kind in kinds}
-        for kind in kinds:
-            after = load_recipe(name, [f"adapter.{kind}.dropout=0.125"]).adapter
-            assert {one: after[one]["dropout"] for one in kinds} == {**before, kind: 0.125}
 
 
 def test_an_alias_in_a_file_of_ones_own(tmp_path):

@@ -6,22 +6,22 @@ import re
 import pytest
 import torch
 import yaml
-from bundled_recipes import OURS, SETDIV, SYSTEMS, faults
+from bundled_recipes import OURS, SYSTEMS, faults
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from xret.cli.recipes import recipes as recipes_command
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.names import recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe, resolve
+from xret.heads.recipes.schema import convert
+from xret.heads.recipes.settings import normalised, settings_of
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
 
 WORDS = FeatureFacts("words", None, None, 11)
 SMALL = ["model.dim=8", "adapter.words.word_dim=6"]
-
-
-def test_the_bundled_systems_are_these():
-    assert [name for name in recipe_names() if "/" not in name] == sorted([*OURS, *SYSTEMS])
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
@@ -83,12 +83,6 @@ def test_resolving_again_changes_nothing(name):
     assert resolve(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
 
 
-def test_a_hint_is_given_only_where_the_spelling_is_near():
-    for setting in ("optimizer.vigour=1", "schedule.name=straight", "schedule.name=waves"):
-        assert "did you mean" not in faults("vsepp", setting)
-    assert "did you mean 'cosine'?" in faults("vsepp", "schedule.name=cosin")
-
-
 def test_a_setting_changes_one_value():
     before, after = load_recipe("setdiv").to_dict(), load_recipe("setdiv", ["loss.triplet.margin=0.25"]).to_dict()
     assert after["loss"]["triplet"].pop("margin") == 0.25
@@ -103,11 +97,6 @@ def test_another_part_begins_with_its_own_defaults():
     assert recipe.similarity == {"name": "cosine"}
 
 
-def test_the_same_part_keeps_its_values():
-    recipe = load_recipe("setdiv", ["aggregator.image=element-slots"])
-    assert recipe == load_recipe("setdiv")
-
-
 def test_a_part_that_is_chosen_takes_settings_in_any_order():
     settings = [f"aggregator.{side}={value}" for side in ("image", "text") for value in ("element-slots",)]
     settings += ["similarity=smooth-chamfer", "aggregator.image.slots=2", "similarity.alpha=8"]
@@ -117,22 +106,10 @@ def test_a_part_that_is_chosen_takes_settings_in_any_order():
     assert forwards.similarity == {"name": "smooth-chamfer", "alpha": 8.0}
 
 
-def test_a_schedule_keeps_its_epochs_when_its_name_changes():
-    schedule = load_recipe("setdiv", ["schedule=step", "schedule.gamma=0.5"]).schedule
-    assert (schedule.name, schedule.epochs, schedule.gamma) == ("step", 80, 0.5)
-
-
 def test_a_term_is_added_by_its_weight_and_removed_by_zero():
     assert set(load_recipe("vsepp", ["loss.mmd.weight=0.5"]).terms) == {"triplet", "mmd"}
     assert set(load_recipe("setdiv", ["loss.mmd.weight=0"]).terms) == {"triplet", "diversity"}
     assert "at least one term" in faults("vsepp", "loss.triplet.weight=0")
-
-
-def test_numbers_that_yaml_takes_for_text(tmp_path):
-    text = SETDIV.replace("lr: 1.0e-3 ", "lr: 1e-3 ")
-    assert yaml.safe_load(text)["optimizer"]["lr"] == "1e-3"
-    (tmp_path / "mine.yaml").write_text(text)
-    assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe("setdiv")
 
 
 def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
@@ -161,12 +138,8 @@ def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
 
 def test_an_unknown_part_is_named_and_its_values_are_left_alone():
     message = faults("setdiv", "aggregator.image=element-slot", "aggregator.image.whatever=3")
-    assert message == (
-        "recipe 'setdiv' cannot be used: aggregator.image.name cannot be 'element-slot'"
-        " (did you mean 'element-slots'?): `xret list aggregators` lists them"
-    )
-    assert faults("setdiv", "similarity=xyz").endswith("cannot be 'xyz': `xret list similarities` lists them")
-    assert faults("setdiv", "loss.xyz.weight=1").endswith("loss.xyz is not a key: `xret list losses` lists them")
+    assert message.startswith("recipe 'setdiv' cannot be used: aggregator.image.name must be one of global, average, ")
+    assert message.endswith("not 'element-slot' (did you mean 'element-slots'?)")
 
 
 def test_a_loss_of_log_odds_wants_a_similarity_that_gives_them():
@@ -219,7 +192,10 @@ def test_what_does_not_go_together_is_named():
 
 @pytest.mark.parametrize("setting", ["adapter=3", "model=3", "aggregator.image.slots.x=1", "name.x=1"])
 def test_blocks_and_values_are_not_confused(setting):
-    assert setting.split("=")[0] in faults("setdiv", setting)
+    assert setting.split("=")[0].removesuffix(".x") in faults("setdiv", setting)
+    assert "aggregator.image.slots" in faults(
+        "setdiv", setting, "aggregator.image.slots=2", "aggregator.image.slots.x=1"
+    )
 
 
 def test_a_recipe_must_say_what_has_no_default(tmp_path):
@@ -245,12 +221,6 @@ def test_what_is_blended_is_pairs_without_equal_texts():
         assert "set loss.same_text=negative" in faults("setdiv", *pairs, f"loss.same_text={same}")
 
 
-@pytest.mark.parametrize("slots", [4, 9])
-def test_sets_that_are_matched_by_scipy_are_a_recipe(slots):
-    recipe = load_recipe("maxmatch", [f"aggregator.{side}.slots={slots}" for side in ("image", "text")])
-    assert recipe.aggregator["text"]["slots"] == slots
-
-
 @pytest.mark.parametrize(
     ("setting", "fault"),
     [
@@ -262,8 +232,55 @@ def test_sets_that_are_matched_by_scipy_are_a_recipe(slots):
     ],
 )
 def test_values_that_mean_nothing_are_refused(setting, fault):
-    with pytest.raises(RecipeError) as caught:
-        load_recipe("vsepp", [setting])
-    assert fault in str(caught.value)
-    for fitting in ("optimizer.clip=null", "augment.image=0", "finetune.mask_words=1"):
-        load_recipe("vsepp", [fitting])
+    assert fault in faults("vsepp", setting)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, min_value=0, max_value=1e6))
+def test_a_number_arrives_as_it_was_written(number):
+    for settings in (
+        {"optimizer.lr": number},
+        settings_of([f"optimizer.lr={number!r}"]),
+        {"optimizer": {"lr": number}},
+    ):
+        assert load_recipe("vsepp", settings).optimizer.lr == number
+
+
+def test_equal_settings_are_equal_however_they_are_written():
+    written = ["optimizer.lr=1e-3", "aggregator.image=gpo", "model.dim=8", "optimizer.ema=null"]
+    other = ["optimizer.lr=0.001", "aggregator.image.name=gpo", "model.dim=08", "optimizer.ema=Null"]
+    assert settings_of(written) == settings_of(other)
+    assert normalised({"optimizer.lr": "1e-3"}) == normalised({"optimizer": {"lr": 0.001}}) == {"optimizer.lr": 0.001}
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "expected"),
+    [
+        ("1e-3", float, 0.001),
+        (3, float, 3.0),
+        ("3", int, 3),
+        ("false", bool, False),
+        (True, bool, True),
+        ("null", int | None, None),
+        ("None", float | None, None),
+        ("7", int | None, 7),
+        ("7", str, "7"),
+        ("x", int | str, "x"),
+        ("7", int | str, 7),
+    ],
+)
+def test_converted_values(value, kind, expected):
+    converted = convert(value, kind)
+    assert (converted, type(converted)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        *[(True, int), (1.5, int), ("1.5", int), (None, int), ({}, int | None)],
+        *[(True, float), ("nan", float), ("inf", float), ([1], float)],
+        *[(1, bool), ("yes", bool), ([3], str)],
+    ],
+)
+def test_refused_values(value, kind):
+    with pytest.raises(ValueError, match=r"must be .*, not "):
+        convert(value, kind)

@@ -63,10 +63,8 @@ class Found(NamedTuple):
 def crop_tables(seen: Embedded, data_root: Path | None, ties: Ties) -> dict[str, NumberTable]:
     """Embed crops and captions A and C of triplets, and compare the ones with the others.
 
-    A tie of binary selection is a failure (``pessimistic``), a success (``optimistic``), or half of one (``mean``).
-
-    Returns:
-        ``crops``, a row a threshold with the accuracies; with Gaussians also ``uncertainty of crops``, their means.
+    Returns ``crops``, a row a threshold with the accuracies of binary selection, and with Gaussians ``uncertainty of
+    crops``, their means. A tie is a failure (``pessimistic``), a success (``optimistic``), or half of one (``mean``).
 
     Raises:
         CacheError: the pictures or regions are missing, or no image has two regions that are small enough.
@@ -109,11 +107,8 @@ def crop_tables(seen: Embedded, data_root: Path | None, ties: Ties) -> dict[str,
 def regions_in(dataset: str, data_root: Path) -> dict[str, list[Any]]:
     """Return the ``regions`` of the images of a data set that have some, by file name below the image folder.
 
-    A bundled data set's paths start from `data_root`; others have their manifest there, or beside it.
-
-    Raises:
-        CacheError: the manifest is missing, or its caption file has no regions.
-        ManifestError: a bundled data set is not below `data_root`.
+    A bundled data set's paths start from `data_root`; others have their manifest there, or beside it. CacheError if
+    the manifest is missing, or its caption file has no regions.
     """
     own = next(manifests_in(data_root, dataset), None)
     manifest = load_manifest(dataset, data_root) if dataset in bundled_manifests() else own

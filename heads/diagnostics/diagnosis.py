@@ -24,15 +24,10 @@ Tables = dict[str, NumberTable]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a run's embeddings are like on a split; ``str`` prints it.
+    """What a run's embeddings are like on a split; ``str`` prints it."""
 
-    Attributes:
-        tables: by name.
-        reasons: why something is missing, by ``elements``, ``uncertainty``, ``coefficients`` or ``crops``.
-    """
-
-    tables: Tables
-    reasons: dict[str, str]
+    tables: Tables  # by name
+    reasons: dict[str, str]  # why something is missing, by "elements", "uncertainty", "coefficients" or "crops"
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -64,8 +59,7 @@ def diagnose(
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
-        RunError: the run, the store's feature sets or the split do not fit.
-        CacheError: the store cannot be read.
+        RunError, CacheError: the run, its store or the split cannot be used.
     """
     require_ties(ties)
     target = pick_device(device)

@@ -23,14 +23,10 @@ Compare = Callable[[Tensor, Tensor], Tensor]
 def element_tables(
     images: Tensor, captions: Tensor, caption_image: Tensor, compare: Compare, ties: Ties
 ) -> dict[str, NumberTable]:
-    """Look at the elements of a split's embedding sets.
+    """Look at the elements of a split's embedding sets, of images ``[I, K1, D]`` and of captions ``[C, K2, D]``.
 
-    Args:
-        images: sets ``[I, K1, D]``.
-        captions: sets ``[C, K2, D]``.
-        caption_image: the image of each caption, int64 ``[C]``.
-        compare: takes sets of images and captions, of whatever sizes, to their similarity ``[I, C]``.
-        ties: as for `metrics.recall`.
+    `caption_image` is the image of each caption, int64 ``[C]``; `compare` takes sets of whatever sizes to their
+    similarity ``[I, C]``; `ties` are as for `metrics.recall`.
 
     Returns:
         ``circular variance``; ``rsum image`` and ``rsum caption``, with one element only and with all but one;

@@ -18,7 +18,7 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.wording import counted
 from ..runs.features import Sets, require_views
-from .metrics import WAYS, Ties, chance_rsum, recalls, require_ties
+from .metrics import WAYS, Ties, chance_rsum, require_ties
 from .paper_rows import ROWS, row_of
 from .protocols import Measure, load_protocol
 from .scoring import Ranker, Scores, embed_split, in_one_space, is_store, open_frozen, open_run
@@ -30,37 +30,22 @@ log = logging.getLogger("xret")
 
 @dataclass(frozen=True)
 class Result:
-    """What a protocol finds on a split; ``str`` shows it as a table.
-
-    Attributes:
-        split: which images and captions.
-        protocol: one of `manifest.PROTOCOLS`.
-        images, captions: how many were compared.
-        captions_per_image: on average.
-        skipped: samples without features, because they could not be read.
-        ties: how equal scores are counted; see `metrics.recall`.
-        image_to_text, text_to_image: ``R@1``, ``R@5``, ``R@10`` in percent and ``medr``, the median rank; protocols of
-            R-Precision have other numbers, see `protocols`.
-        rsum, mean_recall: the sum and the mean of the six recalls; None for protocols of R-Precision.
-        paper_rsum: that of the recipe's paper; None for ensembles, and where the paper has no such row.
-        log_circular_variance: of the embedding sets; None for ensembles, and for embeddings that are no sets.
-        chance_rsum: what a random order is expected to have; None where there is no RSUM.
-    """
+    """What a protocol finds on a split; ``str`` shows it as a table."""
 
     split: str
     protocol: str
     images: int
     captions: int
-    captions_per_image: float
-    skipped: int
-    ties: Ties
-    image_to_text: dict[str, float]
+    captions_per_image: float  # on average
+    skipped: int  # samples without features, because they could not be read
+    ties: Ties  # how equal scores are counted, see `metrics.recall`
+    image_to_text: dict[str, float]  # R@1, R@5 and R@10 in percent and medr, the median rank; or see `protocols`
     text_to_image: dict[str, float]
-    rsum: float | None
+    rsum: float | None  # the sum of the six recalls; None for protocols of R-Precision, as their mean
     mean_recall: float | None
-    paper_rsum: float | None
-    log_circular_variance: float | None
-    chance_rsum: float | None
+    paper_rsum: float | None  # that of the recipe's paper; None for ensembles, and where the paper has no such row
+    log_circular_variance: float | None  # of embedding sets; None for ensembles
+    chance_rsum: float | None  # what a random order is expected to have
 
     @property
     def difference(self) -> float | None:
@@ -100,19 +85,12 @@ def too_few(images: int) -> str:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What `evaluate` finds; ``str`` shows it as tables.
+    """What `evaluate` finds; ``str`` shows it as tables."""
 
-    Attributes:
-        runs: the run folders; of frozen encoders ``untrained``, and which.
-        stores: the feature cache of each.
-        views: over how many views of an image each takes the mean.
-        results: one a protocol.
-    """
-
-    runs: tuple[str, ...]
-    stores: tuple[str, ...]
-    views: tuple[int, ...]
-    results: tuple[Result, ...]
+    runs: tuple[str, ...]  # the run folders; of frozen encoders "untrained", and which
+    stores: tuple[str, ...]  # the feature cache of each
+    views: tuple[int, ...]  # over how many views of an image each takes the mean
+    results: tuple[Result, ...]  # one a protocol
 
     @classmethod
     def of_one(cls, content: dict[str, Any]) -> "Evaluation":
@@ -163,23 +141,21 @@ def evaluate(
 
 
 def evaluate_untrained(
-    sets: Sets, split: str, ties: Ties = "pessimistic", device: str = "auto", views: bool = False
+    sets: Sets,
+    split: str,
+    *,
+    protocol: str = "auto",
+    ties: Ties = "pessimistic",
+    views: bool = False,
+    device: torch.device | str = "auto",
 ) -> Evaluation | None:
     """Return what frozen encoders reach without a head; None where their features lie in no common space.
 
-    Protocols are those of the manifest; other arguments and errors as of `evaluate`.
+    Other arguments and errors as of `evaluate`.
     """
     if not in_one_space(sets):
         return None
-    return _evaluate([Ranker(None, sets[0].cache, sets)], split, "auto", ties, views, pick_device(device))
-
-
-def untrained_rsum(sets: Sets, split: str, device: torch.device) -> float | None:
-    """Return the RSUM of frozen encoders without a head, of 600, ties pessimistic; None where no space is common."""
-    if not in_one_space(sets):
-        return None
-    scores = embed_split(Ranker(None, sets[0].cache, sets), split, device).scores
-    return recalls(scores.similarity, scores.caption_image, "full", "pessimistic").rsum
+    return _evaluate([Ranker(None, sets[0].cache, sets)], split, protocol, ties, views, pick_device(str(device)))
 
 
 def _evaluate(
@@ -272,6 +248,6 @@ def _add(scores: Scores, other: Scores, names: str) -> None:
 
 
 def _captions(scores: Scores) -> list[tuple[str, int, str]]:
-    """Return what tells the captions apart: the id of the image, the number and the text."""
+    """Return what distinguishes the captions: the id of the image, the number and the text."""
     owners = [scores.ids[row] for row in scores.caption_image.tolist()]
     return list(zip(owners, scores.sentid.tolist(), scores.texts, strict=True))

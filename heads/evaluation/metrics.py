@@ -26,17 +26,11 @@ FOLDS = [range(first, first + 1000) for first in range(0, FOLDED, 1000)]  # imag
 
 
 class Ranks(NamedTuple):
-    """Where the best own item of each of Q queries stands, as counts `[Q]` (int64).
+    """Where the best own item of each of Q queries stands, as counts `[Q]` (int64)."""
 
-    Attributes:
-        better: wrong items that score strictly higher.
-        tied: wrong items that score the same.
-        own: own items with that score, at least one.
-    """
-
-    better: Tensor
-    tied: Tensor
-    own: Tensor
+    better: Tensor  # wrong items that score strictly higher
+    tied: Tensor  # wrong items that score the same
+    own: Tensor  # own items with that score, at least one
 
 
 @dataclass(frozen=True)
@@ -139,11 +133,7 @@ def require_ties(ties: str) -> None:
 
 
 def recall_table(image_to_text: Ranks, text_to_image: Ranks, ties: Ties = "pessimistic") -> Recalls:
-    """Return the recalls and median ranks of both directions, and the sum of the six recalls.
-
-    Raises:
-        RunError: there is no such rule for ties.
-    """
+    """Return recalls and median rank of both directions, and the sum of the six recalls; RunError as `require_ties`."""
     require_ties(ties)
     recalls = [{f"R@{k}": recall(way, k, ties) for k in (1, 5, 10)} for way in (image_to_text, text_to_image)]
     rsum = sum(value for way in recalls for value in way.values())
@@ -173,12 +163,9 @@ def mean_table(tables: Sequence[Recalls]) -> Recalls:
 def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties) -> Recalls:
     """Return the table of a protocol for ``similarity [I, C]``.
 
-    Args:
-        similarity: larger is closer.
-        caption_image: the image (row) of each caption, `[C]`.
-        protocol: ``full``: all images against all captions (Flickr30K 1K, COCO 5K, any number of captions an image);
-            ``1k-folds``: the mean of five consecutive folds of 1,000 images in the order of Karpathy's file (COCO 1K).
-        ties: see `recall`.
+    ``full``: all images against all captions (Flickr30K 1K, COCO 5K, any number of captions an image); ``1k-folds``:
+    the mean of five consecutive folds of 1,000 images in the order of Karpathy's file (COCO 1K). Arguments as of
+    `ranks` and `recall`.
     """
     if protocol == "full":
         return recall_table(*ranks(similarity, caption_image), ties=ties)
@@ -189,10 +176,7 @@ def chance(captions: Sequence[int]) -> float:
     """Return the RSUM, of 600, that a random order of images and of captions is expected to have.
 
     A query with `own` right items among `all` finds none of them in the first K with the probability that a draw of K
-    without replacement has none.
-
-    Args:
-        captions: how many each image has; those without any are searched for, and ask nothing.
+    without replacement has none. `captions` is how many each image has; those without any ask nothing.
     """
     total = sum(captions)
     found = 0.0

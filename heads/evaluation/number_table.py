@@ -11,19 +11,12 @@ Rows = list[list[Cell]]
 
 @dataclass(frozen=True)
 class NumberTable:
-    """A table; the first cell of every row names it. ``str`` shows it in a terminal.
+    """A table; the first cell of every row names it. ``str`` shows it in a terminal."""
 
-    Attributes:
-        caption: what it shows, with units.
-        header: names of the columns, that of the first included.
-        rows: their cells; None where a number is not known.
-        digits: after the point.
-    """
-
-    caption: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    digits: int = 2
+    caption: str  # what it shows, with units
+    header: Sequence[str]  # names of the columns, that of the first included
+    rows: Sequence[Sequence[Cell]]  # None where a number is not known
+    digits: int = 2  # after the point
 
     @property
     def cells(self) -> list[list[str]]:

@@ -4,19 +4,12 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A row, or column, that papers print.
-
-    Attributes:
-        title: for people.
-        dataset: a manifest's name.
-        protocol: how it is evaluated.
-        images: of the test split; None where no recipe expects a value of it.
-    """
+    """A row, or column, that papers print."""
 
     title: str
-    dataset: str
+    dataset: str  # a manifest's name
     protocol: str
-    images: int | None = None
+    images: int | None = None  # of the test split; None where no recipe expects a value of it
 
 
 ROWS = {  # by the name that recipes and grids have for it

@@ -21,17 +21,10 @@ from .metrics import Ranks, Ties
 
 
 def best_ranks(similarity: Tensor, relevant: Tensor) -> Ranks:
-    """Count, for every query, the items ahead of its best right item and those tied with it.
+    """Count, for every query that asks, the items ahead of its best right item and those tied with it.
 
-    Args:
-        similarity: `[Q, G]`, larger is closer.
-        relevant: which items are right, bool `[Q, G]`.
-
-    Returns:
-        Counts of the queries that ask, for `metrics.recall` and `metrics.median_rank`.
-
-    Raises:
-        ValueError: no query has a right item.
+    `similarity` is `[Q, G]`, larger is closer, and `relevant`, bool `[Q, G]`, which items are right. ValueError if no
+    query has a right item.
     """
 
     def counts(scores: Tensor, right: Tensor, _: Tensor) -> Tensor:
@@ -48,14 +41,8 @@ def r_precision(
 ) -> Tensor:
     """Return for every query that asks the share of right ones among its first R items, float64.
 
-    Args:
-        similarity: `[Q, G]`, larger is closer.
-        relevant: which items are right, bool `[Q, G]`.
-        ties: see above.
-        count: R of each query, int64 `[Q]`, where some right items are not in the gallery; None: those that are.
-
-    Raises:
-        ValueError: no query has a right item.
+    `count` is R of each query, int64 `[Q]`, where some right items are not in the gallery; None: those that are. Other
+    arguments and errors as of `best_ranks`.
     """
 
     def precision(scores: Tensor, right: Tensor, count: Tensor) -> Tensor:
@@ -101,11 +88,9 @@ def map_at_r(similarity: Tensor, relevant: Tensor, ties: Ties = "pessimistic", c
 
 
 def plausible_matches(codes: Tensor, zeta: int) -> Tensor:
-    """Return which images match: their object codes differ in at most `zeta` places (PCME), bool `[I, I]`.
+    """Return which images match, bool `[I, I]`: their object codes, bool `[I, L]`, differ in at most `zeta` places.
 
-    Args:
-        codes: which object classes an image shows, bool `[I, L]`.
-        zeta: 0, 1 and 2 in PMRP.
+    PCME takes a zeta of 0, 1 and 2.
     """
     shown = codes.float()  # exact: whole numbers up to L
     size = shown.sum(1)

@@ -40,12 +40,8 @@ ZETAS = (0, 1, 2)  # object classes in which plausible matches may differ
 def load_protocol(name: str, annotations: str = "") -> Measure:
     """Return what measures scores by a protocol; it raises RunError for samples that the protocol is not defined for.
 
-    Args:
-        name: one of `manifest.PROTOCOLS`.
-        annotations: path of COCO's ``instances_val2014.json``, for ``pmrp``.
-
-    Raises:
-        RunError: there is no such protocol, or a package or a file is missing.
+    `annotations` is the path of COCO's ``instances_val2014.json``, for ``pmrp``. RunError if there is no such protocol,
+    or a package or a file is missing.
     """
     if name not in PROTOCOLS:
         raise RunError(
@@ -91,19 +87,16 @@ def load_judgements(protocol: str) -> Any:
 def judged(truth: Any, protocol: str, scores: Scores, ties: Ties) -> Table:
     """Return the table of ``eccv`` (``mAP@R``, ``R-P``, ``R@1``), ``cxc`` or ``rpc2`` (``RPC2``, ``RPC2 1K``).
 
-    Args:
-        truth: an `eccv_caption.Metrics`: ids of the test split, and by dataset the right items of each query.
-        protocol: which of them.
-        scores: of exactly those images and captions, else RunError.
-        ties: see `metrics.recall`.
+    `truth`, an `eccv_caption.Metrics`, holds the ids of the test split and the right items of each query. RunError
+    where the scores are not of exactly those images and captions.
     """
     known, found = (set(truth.coco_gts["i2t"]), set(truth.coco_ids.tolist())), (scores.cocoid, scores.sentid)
     if any(sorted(ours.tolist()) != sorted(theirs) for ours, theirs in zip(found, known, strict=True)):
-        images, captions = (len(theirs & set(ours.tolist())) for ours, theirs in zip(found, known, strict=True))
+        among = [len(theirs & set(ours.tolist())) for ours, theirs in zip(found, known, strict=True)]
         raise RunError(
             f"protocol {protocol} needs the {len(known[0]):,} images and {len(known[1]):,} captions of COCO's test "
             f"split, with their cocoid and sentid; split '{scores.split}' has {len(found[0]):,} and {len(found[1]):,}, "
-            f"of which {images:,} and {captions:,} are among them; take --protocol full"
+            f"of which {among[0]:,} and {among[1]:,} are among them; take --protocol full"
         )
     right = truth.eccv_gts if protocol == "eccv" else truth.cxc_gts
     ways = [
@@ -127,15 +120,10 @@ def judged(truth: Any, protocol: str, scores: Scores, ties: Ties) -> Table:
 
 
 def relevance(right: Mapping[int, Sequence[int]], queries: np.ndarray, items: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Return which items are right for which queries.
+    """Return which items are right for which queries, bool `[Q, G]`, and how many each has, int64 `[Q]`.
 
-    Args:
-        right: ids of the right items by id of the query.
-        queries: ids, int64 `[Q]`.
-        items: ids of the gallery, int64 `[G]`.
-
-    Returns:
-        bool `[Q, G]`, and how many right items each query has, those outside the gallery included, int64 `[Q]`.
+    All are named by their ids: `queries [Q]`, the gallery's `items [G]`, and `right` of each query, of which some may
+    lie outside the gallery.
     """
     column = {item: place for place, item in enumerate(items.tolist())}
     found = [set(right.get(query, ())) for query in queries.tolist()]

@@ -115,45 +115,27 @@ def in_one_space(sets: Sets) -> bool:
 
 @dataclass(frozen=True)
 class Scores:
-    """How a run compares the usable images and captions of a split.
-
-    Attributes:
-        split: its name.
-        similarity: ``[I, C]``; larger is closer.
-        caption_image: the image (its row here) of each caption, int64 ``[C]`` on the CPU.
-        ids, file_names: of the images, as the store has them.
-        cocoid: the images' numbers in COCO, int64 ``[I]``; -1 where there is none.
-        sentid: the captions' numbers, int64 ``[C]``.
-        texts: the captions.
-        skipped: samples that could not be read when the features were extracted.
-        log_circular_variance: of the embedding sets, of images in their first view; None where they are vectors.
-    """
+    """How a run compares the usable images and captions of a split."""
 
     split: str
-    similarity: Tensor
-    caption_image: Tensor
-    ids: list[str]
+    similarity: Tensor  # [I, C]; larger is closer
+    caption_image: Tensor  # the image (its row here) of each caption, int64 [C] on the CPU
+    ids: list[str]  # of the images, as the store has them
     file_names: list[str]
-    cocoid: np.ndarray
-    sentid: np.ndarray
+    cocoid: np.ndarray  # the images' numbers in COCO, int64 [I]; -1 where there is none
+    sentid: np.ndarray  # the captions' numbers, int64 [C]
     texts: list[str]
-    skipped: int
-    log_circular_variance: float | None
+    skipped: int  # samples that could not be read when the features were extracted
+    log_circular_variance: float | None  # of the embedding sets, of images in their first view; None of vectors
 
 
 @dataclass(frozen=True)
 class Side:
-    """One modality of a split.
+    """One modality of a split."""
 
-    Attributes:
-        embedding: of B samples, float32.
-        uncertainty: the log-determinant of each sample's covariance, ``[B]``; None without Gaussians.
-        length: valid local rows, or tokens, of each sample, int64 ``[B]`` on the CPU.
-    """
-
-    embedding: Embedding
-    uncertainty: Tensor | None
-    length: Tensor
+    embedding: Embedding  # of B samples, float32
+    uncertainty: Tensor | None  # the log-determinant of each sample's covariance, [B]; None without Gaussians
+    length: Tensor  # valid local rows, or tokens, of each sample, int64 [B] on the CPU
 
     @cached_property
     def elements(self) -> Tensor:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ...pipeline.reading.joined_sets import JoinedSets, are_upright, parts_of
+from ...pipeline.store import ImageSet
 from ..evaluation.scoring import Embedded
 from ..modules.embedding import Sequence
 from ..modules.similarity import CrossAttention
 from .examples import PageRun, drawn, nearest
-from .pictures import Picture, heat_map, input_of
+from .pictures import Picture, heat_map
 
-CELLS = 36  # along each side of the map that regions are drawn on
+CELLS = 56  # along each side of the map that attention is drawn on: whole ones for grids of 7 and of 14
 OUTLINED = 2  # cells or regions with the largest weights
 WORDS = 24  # of a caption that are drawn
 
@@ -46,18 +47,17 @@ class Attended(NamedTuple):
 
 
 class Place(NamedTuple):
-    """An image whose local features can be drawn, a grid's as its network saw it."""
+    """An image whose local features can be drawn."""
 
     picture: Picture
     boxes: np.ndarray  # x1, y1, x2, y2 of its N rows as shares of the picture's width and height, [N, 4]
-    cells: tuple[int, int]  # height and width of the map that attention is drawn on
 
     def lit(self, weights: np.ndarray) -> np.ndarray:
-        """Return how far each cell of the map is lit by the `weights` of the rows, and maybe padding: 0 to 1."""
+        """Return how far each cell of a map is lit by the `weights` of the rows, and maybe padding: 0 to 1."""
         relative = weights[: len(self.boxes)] / max(weights.max(), 1e-9)
-        y, x = ((np.arange(count) + 0.5) / count for count in self.cells)
-        across = (self.boxes[:, 0, None] <= x) & (x <= self.boxes[:, 2, None])
-        down = (self.boxes[:, 1, None] <= y) & (y <= self.boxes[:, 3, None])
+        centres = (np.arange(CELLS) + 0.5) / CELLS
+        across = (self.boxes[:, 0, None] <= centres) & (centres <= self.boxes[:, 2, None])
+        down = (self.boxes[:, 1, None] <= centres) & (centres <= self.boxes[:, 3, None])
         lit: np.ndarray = (relative[:, None, None] * (down[:, :, None] & across[:, None, :])).max(0)
         return lit
 
@@ -124,17 +124,30 @@ def place_of(run: PageRun, image: int) -> Place | None:
     """Return where the rows of an image lie; None if its picture cannot be read."""
     features, row = run.seen.batches.image_set, run.seen.batches.image_rows[[image]]
     assert not isinstance(features, JoinedSets), "_why_no_places says so"
-    picture = run.picture(image, input_of(features))
+    picture = run.picture(image)
     if picture is None:
         return None
     if features.grid is not None:
-        if features.cells is None:
-            return Place(picture, grid_boxes(*features.grid), features.grid)
-        return Place(picture, grid_boxes(*features.cells, features.identity["pool"]), features.cells)
+        boxes = grid_boxes(*features.cells, features.identity["pool"]) if features.cells else grid_boxes(*features.grid)
+        corner, size = window_of(features, picture.size)
+        return Place(picture, np.tile(corner, 2) + boxes * np.tile(size, 2))
     boxes, size = features.array("boxes", row)[0], features.array("size", row)[0]
     if (picture.size[0] - picture.size[1]) * (int(size[0]) - int(size[1])) < 0:  # imports do not say how they turned it
         picture = run.pictures.hold(run.seen.scores.file_names[image], not are_upright(features)) or picture
-    return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2), (CELLS, CELLS))
+    return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2))
+
+
+def window_of(features: ImageSet, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the part of an image that a grid's network sees: its corner and size as shares of width and height.
+
+    That is the middle of its shorter side, or of the image stretched to a square; all, where that is not known.
+    """
+    preprocessing, share = features.identity.get("preprocessing"), np.ones(2)
+    if isinstance(preprocessing, dict) and "stretch" in preprocessing:
+        share *= preprocessing.get("crop", preprocessing["stretch"]) / preprocessing["stretch"]
+    elif isinstance(preprocessing, dict) and {"crop", "resize"} <= preprocessing.keys():
+        share *= preprocessing["crop"] / preprocessing["resize"] * min(size) / np.array(size)
+    return (1 - share) / 2, share
 
 
 def grid_boxes(height: int, width: int, pool: Several[int] = (1, 1)) -> np.ndarray:
@@ -152,12 +165,8 @@ def _why_no_places(run: PageRun, images: list[int]) -> str:
         return "there are no pictures"
     if isinstance(features, JoinedSets):
         return "its rows are those of several feature sets, which do not share one division of the picture"
-    if features.kind == "frames":
-        return "its rows are frames of a video, not places of a picture"
-    boxes = "boxes" in features.array_names and features.array("size", rows).all()
-    if features.grid is None and not boxes:
-        return "the store does not know where its rows lie in a picture"
-    return ""
+    placed = features.grid or ("boxes" in features.array_names and features.array("size", rows).all())
+    return "" if placed and features.kind != "frames" else "the store does not know where its rows lie in a picture"
 
 
 def _slots(run: PageRun, row: int, place: Place, attention: Tensor, found: Tensor) -> Attended:

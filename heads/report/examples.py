@@ -17,7 +17,7 @@ from torch import Tensor
 from ...pipeline.reading.joined_sets import are_upright
 from ..evaluation.number_table import NumberTable, shown
 from ..evaluation.scoring import Embedded
-from .pictures import Part, Picture, Pictures
+from .pictures import Picture, Pictures
 
 DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 
@@ -108,10 +108,9 @@ class PageRun:
             "text_to_image": Way(similarity.T, owners, images, right, left, self.caption, self.image),
         }
 
-    def picture(self, image: int, part: Part | None = None) -> Picture | None:
-        """Return the picture of an image as its feature set saw it, or a part of it; None if it cannot be read."""
-        upright = are_upright(self.seen.batches.image_set)
-        return self.pictures.hold(self.seen.scores.file_names[image], upright, part)
+    def picture(self, image: int) -> Picture | None:
+        """Return the picture of an image as its feature set saw it; None if it cannot be read."""
+        return self.pictures.hold(self.seen.scores.file_names[image], are_upright(self.seen.batches.image_set))
 
     def first_caption(self, image: int) -> str:
         """Return the first caption of an image; an empty text if it has none."""

@@ -19,7 +19,7 @@ from ..runs.info import versions
 from .attention import attention_of_run
 from .examples import DIRECTIONS, PageRun, agreement_table, by_element, disagreements, gallery
 from .pictures import Pictures
-from .tables import evaluation_tables, facts_table, training_charts, training_table
+from .tables import evaluation_tables, facts_table, training_charts
 
 IMAGES = 3  # whose attention is drawn, of all runs together
 CASES = 3  # queries that succeed, and as many that fail, whose elements are looked at
@@ -39,7 +39,7 @@ def write_report(
     seed: int = 0,
     device: str = "auto",
 ) -> int:
-    """Write a page about a run, or about several of one data set side by side.
+    """Write a page about a run, or about several of one data set side by side; return its bytes.
 
     The same runs, seed and device give the same page.
 
@@ -48,17 +48,12 @@ def write_report(
         out: the HTML file; an earlier report there is replaced.
         store: the feature cache to look at all of them on; None: each on the one that it was trained on.
         split: which images and captions.
-        data_root: where the pictures are, see `reattachment.image_folder`; None: where the manifest says, or nowhere:
-            the page then shows ids and captions only.
+        data_root: where the pictures are, see `reattachment.image_folder`; None: where the manifest says.
         seed: picks what is shown.
         device: ``auto``, ``cpu`` or ``cuda``.
 
-    Returns:
-        The bytes of the page.
-
     Raises:
-        RunError: `out` is something else or cannot be written, or the runs are of several data sets, or do not fit
-            their stores or the split.
+        RunError: `out` is something else, or the runs are of several data sets, or do not fit their stores or split.
         CacheError: a store cannot be read.
     """
     require_place(Path(out))
@@ -123,7 +118,6 @@ def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str)
         "facts": facts_table(runs),
         "evaluation": evaluation_tables(_evaluations(runs, device)),
         "charts": training_charts(runs),
-        "logs": [table for run in runs if (table := training_table(run))],
         "agreement": agreement_table(runs) if compared else None,
         "disagreements": {way: disagreements(runs, way, 3, seed) if compared else [] for way in DIRECTIONS},
         "attention": attention,

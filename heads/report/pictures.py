@@ -8,17 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from ...pipeline.data.images import open_image, thumbnail
+from ...pipeline.data.images import thumbnail
 from ...pipeline.data.sources import PictureReader
 from ...pipeline.errors import CacheError, ManifestError, SampleError, StoreError
 from ...pipeline.reading.reattachment import find_pictures
-from ...pipeline.store import FeatureCache, ImageSet
+from ...pipeline.store import FeatureCache
 
-SIDE = 240  # pixels of the longer side of a thumbnail, and of either side of what a network saw
+SIDE = 240  # pixels of the longer side of a picture
 HEAT = ((110, 40, 200), (235, 60, 60), (255, 215, 40))  # red, green, blue from where few look to where most do
 COVER = 140  # of 255: how far they cover a picture at most, which stays visible
-
-Part = tuple[str, float]  # what a network saw, see `input_of`
 
 
 class Picture(NamedTuple):
@@ -45,7 +43,7 @@ class Pictures:
     def __init__(self, cache: FeatureCache, data_root: Path | None) -> None:
         self.why_not: str | None = None
         self.unreadable: dict[str, str] = {}
-        self._held: dict[tuple[str, bool, Part | None], Picture | None] = {}
+        self._held: dict[tuple[str, bool], Picture | None] = {}
         self._reader: PictureReader | None = None
         try:
             self._reader = find_pictures(cache, data_root)
@@ -57,48 +55,21 @@ class Pictures:
         """What the page must hold, in the order of its first use."""
         return [picture for picture in self._held.values() if picture is not None]
 
-    def hold(self, file_name: str, upright: bool, part: Part | None = None) -> Picture | None:
-        """Return a picture, `upright` if turned as EXIF says, or the part that a network saw; None if unreadable.
-
-        The page holds it from now on.
-        """
+    def hold(self, file_name: str, upright: bool) -> Picture | None:
+        """Return a picture, turned as EXIF says if `upright`, which the page holds from now on; None if unreadable."""
         if self._reader is None:
             return None
-        wanted = (file_name, upright, part)
-        if wanted not in self._held:
-            self._held[wanted] = self._read(self._reader, *wanted)
-        return self._held[wanted]
+        if (file_name, upright) not in self._held:
+            self._held[file_name, upright] = self._read(self._reader, file_name, upright)
+        return self._held[file_name, upright]
 
-    def _read(self, reader: PictureReader, file_name: str, upright: bool, part: Part | None) -> Picture | None:
+    def _read(self, reader: PictureReader, file_name: str, upright: bool) -> Picture | None:
         try:
-            file = reader.open(file_name)
-            image = thumbnail(file, SIDE, upright) if part is None else _cut(open_image(file, upright=upright), *part)
+            image = thumbnail(reader.open(file_name), SIDE, upright)
         except (SampleError, ManifestError) as error:
             self.unreadable.setdefault(file_name, str(error))
             return None
         return Picture(f"picture-{len(self._held)}", image.size, _base64(image, "JPEG", quality=75))
-
-
-def input_of(features: ImageSet) -> Part | None:
-    """Return how a grid's network sees an image: the middle of its shorter side, or of it stretched to a square.
-
-    ``("crop", share of the shorter side)`` or ``("stretch", share of the square's side)``. None: whole, or unknown.
-    """
-    preprocessing = features.identity.get("preprocessing")
-    if features.kind != "grid" or not isinstance(preprocessing, dict):
-        return None
-    if "stretch" in preprocessing:
-        return "stretch", preprocessing.get("crop", preprocessing["stretch"]) / preprocessing["stretch"]
-    if "crop" in preprocessing and "resize" in preprocessing:
-        return "crop", preprocessing["crop"] / preprocessing["resize"]
-    return None
-
-
-def _cut(image: Image.Image, way: str, share: float) -> Image.Image:
-    """Return what a network saw of a picture."""
-    width, height = (side * share for side in (image.size if way == "stretch" else [min(image.size)] * 2))
-    left, top = (image.width - width) / 2, (image.height - height) / 2
-    return image.resize((SIDE, SIDE), box=(left, top, left + width, top + height))
 
 
 def _base64(image: Image.Image, kind: str, **options: Any) -> str:

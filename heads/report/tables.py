@@ -102,30 +102,13 @@ def training_charts(runs: Sequence[PageRun]) -> list[Chart]:
     for key, caption in (("rsum", "Validation RSUM (sum of six %) by epoch"), ("loss", "Mean loss of each epoch")):
         lines = {}
         for run in runs:
-            if known := [line for line in _epochs(run) if isinstance(line.get(key), int | float)]:
+            if known := [line for line in run.seen.run.metrics() if isinstance(line.get(key), int | float)]:
                 lines[run.name] = [float(line["epoch"]) for line in known], [float(line[key]) for line in known]
         if lines:
             values = [value for line in lines.values() for value in line[1]]
             log = key == "loss" and min(values) > 0 and max(values) > 10 * min(values)
             charts.append(line_chart(caption, lines, log))
     return charts
-
-
-def training_table(run: PageRun) -> NumberTable | None:
-    """Return the log of a training, epoch by epoch; None if there is none."""
-    log = _epochs(run)
-    if not log:
-        return None
-    terms = list(dict.fromkeys(term for line in log for term in line.get("parts", {})))
-    keys = ["loss", *(terms if len(terms) > 1 else []), "rsum", "lr", "seconds"]
-    rows: Rows = [[str(line["epoch"]), *({**line.get("parts", {}), **line}.get(key) for key in keys)] for line in log]
-    header = ["epoch", *(key.replace("rsum", "validation RSUM") for key in keys)]
-    caption = f"Training of {run.name}, epoch by epoch; terms of the loss before they are weighted."
-    return NumberTable(caption, header, rows, 4)
-
-
-def _epochs(run: PageRun) -> list[dict[str, Any]]:
-    return [line for line in run.seen.run.metrics() if "epoch" in line]
 
 
 def line_chart(caption: str, lines: Mapping[str, Series], log: bool = False) -> Chart:

@@ -23,7 +23,7 @@ from ...pipeline.reading.placement import Placement, Resident
 from ...pipeline.reading.split import AS_A_WHOLE
 from ...pipeline.store import OK, FeatureCache, ImageSet
 from ...pipeline.wording import counted
-from ..evaluation.evaluation import FEW, too_few, untrained_rsum
+from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
 from ..model import Model, build_losses, build_model
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
@@ -117,7 +117,8 @@ def train(store: str, recipe: Recipe, out: str | Path, **options: Any) -> TrainS
                 take_weights(model, base, split)
                 take_losses(losses, recipe, base)
         summary = trainer.train(run, split, val_split, given.after_epoch, given.title)
-        return replace(summary, untrained_rsum=untrained_rsum(sets, "val", target))
+        untrained = evaluate_untrained(sets, "val", protocol="full", device=target)
+        return replace(summary, untrained_rsum=None if untrained is None else untrained.results[0].rsum)
 
 
 def opened(kind: type[R], out: str | Path, resume: bool) -> R | None:

@@ -57,17 +57,10 @@ def test_the_boxes_of_a_grid_lie_row_by_row():
     assert windows[7].tolist() == pytest.approx([6 / 7, 1 / 3, 1, 2 / 3])
 
 
-def test_a_grid_is_lit_where_it_is_attended_to():
-    weights = np.array([0.4, 0.1, 0.0, 0.2])
-    found = Place(None, grid_boxes(2, 2), (2, 2)).map(weights, "", "", "")
-    np.testing.assert_allclose(warmth(found.heat), weights.reshape(2, 2) / 0.4, atol=0.01)
-    assert found.boxes == [[0, 0, 0.5, 0.5], [0.5, 0.5, 1, 1]]
-
-
 def test_regions_are_lit_where_they_are():
     boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 1.0, 1.0], [0.0, 0.5, 0.25, 1.0]])
     weights = np.array([0.2, 0.4, 0.1])
-    place = Place(None, boxes, (CELLS, CELLS))
+    place = Place(None, boxes)
     lit = place.lit(np.append(weights, 0.0))  # the last is padding
     for row, column in np.ndindex(lit.shape):
         x, y = (column + 0.5) / CELLS, (row + 0.5) / CELLS
@@ -209,7 +202,8 @@ def test_maps_show_the_weights_of_the_closest_own_caption_and_of_the_first_resul
             assert word.title == expected[0].split()[column]
             assert float(word.text.removesuffix(" %")) == pytest.approx(100 * weights[:, column].max(), abs=0.06)
             expected_heat = weights[:, column] / weights[:, column].max()
-            np.testing.assert_allclose(warmth(word.heat).ravel(), expected_heat, atol=0.01)
+            heat = warmth(word.heat)[CELLS // 4 :: CELLS // 2, CELLS // 4 :: CELLS // 2]  # amid the four cells
+            np.testing.assert_allclose(heat.ravel(), expected_heat, atol=0.01)
 
 
 def test_long_captions_end_with_how_much_is_missing(scan, monkeypatch):
@@ -226,8 +220,8 @@ def test_both_directions_have_their_page_and_others_a_reason(run_of, folder, tmp
     text = (tmp_path / "both.html").read_text()
     assert text.count("Each word attends to the places") == text.count("Each place attends to the words") == 1
     assert text.count('class="looks"') >= 4
-    for name, reason in (("frames", "its rows are frames of a video"), ("roi", "does not know where its rows lie")):
+    for name in ("frames", "roi"):
         write_report([run_of(name, (name, "words"))], tmp_path / f"{name}.html", data_root=folder, device="cpu")
         page = (tmp_path / f"{name}.html").read_text()
-        assert reason in page
+        assert "the store does not know where its rows lie in a picture" in page
         assert 'class="looks"' not in page

@@ -87,8 +87,6 @@ def opened(chromium, report):
 def test_nothing_is_cut_off_and_everything_can_be_read(opened, report, width, scheme):
     page = opened(width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.evaluate("document.querySelectorAll('details').forEach(element => element.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate(CUT_OFF) == []
     assert page.evaluate(CONTRAST) == []
     widths = page.evaluate(
@@ -135,10 +133,6 @@ def test_by_keyboard(opened):
     assert page.evaluate("document.activeElement.closest('main') !== null")
     style = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert style == "solid"
-    summary = page.locator("summary").first
-    summary.focus()
-    page.keyboard.press("Enter")
-    assert page.locator("details[open] table").count() == 3
 
 
 def test_a_screen_reader_finds_its_way(opened):

@@ -10,9 +10,9 @@ from oriented import save, shown
 from PIL import Image
 from torchvision.transforms import functional as transforms
 
-from xret.heads.report.attention import place_of
+from xret.heads.report.attention import place_of, window_of
 from xret.heads.report.examples import PageRun
-from xret.heads.report.pictures import SIDE, Pictures, input_of
+from xret.heads.report.pictures import SIDE, Pictures
 from xret.pipeline.data.sources import FOLDER, FolderReader
 
 PIXELS = np.zeros((40, 60, 3), dtype=np.uint8)
@@ -37,19 +37,24 @@ def pixels_of(picture):
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture.data)))).astype(float)
 
 
-def test_a_picture_is_shown_as_the_network_saw_it(tmp_path):
-    across, down = np.meshgrid(np.linspace(0, 255, 320), np.linspace(0, 255, 200))
-    Image.fromarray(np.stack([across, down, 0 * down], 2).astype(np.uint8)).save(tmp_path / "a.png")
-    features = SimpleNamespace(kind="grid", identity={"preprocessing": {"resize": 256, "crop": 224}})
-    held = pictures_of(tmp_path, "a.png").hold("a.png", True, input_of(features))
-    resized = transforms.resize(Image.open(tmp_path / "a.png"), [256])
-    expected = np.asarray(transforms.center_crop(resized, [224]).resize((SIDE, SIDE))).astype(float)
-    assert held.size == (SIDE, SIDE)
-    assert np.abs(pixels_of(held) - expected).mean() < 3
-    features.identity = {"preprocessing": {"stretch": 64}}
-    assert input_of(features) == ("stretch", 1.0)
-    features.identity = {}
-    assert input_of(features) is None
+@pytest.mark.parametrize(
+    ("preprocessing", "side", "crop"),
+    [
+        ({"resize": 256, "crop": 224}, [256], 224),
+        ({"stretch": 64, "crop": 48}, [64, 64], 48),
+        ({"stretch": 64}, [64, 64], 64),
+        (None, [64, 64], 64),
+    ],
+)
+def test_a_grid_lies_where_its_network_looks(preprocessing, side, crop):
+    across, down = np.meshgrid(np.linspace(0, 250, 320), np.linspace(0, 250, 200))
+    picture = Image.fromarray(np.stack([across, down, 0 * down], 2).astype(np.uint8))
+    features = SimpleNamespace(identity={"preprocessing": preprocessing} if preprocessing else {})
+    corner, size = window_of(features, picture.size)
+    seen = np.asarray(transforms.center_crop(transforms.resize(picture, side), [crop])).astype(float)
+    # A pixel of the gradient tells where it lies.
+    np.testing.assert_allclose(seen[crop // 2, [0, -1], 0] / 250, [corner[0], corner[0] + size[0]], atol=0.02)
+    np.testing.assert_allclose(seen[[0, -1], crop // 2, 1] / 250, [corner[1], corner[1] + size[1]], atol=0.02)
 
 
 def test_a_video_is_shown_by_its_first_frame(tmp_path):

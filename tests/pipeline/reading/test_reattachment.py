@@ -7,9 +7,10 @@ import pytest
 import torch
 from loaded import image_encoder
 
+from xret.pipeline.data.manifest import bundled_manifests, load_manifest
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.errors import CacheError, ManifestError
-from xret.pipeline.reading.reattachment import image_folder, put_back_images
+from xret.pipeline.reading.reattachment import find_pictures, image_folder, put_back_images
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.store import open_for_writing
 
@@ -26,27 +27,30 @@ def test_a_saved_grid_of_bottom_up_attention_is_read_as_any_weights(tmp_path):
     assert np.array_equal(again.encode(pixels)[0], encoder.encode(pixels)[0])
 
 
-def test_where_images_are(tmp_path):
-    def cache_of(dataset):
-        image = ImageSample("0", "a/0.jpg", "train", -1, (Caption("a", 0),))
-        with open_for_writing(
-            str(tmp_path / f"{dataset}.zarr"), Samples(dataset, (image,), {"train": (0, 1)}, "x"), []
-        ):
-            pass
-        return FeatureCache.open(str(tmp_path / f"{dataset}.zarr"))
+def store_of(folder, dataset):
+    """Make a store with the picture a/0.jpg."""
+    image = ImageSample("0", "a/0.jpg", "train", -1, (Caption("a", 0),))
+    with open_for_writing(str(folder / f"{dataset}.zarr"), Samples(dataset, (image,), {"train": (0, 1)}, "x"), []):
+        pass
+    return FeatureCache.open(str(folder / f"{dataset}.zarr"))
 
-    own, bundled = cache_of("own"), cache_of("rsicd")
-    images = tmp_path / "data" / "images"
+
+def put(folder):
+    (folder / "a").mkdir(parents=True)
+    (folder / "a" / "0.jpg").write_bytes(b"picture")
+
+
+def test_where_images_are(tmp_path):
+    own, images, elsewhere = store_of(tmp_path, "own"), tmp_path / "data" / "images", tmp_path / "else" / "photos"
     with pytest.raises(CacheError, match=r"no folder was given; give their folder as --data-root DIR"):
         image_folder(own, None)
     with pytest.raises(CacheError, match=r"a/0\.jpg is not in .*, .*images; give"):
         image_folder(own, tmp_path)
-    with pytest.raises(ManifestError, match="--data-root"):
-        image_folder(bundled, tmp_path)
-    (images / "a").mkdir(parents=True)
-    (images / "a" / "0.jpg").touch()
+    put(images)
     assert image_folder(own, images) == image_folder(own, tmp_path / "data") == images
-    folder, elsewhere = tmp_path / "manifests", tmp_path / "else" / "photos"
+    some = SimpleNamespace(dataset="own", images=3, file_names=lambda first, end: ["a/9.jpg", "a/8.jpg", "a/0.jpg"])
+    assert image_folder(some, images) == images  # single pictures may be missing
+    folder = tmp_path / "manifests"
     folder.mkdir()
     elsewhere.mkdir(parents=True)
     (folder / "c.csv").write_text("file_name,caption\na/0.jpg,a\n")
@@ -54,11 +58,32 @@ def test_where_images_are(tmp_path):
     (folder / "another.yaml").write_text("name: [")
     with pytest.raises(CacheError, match=rf"is not in .*images, {elsewhere}; give"):
         image_folder(own, folder)
-    some = SimpleNamespace(dataset="own", images=3, file_names=lambda first, end: ["a/9.jpg", "a/8.jpg", "a/0.jpg"])
-    assert image_folder(some, images) == images  # single pictures may be missing
-    images.rename(elsewhere / "moved")
-    (elsewhere / "moved" / "a").rename(elsewhere / "a")
+    put(elsewhere)
     assert image_folder(own, folder) == elsewhere
+
+
+def test_a_bundled_manifest_that_was_copied_with_its_name_finds_its_pictures(tmp_path, monkeypatch):
+    store, folder = store_of(tmp_path, "flickr8k"), tmp_path / "mine"
+    put(folder / "photos")
+    (folder / "captions.json").write_text("{}")
+    text = bundled_manifests()["flickr8k"].read_text()
+    text = text.replace("images: flickr8k/images", "images: photos")
+    text = text.replace("captions: flickr8k/dataset_flickr8k.json", "captions: captions.json")
+    (folder / "flickr8k.yaml").write_text(text)
+    monkeypatch.chdir(folder)
+    for path in ("flickr8k.yaml", folder / "flickr8k.yaml"):
+        assert load_manifest(path).images.resolve() == folder / "photos"
+    assert image_folder(store, folder) == folder / "photos"
+    assert find_pictures(store, folder).open("a/0.jpg").getvalue() == b"picture"
+
+
+def test_the_bundled_manifest_is_asked_where_there_is_no_copy(tmp_path):
+    store = store_of(tmp_path, "flickr8k")
+    with pytest.raises(ManifestError, match="--data-root"):
+        image_folder(store, tmp_path)
+    put(tmp_path / "flickr8k" / "images")
+    (tmp_path / "flickr8k" / "dataset_flickr8k.json").touch()
+    assert image_folder(store, tmp_path) == tmp_path / "flickr8k" / "images"
 
 
 @pytest.mark.parametrize(

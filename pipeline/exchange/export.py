@@ -79,21 +79,18 @@ def export(url: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] 
 def _choose(cache: FeatureCache, prefixes: Sequence[str]) -> tuple[ImageSet | None, CaptionSet | None]:
     """Return the sets to export, at most one of each modality and one at least."""
     there = cache.set_paths()
-    chosen = {
-        choose_set(cache.url, prefix, there, [path for path in there if cache.fits(path, prefix)], " with --set")
-        for prefix in prefixes
-    } or set(there)
-    if not chosen:
+    if not there:
         raise CacheError(f"{cache.url}: there is no feature set to export; run `xret extract`")
+    fitting = {prefix: [path for path in there if cache.fits(path, prefix)] for prefix in prefixes} or {"auto": there}
     names: dict[str, str] = {}
-    for modality in MODALITIES:
-        of_modality = sorted(path for path in chosen if path.startswith(f"{modality}/"))
-        if len(of_modality) > 1:
-            there_are = ", ".join(of_modality)
-            raise CacheError(
-                f"{cache.url}: only one set of {modality} fits in an export; choose with --set: {there_are}"
-            )
-        names |= dict(path.split("/", 1) for path in of_modality)
+    for prefix, paths in fitting.items():
+        for modality in MODALITIES:
+            of_modality = [path for path in paths if path.startswith(f"{modality}/")]
+            if not of_modality and paths:
+                continue
+            name = choose_set(cache.url, prefix, there, of_modality, " with --set").partition("/")[2]
+            if names.setdefault(modality, name) != name:
+                raise CacheError(f"{cache.url}: only one set of {modality} fits in an export; choose with --set")
     return (
         ImageSet(cache, names["images"]) if "images" in names else None,
         CaptionSet(cache, names["captions"]) if "captions" in names else None,

@@ -20,7 +20,7 @@ from ..extraction.extraction import require_some
 from ..extraction.options import DEFAULT_SPLITS, choose_splits
 from ..extraction.summary import Extraction, SetSummary
 from ..progress import Progress
-from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, ImageSet
+from ..store import FAILED, NOT_DONE, OK, CaptionSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set, require_dtype
 from ..store.inspect import broken_chunks
 from ..store.store import open_for_writing, require_place
@@ -87,7 +87,11 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
     with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
         filled = []
         for modality, table in source.tables.items():
-            features = _create(cache, modality, facts[modality], table, entries[modality])
+            features: ImageSet | CaptionSet
+            if modality == "images":
+                features = image_set(cache, facts[modality], table.rows, extras=table.extras, sizes=table.rows > 0)
+            else:
+                features = caption_set(cache, facts[modality], None)
             filled.append(_fill(features, table, entries[modality], splits, options))
         counts = cache.images, cache.captions
         return Extraction(cache.dataset, cache.url, *counts, tuple(filled), matched_by=matched_by, unmatched=unmatched)
@@ -140,7 +144,7 @@ def _facts(source: Source, encoders: list[tuple[str, str]], options: ImportOptio
         )
     for (modality, table), (name, short) in zip(tables.items(), (encoders[0], encoders[-1]), strict=False):
         identity = {"encoder": name, "imported": options.format_, **table.identity}
-        kind, local = ("global", None) if table.counts is None else ("roi", table.channels)
+        kind, local = ("roi", table.channels) if table.rows else ("global", None)
         space = name if len(encoders) < len(tables) else None
         facts[modality] = SetFacts(short, kind, identity, options.dtype, local, table.channels, space=space)
     return facts
@@ -178,19 +182,6 @@ def _require_all(
                     f"{options.source} lacks {len(lost):,} of {total:,} {modality} of split '{split}' of"
                     f" '{samples.dataset}', the first of '{samples.images[lost[0]].file_name}'; {skip}"
                 )
-
-
-def _create(
-    cache: FeatureCache, modality: str, facts: SetFacts, table: Table, entries: np.ndarray
-) -> ImageSet | CaptionSet:
-    if modality == "captions":
-        return caption_set(cache, facts, None)
-    if table.counts is None:
-        return image_set(cache, facts, 0, sizes=False)
-    regions = int(table.counts[entries[entries >= 0]].max())
-    if regions < 1:
-        raise SourceError(f"{cache.dataset}: the source has no features of its images that can be read")
-    return image_set(cache, facts, regions, extras=table.extras)
 
 
 def _fill(

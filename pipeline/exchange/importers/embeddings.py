@@ -111,10 +111,9 @@ def open_clip_retrieval(folder: Path) -> Source:
     numbers = sorted(set().union(*parts.values()))
     if not numbers:
         raise SourceError(f"{folder} holds no img_emb_*.npy of clip-retrieval's inference; check --source")
-    for kind, files in parts.items():
-        if missing := [number for number in numbers if number not in files]:
-            advice = "complete the folder; clip-retrieval's inference writes all three of images and texts"
-            raise SourceError(f"{folder} has no part {missing[0]} of {kind}; {advice}")
+    for number in numbers:
+        for kind in (kind for kind in _KINDS if number not in parts[kind]):
+            raise SourceError(f"{folder} has no part {number} of {kind}; complete the folder, of images and texts")
     images, captions = (Matrix([parts[kind][number] for number in numbers]) for kind in ("img_emb", "text_emb"))
     index = [parts["metadata"][number] for number in numbers]
     return _source(images, captions, _metadata_lines(images, captions, index), index)

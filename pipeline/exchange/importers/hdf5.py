@@ -12,7 +12,7 @@ import numpy as np
 
 from ...data.regions import Regions
 from ...errors import nearest
-from .source import UNREADABLE, RegionTable, SourceError, Unreadable, sha256, shown
+from .source import RegionTable, SourceError, Unreadable, sha256, shown
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
 _ROLES = ("local", "id", "length", "boxes", "classes", "scores", "size")
@@ -53,24 +53,22 @@ class Hdf5Regions(RegionTable):
                     f"{path}: '{array.name}' is {shown(array)}, which cannot be '{role}' where '{local.name}' is"
                     f" {shown(local)}; correct --arrays"
                 )
-        rows = local.shape[1] if local.ndim == 3 else 1
-        self.channels = local.shape[-1]
+        self.rows, self.channels = local.shape[1] if local.ndim == 3 else 1, local.shape[-1]
         keys = self._arrays["id"][...].reshape(-1).tolist()
         self.keys = [
             key.decode("utf-8", "replace").strip("\0 ") if isinstance(key, bytes) else str(key) for key in keys
         ]
         self.extras = tuple(role for role in ("boxes", "classes", "scores") if role in arrays)
-        length = np.full(len(local), rows) if "length" not in arrays else self._arrays["length"][...].reshape(-1)
-        self.counts = np.where((length >= 1) & (length <= rows), length, UNREADABLE).astype(np.int32)
+        self._length = self._arrays.pop("length")[...].reshape(-1).tolist() if "length" in arrays else None
         self.identity = {"files": {path.name: sha256(path)}, "arrays": dict(sorted(arrays.items()))}
 
     def read(self, entry: int) -> Regions:
         """Return the features of one entry."""
-        count = int(self.counts[entry])
-        if count == UNREADABLE:
-            raise Unreadable(f"its length {self._arrays['length'][entry]} is not one of its regions")
+        count = self.rows if self._length is None else self._length[entry]
+        if not 1 <= count <= self.rows:
+            raise Unreadable(f"its length {count} is not one of its regions")
         try:
-            values = {role: array[entry] for role, array in self._arrays.items() if role not in ("id", "length")}
+            values = {role: array[entry] for role, array in self._arrays.items() if role != "id"}
         except Exception as error:  # as above
             raise Unreadable("its part of the HDF5 file is damaged") from error
         width, height = values.pop("size", (0, 0))

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...data.regions import Regions
 from ...progress import Progress
-from .source import RegionTable, SourceError, Unreadable, sha256, usual_width
+from .source import RegionTable, SourceError, Unreadable, sha256, usual_shape
 
 
 class NpzRegions(RegionTable):
@@ -36,7 +36,7 @@ class NpzRegions(RegionTable):
                     self.extras = ("boxes",) if "bbox" in arrays else self.extras
                 shapes.append((rows, width))
                 progress.update(1)
-        self.channels, self.counts = usual_width(shapes, folder)
+        self.rows, self.channels = usual_shape(shapes, folder)
         self.identity = {"files": {f"{len(names)} .npz": digest.hexdigest()}}
 
     def read(self, entry: int) -> Regions:

@@ -38,7 +38,7 @@ class ScanRegions(RegionTable):
         self._places: list[tuple[Path, int, int]] = []  # file, first row and number of equal rows of each image
         self.keys: list[str] = []
         self.splits: list[str | None] = []
-        counts, files = [], [mapping] if file_names else []
+        files = [mapping] if file_names else []
         for path in paths:
             shape = _open(path).shape
             self.channels = shape[-1] if path == paths[0] else self.channels
@@ -48,10 +48,9 @@ class ScanRegions(RegionTable):
             ids, firsts = _entries(path, shape[0])
             self.keys += [file_names.get(key, key) for key in ids]
             self.splits += [_SPLITS[path.name.removesuffix("_ims.npy")]] * len(ids)
-            counts += [shape[1] if len(shape) == 3 else 1] * len(ids)
+            self.rows = max(self.rows, shape[1] if len(shape) == 3 else 1)
             self._places += [(path, first, end - first) for first, end in pairwise([*firsts, shape[0]])]
             files += [path, _beside(path, "ids")]
-        self.counts = np.array(counts, dtype=np.int32)
         self.identity = {"files": {path.name: sha256(path) for path in files}}
 
     def read(self, entry: int) -> Regions:

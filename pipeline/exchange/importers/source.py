@@ -13,8 +13,6 @@ import numpy as np
 from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, XretError
 
-UNREADABLE = -1  # the count of an entry whose features a first look could not make sense of
-
 
 class SourceError(XretError, ValueError):
     """Features that others extracted cannot be used as they are."""
@@ -30,7 +28,7 @@ class Table(ABC):
     Attributes:
         keys: what the source calls each entry; the first of several with one key is used.
         splits: the split of the data set that each entry is in; None where the source does not say.
-        counts: regions of each entry, int32; `UNREADABLE` where only `put` can tell what is wrong; None: a vector each.
+        rows: regions of an entry, the most that there are; 0: a vector each.
         channels: width of a feature.
         extras: which of ``boxes``, ``classes``, ``scores`` there are.
         identity: what decides the features: SHA-256 of the source's files, and how they are read.
@@ -38,7 +36,7 @@ class Table(ABC):
 
     keys: Sequence[str]
     splits: Sequence[str | None] = ()
-    counts: np.ndarray | None = None
+    rows: int = 0
     channels: int
     extras: tuple[str, ...] = ()
     identity: dict[str, Any]
@@ -76,8 +74,6 @@ class Source:
 class RegionTable(Table):
     """Regions of images, one image after another."""
 
-    counts: np.ndarray
-
     @abstractmethod
     def read(self, entry: int) -> Regions:
         """Return the features of one entry, from the disk; Unreadable if they are damaged."""
@@ -88,7 +84,7 @@ class RegionTable(Table):
         for entry, place in sorted(zip(entries.tolist(), at.tolist(), strict=True)):
             try:
                 regions = self.read(entry)
-                self._check(regions, arrays["local"].shape[1])
+                self._check(regions)
             except Unreadable as error:
                 faults[place] = str(error)
                 continue
@@ -97,11 +93,13 @@ class RegionTable(Table):
             arrays["size"][place] = regions.size
         return faults
 
-    def _check(self, regions: Regions, most: int) -> None:
+    def _check(self, regions: Regions) -> None:
         """Raise Unreadable unless the arrays of an image have the shapes and values that the set holds."""
         local = regions.local
-        if local.ndim != 2 or local.shape[1] != self.channels or not 1 <= len(local) <= most:
-            raise Unreadable(f"its features are {shown(local)}, not 1 to {most} regions x {self.channels} channels")
+        if local.ndim != 2 or local.shape[1] != self.channels or not 1 <= len(local) <= self.rows:
+            raise Unreadable(
+                f"its features are {shown(local)}, not 1 to {self.rows} regions x {self.channels} channels"
+            )
         if local.dtype.kind != "f" or not np.isfinite(local).all():
             raise Unreadable(f"its features, {local.dtype}, are no floats, or NaN or infinity")
         for key in self.extras:
@@ -139,13 +137,10 @@ def shown(array: Any) -> str:
     return f"{array.dtype} {' x '.join(map(str, array.shape))}".strip()
 
 
-def usual_width(shapes: Sequence[tuple[int, int]], source: Path) -> tuple[int, np.ndarray]:
-    """Return the width that most entries have, and the counts of those that have it.
-
-    `shapes` are regions and channels of each entry, of which 0 could not be read.
-    """
+def usual_shape(shapes: Sequence[tuple[int, int]], source: Path) -> tuple[int, int]:
+    """Return the most regions of an entry, and the channels that most have; of what is unreadable `shapes` has 0."""
     known = Counter(width for _, width in shapes if width > 0)
     if not known:
         raise SourceError(f"{source}: no image in it has features that can be read; check --from and --source")
     usual = known.most_common(1)[0][0]
-    return usual, np.array([count if width == usual else UNREADABLE for count, width in shapes], dtype=np.int32)
+    return max(count for count, width in shapes if width == usual), usual

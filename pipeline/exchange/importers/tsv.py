@@ -15,7 +15,7 @@ import numpy as np
 
 from ...data.regions import Regions
 from ...progress import Progress
-from .source import RegionTable, SourceError, Unreadable, usual_width
+from .source import RegionTable, SourceError, Unreadable, usual_shape
 
 _ORIGINAL = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 _OF_LXMERT = (
@@ -42,7 +42,7 @@ class TsvRegions(RegionTable):
         shapes: list[tuple[int, int]] = []
         digests = {tsv.name: self._index(tsv, shapes) for tsv in paths}
         self.extras = ("boxes", "classes", "scores") if "objects_id" in self._columns else ("boxes",)
-        self.channels, self.counts = usual_width(shapes, path)
+        self.rows, self.channels = usual_shape(shapes, path)
         self.identity = {"files": digests}
 
     def _index(self, path: Path, shapes: list[tuple[int, int]]) -> str:

@@ -143,7 +143,7 @@ def test_what_exists_is_not_touched(tmp_path):
 def test_sets_and_splits_that_cannot_be_chosen(tmp_path):
     url = make_store(tmp_path / "s", train=12, val=3, test=3, image=("grid", "roi"), splits=("val",))
     sets = FeatureCache.open(url).set_names("images")
-    assert f"choose with --set: images/{sets[0]}, images/{sets[1]}" in refused(url, tmp_path / "o")
+    assert f"images/{sets[0]}, images/{sets[1]}; choose one with --set" in refused(url, tmp_path / "o")
     assert "only one set of images" in refused(url, tmp_path / "o", sets)
     assert "no feature set fits 'grit'" in refused(url, tmp_path / "o", ["grit"])
     assert "lacks 2 of 2 chunks; run" in refused(url, tmp_path / "o", ["grid"])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,33 +14,22 @@ from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
 from .modules.losses import LOSSES
-from .modules.parameters import between
 from .modules.positions import cell_places
 from .modules.residual import Residual
 from .modules.similarity import SIMILARITIES
 from .recipes.blocks import Block, Recipe, arguments
 from .recipes.schema import takes
 
-Size = Annotated[int, between(1, 1 << 24)]
-
 
 @dataclass(frozen=True)
 class FeatureFacts:
-    """What a model must know of a feature set; with the recipe it is all that is needed to rebuild the model.
+    """What a model must know of a feature set; with the recipe it is all that is needed to rebuild the model."""
 
-    Attributes:
-        kind: ``grid``, ``roi``, ``frames``, ``words``, ``tokens`` or ``global``; picks the adapter.
-        channels: width of the local features; None for words, and where there are none.
-        global_channels: width of the global feature; None for words.
-        vocabulary_size: number of words; None for other kinds.
-        space: that the global features lie in, see `pipeline.encoders.base.Encoder`; None: in none with others.
-    """
-
-    kind: str
-    channels: Size | None
-    global_channels: Size | None
-    vocabulary_size: Size | None = None
-    space: str | None = None
+    kind: str  # grid, roi, frames, words, tokens or global; picks the adapter
+    channels: int | None  # width of the local features; None for words, and where there are none
+    global_channels: int | None  # width of the global feature; None for words
+    vocabulary_size: int | None = None  # number of words; None for other kinds
+    space: str | None = None  # that the global features share with those of other sets, see `pipeline.encoders.base`
 
 
 Facts = FeatureFacts | tuple[FeatureFacts, ...]  # of one feature set of images or captions, or of several together
@@ -50,8 +39,7 @@ def feature_facts(features: Images | Captions) -> Facts:
     """Return the facts of cached features."""
     found = []
     for part in parts_of(features):
-        vocabulary = getattr(part, "vocabulary", None)
-        size = None if vocabulary is None else len(vocabulary)
+        size = len(getattr(part, "vocabulary", None) or ()) or None
         found.append(FeatureFacts(part.kind, part.channels, part.global_channels, size, getattr(part, "space", None)))
     return found[0] if len(found) == 1 else tuple(found)
 
@@ -69,12 +57,9 @@ def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
 
 
 class Branch(nn.Module):
-    """One modality: an adapter, then an aggregator.
+    """One modality: an adapter of one feature set or several, then an aggregator.
 
-    Args:
-        adapter: projects local and global features of one feature set, or of several.
-        aggregator: makes one embedding of them.
-        residual: adds that embedding to the frozen global feature; None: nothing does.
+    With a `residual` the embedding is added to the frozen global feature.
     """
 
     def __init__(self, adapter: nn.Module, aggregator: nn.Module, residual: Residual | None = None) -> None:
@@ -108,13 +93,9 @@ class Branch(nn.Module):
 
     def forward(self, features: Features) -> Aggregated:
         """Return the embeddings of B samples, with the global feature and the word ids for losses that want them."""
-        uses_local = self.aggregator.uses_local
-        if isinstance(self.adapter, JoinedAdapter):
-            adapted = self.adapter(features.parts, uses_local=uses_local)
-        else:
-            adapted = self.adapter(
-                features.length, features.local, features.global_, features.token, uses_local=uses_local
-            )
+        one = features.length, features.local, features.global_, features.token
+        inputs = (features.parts,) if isinstance(self.adapter, JoinedAdapter) else one
+        adapted = self.adapter(*inputs, uses_local=self.aggregator.uses_local)
         placed = {"place": _place(features)} if self.aggregator.uses_place else {}
         made = self.aggregator(adapted.local, adapted.length, adapted.global_, **placed)
         if self.residual is not None:  # losses on the global feature then mean the frozen one
@@ -135,13 +116,7 @@ def _place(features: Features) -> Tensor | None:
 
 
 class Model(nn.Module):
-    """An image branch, a text branch and a similarity.
-
-    Args:
-        image: embeds images.
-        text: embeds captions.
-        compare: takes the embeddings of I images and C captions to ``[I, C]``; larger is closer.
-    """
+    """An image branch, a text branch, and a similarity that compares I images with C captions, ``[I, C]``."""
 
     def __init__(self, image: Branch, text: Branch, compare: nn.Module) -> None:
         super().__init__()
@@ -182,11 +157,8 @@ def build_model(recipe: Recipe, image: Facts, text: Facts) -> Model:
     """
     if recipe.model.residual:
         _require_one_space(recipe, image, text)
-    return Model(
-        _branch(recipe, "image", image),
-        _branch(recipe, "text", text),
-        _make("similarity", SIMILARITIES[recipe.similarity["name"]], recipe.similarity),
-    )
+    branches = _branch(recipe, "image", image), _branch(recipe, "text", text)
+    return Model(*branches, _make("similarity", SIMILARITIES[recipe.similarity["name"]], recipe.similarity))
 
 
 def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
@@ -195,18 +167,16 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
     Raises:
         RecipeError: a term generates captions, and they are no words.
     """
-    losses = {}
-    sets = facts_of_each(text)
-    vocabulary_size = next((one.vocabulary_size for one in sets if one.vocabulary_size is not None), None)
+    losses, sets = {}, facts_of_each(text)
+    words = next((one.vocabulary_size for one in sets if one.vocabulary_size is not None), None)
     for term, block in recipe.terms.items():
-        sizes: tuple[int, ...] = ()
-        if takes(LOSSES[term], "vocabulary_size"):
-            if vocabulary_size is None:
-                raise RecipeError(
-                    f"loss.{term} writes captions word by word and needs captions of kind 'words', not "
-                    f"{_kinds(sets)}; extract with --text words, or set loss.{term}.weight=0"
-                )
-            sizes = (recipe.model.dim, vocabulary_size)
+        writes = takes(LOSSES[term], "vocabulary_size")
+        if writes and words is None:
+            raise RecipeError(
+                f"loss.{term} writes captions word by word and needs captions of kind 'words', not "
+                f"{_kinds(sets)}; extract with --text words, or set loss.{term}.weight=0"
+            )
+        sizes = (recipe.model.dim, words) if writes else ()
         losses[term] = _make(f"loss.{term}", LOSSES[term], block, *sizes)
     return nn.ModuleDict(losses)
 
@@ -228,38 +198,28 @@ def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
 def _require_one_space(recipe: Recipe, image: Facts, text: Facts) -> None:
     """Raise RecipeError where there is no frozen feature to add to, or what the head makes cannot be added."""
     spaces = [facts.space for side in (image, text) for facts in facts_of_each(side)]
+    faults = []
     if len(spaces) > 2 or spaces[0] is None or spaces[0] != spaces[1]:
-        raise RecipeError(
-            "model.residual adds to frozen global features of one space, and these image and caption features have "
-            "none in common; extract both towers of one model with --encoder, or set model.residual=false"
-        )
+        faults.append("adds to global features of one space: extract both towers of one model with --encoder")
     for side, block in recipe.aggregator.items():
-        made = AGGREGATORS[block["name"]].embedding
-        if made not in ("vector", "set"):
-            raise RecipeError(
-                f"model.residual adds a vector or a set to the frozen global feature, and aggregator.{side} "
-                f"'{block['name']}' gives a {made}; take another aggregator, or set model.residual=false"
-            )
+        if AGGREGATORS[block["name"]].embedding not in ("vector", "set"):
+            faults.append(f"adds vectors or sets, which aggregator.{side} '{block['name']}' does not give")
         if block["name"] == "pcme":  # its losses compare the samples with the Gaussian that they were drawn from
-            raise RecipeError(
-                f"model.residual would move the samples that aggregator.{side} 'pcme' draws away from their Gaussian; "
-                "take another aggregator, or set model.residual=false"
-            )
+            faults.append(f"would move the samples that aggregator.{side} 'pcme' draws away from their Gaussian")
     for term, block in recipe.terms.items():
         if block.get("elements") == "slots":
-            raise RecipeError(
-                f"loss.{term}.elements=slots compares slots with a global feature, which with model.residual is the "
-                f"frozen one, of another width; set loss.{term}.elements=set, or model.residual=false"
-            )
+            faults.append(f"has a frozen global feature of another width than slots: set loss.{term}.elements=set")
+    if faults:
+        raise RecipeError(f"model.residual {'; it '.join(faults)}; or set model.residual=false")
 
 
 def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], uses_local: bool) -> None:
     """Raise RecipeError where rows are aggregated that a set does not have."""
     if uses_local and any(facts.kind == "global" for facts in sets):
         raise RecipeError(
-            f"recipe '{recipe.name}' reads local features of {'images' if side == 'image' else 'captions'} "
-            f"(aggregator.{side} '{recipe.aggregator[side]['name']}'), and these feature sets have global ones alone; "
-            f"take linear, mlp, lit, sail or fusemix, or --set aggregator.{side}.name=global"
+            f"recipe '{recipe.name}' reads local features (aggregator.{side} '{recipe.aggregator[side]['name']}'), and"
+            f" these {side} features are global ones alone; take linear, mlp, lit, sail or fusemix, or --set"
+            f" aggregator.{side}.name=global"
         )
 
 
@@ -275,13 +235,13 @@ def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> 
             )
         if facts.kind != "global" and facts.kind not in ADAPTERS:
             raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(ADAPTERS)}")
-    words = [facts for facts in sets if facts.vocabulary_size is not None]
-    if len(words) > 1:
-        raise RecipeError(f"data.{side} names {len(words)} sets of words, and a head has one vocabulary: leave one out")
+    words = sum(facts.vocabulary_size is not None for facts in sets)
+    if words > 1:
+        raise RecipeError(f"data.{side} names {words} sets of words, and a head has one vocabulary: leave one out")
     if side == "text" and recipe.augment.mix > 0 and words:
         raise RecipeError(
             "augment.mix blends cached features, and captions of kind 'words' have none; set data.text to those of a "
-            "text encoder, extracted with --text bert, or augment.mix=0"
+            "text encoder, or augment.mix=0"
         )
     if side == "text" and recipe.augment.mask_words > 0 and not words:
         raise RecipeError(

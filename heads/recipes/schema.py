@@ -127,7 +127,7 @@ def _any_of(value: Any, options: tuple[Any, ...]) -> Any:
     raise ValueError(f"must be {' or '.join(wanted)}, not {value!r}")
 
 
-def _of(kind: type) -> Callable[[Any], Any]:
+def _of(kind: Any) -> Callable[[Any], Any]:
     """Return what reads a value of a type: a whole number may be written as 3.0, and any number as text."""
 
     def read(value: Any) -> Any:

@@ -99,53 +99,37 @@ def require_views(image_set: Images) -> None:
 
 
 def sets_of_run(run: Run, cache: FeatureCache) -> Sets:
-    """Return the features of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
-    return image_set_of_run(run, cache), caption_set_of_run(run, cache)
+    """Return the feature sets of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
+    return equal_sets(run.info, cache, str(run.path))
 
 
-def image_set_of_run(run: Run, cache: FeatureCache) -> Images:
-    """Return the image features as `sets_of_run` does."""
-    return equal_images(run.info, cache, _hint(run, "image"))
-
-
-def caption_set_of_run(run: Run, cache: FeatureCache) -> Captions:
-    """Return the caption features as `sets_of_run` does."""
-    return equal_captions(run.info, cache, _hint(run, "text"))
-
-
-def _hint(run: Run, branch: BranchName) -> str:
-    if run.info.tuned(branch):
-        return f"extract it there with `xret extract … --from-run {run.path}`, which {run.path} needs"
-    return f"extract it there with the same options; {run.path} was trained on it"
-
-
-def equal_images(info: RunInfo, cache: FeatureCache, way: str) -> Images:
-    """Return the image sets of `cache` that are equal to those in `info`.
+def equal_sets(info: RunInfo, cache: FeatureCache, source: str) -> Sets:
+    """Return the feature sets of `cache` that are equal to those in `info`; its vocabulary reads any captions.
 
     Raises:
-        RunError: there are none; `way` ends the sentence.
+        RunError: there are none; `source` names the run or store that has them.
     """
-    return joined(_equal(info, "image", [cache.image_set(name) for name in cache.set_names("images")], cache, way))
+    images = [cache.image_set(name) for name in cache.set_names("images")]
+    captions = [cache.caption_set(name) for name in cache.set_names("captions")]
+    known = [one.fingerprint for one in captions]
+    for origin in info.text:
+        if origin.kind == "words" and info.vocabulary is not None and origin.fingerprint not in known:
+            captions.append(RetokenizedCaptions(cache, info.vocabulary, origin.fingerprint))
+    return joined(_equal(info, "image", images, cache, source)), joined(_equal(info, "text", captions, cache, source))
 
 
-def equal_captions(info: RunInfo, cache: FeatureCache, way: str) -> Captions:
-    """Return the caption sets as `equal_images` does; words of any store are read by the vocabulary in `info`."""
-    sets = [cache.caption_set(name) for name in cache.set_names("captions")]
-    known = [one.fingerprint for one in sets]
-    if info.vocabulary is not None:
-        missing = [one for one in info.text if one.kind == "words" and one.fingerprint not in known]
-        sets += [RetokenizedCaptions(cache, info.vocabulary, origin.fingerprint) for origin in missing]
-    return joined(_equal(info, "text", sets, cache, way))
-
-
-def _equal(info: RunInfo, branch: BranchName, there: Sequence[S], cache: FeatureCache, way: str) -> list[S]:
+def _equal(info: RunInfo, branch: BranchName, there: Sequence[S], cache: FeatureCache, source: str) -> list[S]:
     found = []
     for origin in info.origins(branch):
         # What a checkpoint in another folder made has another name.
         equal = [one for one in there if one.fingerprint == origin.fingerprint]
         if not equal:
             names = ", ".join(one.name for one in there) or "none"
-            raise RunError(f"{cache.url} has no {branch} features equal to '{origin.name}' (it has {names}); {way}")
+            way = f"`xret extract … --from-run {source}`" if info.tuned(branch) else f"the options of {source}"
+            raise RunError(
+                f"{cache.url} has no {branch} features equal to '{origin.name}' (it has {names}); extract it there with"
+                f" {way}"
+            )
         found.append(next((one for one in equal if one.name == origin.name), equal[0]))
     return found
 

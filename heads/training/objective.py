@@ -30,14 +30,9 @@ _FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses r
 
 
 class Objective:
-    """The loss of a recipe.
+    """The loss of a recipe: the weighted sum of its terms over a batch, augmented as it says.
 
-    Args:
-        recipe: says the weights of the terms, augmentation, and how much of a batch is embedded and compared at once.
-        model: embeds and compares.
-        losses: the terms.
-        text_number: see `same_texts`; None: captions of equal text are negatives of each other like any.
-        precision: see `optimisation.autocast_dtype`.
+    `text_number` is that of `same_texts`; None: captions of equal text are negatives of each other like any.
     """
 
     def __init__(
@@ -132,29 +127,18 @@ def same_texts(batches: Batches) -> Tensor:
 
 
 def same_text(positives: Tensor, text: Tensor) -> Tensor:
-    """Return where a caption that is not the image's own has the text of one that is.
+    """Return where a caption that is not the image's own has the text of one that is, bool ``[I, C]``.
 
-    Args:
-        positives: bool ``[I, C]``.
-        text: the number of each caption's text, ``[C]``.
-
-    Returns:
-        bool ``[I, C]``.
+    `positives` is bool ``[I, C]``, `text` the number of each caption's text, ``[C]``.
     """
     equal = (text[:, None] == text[None, :]).to(torch.float32)
     return (positives.to(torch.float32) @ equal > 0) & ~positives
 
 
 def embed_in_parts(embed: Callable[[Features], Aggregated], features: Features, parts: int = 1) -> Aggregated:
-    """Return `embed(features)`, computed in so many parts.
+    """Return what losses read of `embed(features)`, computed in so many parts.
 
-    Args:
-        embed: an embedding of a sample must depend on that sample alone; see `require_whole_batches`.
-        features: of B samples.
-        parts: how many.
-
-    Returns:
-        What losses read of `Aggregated`.
+    An embedding of a sample must depend on that sample alone; see `require_whole_batches`.
     """
     samples = len(features.length)
     size = -(-samples // parts)
@@ -168,15 +152,12 @@ def embed_in_parts(embed: Callable[[Features], Aggregated], features: Features, 
 
 
 def require_whole_batches(model: nn.Module, why: str) -> None:
-    """Raise RecipeError if a model cannot be embedded in parts, which `why` asks for.
-
-    Batch normalisation makes an embedding depend on the other samples beside it.
-    """
+    """Raise RecipeError if `why` embeds a model in parts that has batch normalisation, which looks at whole batches."""
     names = [name for name, module in model.named_modules() if isinstance(module, _BatchNorm)]
     if names:
         raise RecipeError(
-            f"{why} embeds a batch in parts, but the batch normalisation in {names[0]} needs it whole; do "
-            "without it by adapter.KIND.batch_norm=false, aggregator.image.batch_norm=false or another aggregator"
+            f"{why} embeds a batch in parts, but the batch normalisation in {names[0]} needs it whole; do without it by"
+            " adapter.KIND.batch_norm=false, aggregator.image.batch_norm=false or another aggregator"
         )
 
 

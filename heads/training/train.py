@@ -30,7 +30,7 @@ from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.recipe import load_recipe
 from ..recipes.schema import difference, flat
-from ..runs.features import Sets, batches_of, equal_captions, equal_images, sets_named, sets_of_run, views_to_draw
+from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
 from ..runs.info import RunInfo, absolute
 from ..runs.run import MAY_CHANGE, Run, require_free
 from .log import require_log
@@ -228,8 +228,7 @@ def other_sets(also: Sequence[str], info: RunInfo, cache: FeatureCache) -> list[
         if other.manifest_sha256 in samples:
             raise CacheError(f"{url} has the same samples as {samples[other.manifest_sha256]}; leave one --also out")
         samples[other.manifest_sha256] = url
-        way = f"extract it with the same options as in {cache.url}"
-        found.append((equal_images(info, other, way), equal_captions(info, other, way)))
+        found.append(equal_sets(info, other, cache.url))
     return found
 
 

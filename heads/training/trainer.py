@@ -23,14 +23,13 @@ from ..modules.losses.triplet import Triplet
 from ..runs.run import Run
 from .log import Record, TrainLog, describe, epoch_tags, event_log, step_tags
 from .objective import Objective
-from .optimisation import average_of, drop_frozen, learning_rate, set_rates, tied_to_length, warmup, weights_of
+from .optimisation import average_of, drop_frozen, learning_rate, set_rates, warmup, weights_of
 
 AfterEpoch = Callable[[int, float], None]
 COLLAPSED = 100  # steps at which the loss sits at its constant
 _NEAR = 0.01  # of the constant
 _READ = 256  # samples that are looked through together when a validation failed
 _PARTS = ("model", "losses", "optimizer", "scaler", "average")
-_LAST_WEIGHTS = ("model", "average")
 _COUNTS = ("epoch", "steps", "step", "best_epoch", "best_rsum", "at_constant")
 
 
@@ -57,18 +56,6 @@ class Trainer:
         objective: from a batch to its loss; it holds the model, the losses and the recipe.
         optimizer: of both.
         device: where all of them are.
-
-    Attributes:
-        average: of the model's weights, which is validated and kept once it has begun; or None.
-        epoch: complete ones.
-        steps: done in the epoch that is not complete.
-        step: all steps together.
-        best_epoch: counted from 1; 0 before the first.
-        best_rsum: its validation RSUM.
-        at_constant: for how many steps the loss has sat at its constant, see `collapsed_loss`.
-        sums: of the loss and its terms over `steps`, float64 ``[1 + T]``.
-        metrics: the lines of metrics.jsonl.
-        best: the best epoch's weights by name, in the host's memory.
     """
 
     def __init__(self, objective: Objective, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -76,12 +63,15 @@ class Trainer:
         self.model, self.losses, self.recipe = objective.model, objective.losses, objective.recipe
         # float16 loses small gradients without scaling; bfloat16 has float32's range.
         self.scaler = torch.amp.GradScaler(device.type, enabled=objective.precision is torch.float16)
-        self.average = average_of(self.model, self.recipe.optimizer)
-        self.epoch = self.steps = self.step = self.best_epoch = self.at_constant = 0
-        self.best_rsum = -math.inf
-        self.sums = torch.zeros(1 + len(self.losses), dtype=torch.float64)
-        self.metrics: list[dict[str, Any]] = []
-        self.best: dict[str, Tensor] | None = None
+        self.average = average_of(self.model, self.recipe.optimizer)  # is validated and kept once it has begun
+        self.epoch = 0  # complete ones
+        self.steps = 0  # of the epoch that is not complete
+        self.step = 0  # all steps together
+        self.at_constant = 0  # for how many steps the loss has sat at its constant, see `collapsed_loss`
+        self.best_epoch, self.best_rsum = 0, -math.inf  # counted from 1, and its validation RSUM
+        self.best: dict[str, Tensor] | None = None  # its weights by name, in the host's memory
+        self.sums = torch.zeros(1 + len(self.losses), dtype=torch.float64)  # of the loss and its terms over `steps`
+        self.metrics: list[dict[str, Any]] = []  # the lines of metrics.jsonl
         self._of_best: dict[str, Any] = {}  # what `run.json` says of the best epoch's backbones
 
     @property
@@ -109,23 +99,22 @@ class Trainer:
             if self.best is not None:
                 self.model.load_state_dict(self.best)
             run.export(checkpoint, self.model)
-        for name in _PARTS:
-            if getattr(self, name) is not None and name in state:
-                getattr(self, name).load_state_dict(state[name])
+        for name in self._parts:
+            getattr(self, name).load_state_dict(state[name])
         for name in _COUNTS:
             setattr(self, name, state[name])
         self.sums = state["sums"]
         return True
 
-    def checkpoint(self, *, over: bool = False) -> dict[str, Any]:
-        """Return what `Run.save` writes.
+    @property
+    def _parts(self) -> list[str]:
+        """What has a state of its own."""
+        return [name for name in _PARTS if getattr(self, name) is not None]
 
-        Where the training is `over` and cannot be lengthened, the last weights are left out: a fine-tuning goes on from
-        the best ones, with the optimiser's state.
-        """
-        names = [name for name in _PARTS if getattr(self, name) is not None and not (over and name in _LAST_WEIGHTS)]
+    def checkpoint(self) -> dict[str, Any]:
+        """Return what `Run.save` writes."""
         state = {name: getattr(self, name) for name in _COUNTS} | {"sums": self.sums}
-        state |= {name: getattr(self, name).state_dict() for name in names}
+        state |= {name: getattr(self, name).state_dict() for name in self._parts}
         epoch, rsum = (None, None) if self.best is None else (self.best_epoch, self.best_rsum)
         info = {"epochs": self.epoch, "best_epoch": epoch, "best_rsum": rsum, **self._of_best}
         return {"state": state, "metrics": self.metrics, "best": self.best, "info": info}
@@ -137,8 +126,7 @@ class Trainer:
 
         Args:
             run: where all is written. Its seed is that of the samples' order and of what a step draws.
-            split: learnt from.
-            val: decides which epoch is the best.
+            split, val: learnt from, and what decides which epoch is the best.
             after_epoch: is called with each complete epoch, from 1, and its validation RSUM, those before a stop
                 included; what it raises ends the training.
             title: of one training among several, see `TrainLog`.
@@ -202,9 +190,7 @@ class Trainer:
             self.best_epoch, self.best_rsum = self.epoch, table.rsum
             self.best = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.kept.state_dict().items()}
             self._of_best = self._run.facts_of(self.kept)
-        ended = self.epoch >= schedule.epochs and tied_to_length(self.recipe) is not None
-        over = ended or stopped_early(self.epoch, self.best_epoch, schedule.patience)
-        checkpoint = self.checkpoint(over=over)
+        checkpoint = self.checkpoint()
         self._run.save(checkpoint)
         self._run.export(checkpoint, self.kept, weights=better)
         record(epoch_tags(self.epoch, table), self.step)

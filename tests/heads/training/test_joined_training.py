@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_a_sentence_before_anything_is_written(stores, tmp_
         (stores[0], [stores[1], str(copies[1])], r"g\.zarr has the same samples as .*b\.zarr; leave one --also out"),
         (stores[0], [str(tmp_path / "none")], "there is no feature store"),
         (stores[0], [no_train], r"e\.zarr has no split 'train'; it has val, test"),
-        (stores[0], [other], r"no image features equal to 'grid@\w+' \(it has grid@\w+\); extract it with"),
+        (stores[0], [other], r"no image features equal to 'grid@\w+' \(it has grid@\w+\); extract it there with"),
         (tokens, [stores[0]], r"no text features equal to 'states@\w+' \(it has words@\w+\)"),
     ):
         with pytest.raises(XretError, match=sentence):

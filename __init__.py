@@ -242,7 +242,7 @@ def ablate(store: "str | Path", *, out: "str | Path", **options: Any) -> "Ablati
         out: the folder of all runs.
         options: of `heads.ablation.plan.make_plan`: ``recipe``, ``vary``, such as ``{"model.dim": [256, 512]}``, or
             ``grid``; ``settings``, ``baselines``, ``split``, ``views``. And of `heads.ablation.ablation.ablate`:
-            ``seeds``, ``device``, ``jobs``, ``scheduler``.
+            ``seeds``, ``device``, ``jobs``.
 
     Returns:
         Every cell's numbers, or why it failed; ``print`` shows the table.

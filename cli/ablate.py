@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FILE, NEW_FOLDER, Sectioned, key_choices, one_recipe, settings_option, verbose_option
+from .parsing import NEW_FILE, NEW_FOLDER, Sectioned, key_choices, one_recipe, settings_option, verbose_option, workers
 
 PLAN = ("recipe", "vary", "grid", "settings", "baselines", "split", "views")  # what `make_plan` takes
 
@@ -29,7 +29,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     cls=Sectioned,
     sections={
         "What is trained": "recipe vary grid baselines settings seeds split views",
-        "Where and how it runs": "out jobs device scheduler verbose",
+        "Where and how it runs": "out jobs device verbose",
         "What is written": "files as_json",
     },
 )
@@ -77,12 +77,12 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 @click.option("--views", is_flag=True, help="Evaluate by the mean over all views that are cached of an image.")
 @click.option(
     "--jobs",
-    default=1,
+    default="1",
     show_default=True,
-    type=click.IntRange(1),
-    help="Cells at once on this machine.",
+    callback=workers,
+    metavar="N|tcp://…",
+    help="Cells at once on this machine; or the address of a Dask cluster that trains them.",
 )
-@click.option("--scheduler", metavar="ADDRESS", help="A Dask cluster that trains the cells, such as tcp://host:8786.")
 @click.option(
     "--save",
     "files",
@@ -107,8 +107,6 @@ def ablate(store: str, files: tuple[Path, ...], as_json: bool, **options: Any) -
     xret ablate f30k.zarr --grid setdiv-table4 --out table4 --save table4.tex
     xret ablate --grid list
     """
-    if options["scheduler"] is not None and options["jobs"] > 1:
-        raise click.UsageError("--jobs is for this machine; with --scheduler the cluster has as many as its workers")
     from ..heads.ablation.ablation import ablate as run
     from ..heads.ablation.plan import make_plan
     from ..heads.ablation.table import require_saveable, save

@@ -5,16 +5,8 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, Sectioned
+from .parsing import FOLDER, Sectioned, workers
 from .summaries import print_summary
-
-
-def _workers(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | str | None:
-    if value is None or "://" in value:
-        return value
-    if not value.isdecimal() or int(value) < 1:
-        raise click.BadParameter(f"'{value}' is neither a number of threads nor the address of a Dask scheduler")
-    return int(value)
 
 
 def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
@@ -159,7 +151,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the summary a
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 @click.option(
     "--workers",
-    callback=_workers,
+    callback=workers,
     metavar="N|tcp://…",
     help="Threads that read pictures, by default one a core, eight at most; or the address of a Dask scheduler, whose"
     " workers do all.",

@@ -1,11 +1,10 @@
-"""Many trainings from one cache, as an ablation and a tuning have them: their folder, their checks, where they run."""
+"""Many trainings from one cache, as an ablation and a tuning need them: their folder, their checks, where they run."""
 
-import fcntl
 import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -18,20 +17,20 @@ from ..pipeline.files import write_text
 from ..pipeline.reading.joined_sets import parts_of
 from ..pipeline.reading.placement import Resident
 from ..pipeline.store import FeatureCache
-from ..pipeline.wording import reason, some_of
+from ..pipeline.wording import reason
 from .model import build_losses, build_model, feature_facts
 from .recipes.blocks import Recipe
-from .recipes.schema import flat
+from .recipes.schema import difference, flat
 from .runs.features import Sets, sets_named
 
 _ONE_AT_A_TIME = threading.Lock()  # torch has one generator a process, which two trainings would share
-# No number depends on these keys; feature sets are compared by what they stand for.
+# No number depends on these keys; feature sets are compared by name.
 _FREE_BLOCKS = ("name", "paper", "expected", "reaches", "finetune")
 _FREE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
 
 
 class Job(Protocol):
-    """A training, fit to travel to another process."""
+    """A training, which can be pickled."""
 
     @property
     def recipe(self) -> Recipe:
@@ -42,53 +41,54 @@ J = TypeVar("J", bound=Job)
 T = TypeVar("T")
 
 
-def run_all(
-    work: Callable[[J, Resident], T], jobs: Sequence[J], processes: int = 1, scheduler: str | None = None
-) -> Iterator[tuple[J, T | str]]:
-    """Yield each job with what `work` makes of it as they end; a sentence for a job that killed its process.
+def run_all(work: Callable[[J, Resident], T], jobs: Sequence[J], where: int | str = 1) -> Iterator[tuple[J, T | str]]:
+    """Yield each job with the result of `work` as they end; a sentence for a job that killed its process.
 
     Args:
-        work: a function of a module, since it travels; it gets features that jobs before it left in memory.
+        work: a function of a module; its second argument holds features that jobs before it left in memory.
         jobs: those with the same features stand together.
-        processes: at once on this machine; with 1 they run in this process. On a CPU they divide the cores.
-        scheduler: address of a Dask cluster that does the jobs; its workers reach store and output by the same names.
+        where: a number of processes on this machine, which divide the cores of a CPU, 1: this process; or the address
+            of a Dask cluster, whose workers reach store and output by the same names.
 
     Raises:
         CacheError: no scheduler answers, it has no workers, or it went away.
     """
-    if scheduler is None and processes == 1:
-        kept, resident = None, Resident()
+    if where == 1:
+        features, resident = None, Resident()
         for job in jobs:
-            if kept != (kept := (job.recipe.data.image, job.recipe.data.text)):
+            if features != (features := (job.recipe.data.image, job.recipe.data.text)):
                 resident = Resident()
             yield job, work(job, resident)
         return
     from distributed import Client, LocalCluster, as_completed
 
-    threads = None if scheduler else max(1, min(torch.get_num_threads(), cores() // processes))
+    threads, place = None, f"the Dask scheduler at {where}"
     with ExitStack() as opened:
-        local: dict[str, Any] = {"dashboard_address": ":0", "memory_limit": 0, "silence_logs": logging.ERROR}
-        where = scheduler or opened.enter_context(LocalCluster(processes, threads_per_worker=1, **local))
+        cluster: Any = where
+        if isinstance(where, int):
+            threads = max(1, min(torch.get_num_threads(), cores() // where))
+            local: dict[str, Any] = {"dashboard_address": ":0", "memory_limit": 0, "silence_logs": logging.ERROR}
+            cluster = opened.enter_context(LocalCluster(where, threads_per_worker=1, **local))
         try:
-            client = opened.enter_context(Client(where, set_as_default=False))
+            client = opened.enter_context(Client(cluster, set_as_default=False))
         except OSError as error:
-            raise CacheError(f"no Dask scheduler answers at {scheduler} ({reason(error)})") from error
+            raise CacheError(f"{place} does not answer ({reason(error)})") from error
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         if not workers:
-            raise CacheError(f"the Dask scheduler at {scheduler} has no workers; start some with `dask worker {where}`")
+            raise CacheError(f"{place} has no workers; start some with `dask worker {where}`")
         resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in workers) else None
-        do = partial(_do, work, threads, logging.getLogger("xret").getEffectiveLevel())
-        sent = client.map(do, jobs, pure=False, resources=resources)
+        level = logging.getLogger("xret").getEffectiveLevel()
+        sent = client.map(partial(_do, work, threads, level), jobs, pure=False, resources=resources)
         job_of = dict(zip(sent, jobs, strict=True))
         for future in as_completed(sent, loop=client.loop):
             if future.status == "cancelled":
-                raise CacheError(f"the Dask scheduler at {scheduler} went away; run the same command again to resume")
+                raise CacheError(f"{place} went away; run the same command again to resume")
             ended = future.status == "finished"
             yield job_of[future], future.result() if ended else f"its process died: {reason(future.exception())}"
 
 
 def _do(work: Callable[[J, Resident], T], threads: int | None, level: int, job: J) -> T:
-    """Do a job in a worker process; with `threads` it is one of this machine, and logs as its parent does."""
+    """Do a job in a worker; with `threads` its process is one of this machine, and logs as its parent does."""
     with _ONE_AT_A_TIME:
         if threads is not None:
             torch.set_num_threads(threads)
@@ -97,22 +97,19 @@ def _do(work: Callable[[J, Resident], T], threads: int | None, level: int, job: 
         return work(job, Resident())
 
 
-@contextmanager
-def locked(file: Path, busy: Exception | None = None) -> Iterator[None]:
-    """Hold the lock of a file until the block or the process ends; wait for it, or raise `busy`."""
-    with file.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (fcntl.LOCK_NB if busy else 0))
-        except BlockingIOError as error:
-            raise busy or error from error
-        yield
+def make_folder(root: Path) -> None:
+    """Make a folder; RunError if that is impossible."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
 
 
 def claim(root: Path, what: str, description: Mapping[str, Any]) -> None:
-    """Write into ``WHAT.json`` what a folder is for; RunError where it is for something else.
+    """Write into ``WHAT.json`` what a folder is for; RunError if it is for something else.
 
     Args:
-        root: the folder, locked by ``root/lock``.
+        root: the folder, locked.
         what: ``ablation`` or ``tuning``.
         description: what stays the same while the folder is used.
     """
@@ -121,24 +118,8 @@ def claim(root: Path, what: str, description: Mapping[str, Any]) -> None:
         if any(path.name != "lock" for path in root.iterdir()):
             raise RunError(f"{root} is not empty and holds no {what}; take another --out")
         write_text(file, json.dumps(own, indent=1, ensure_ascii=False) + "\n", RunError)
-    elif said := difference(json.loads(file.read_text(encoding="utf-8")), own):
-        raise RunError(f"{root} belongs to another {what}: {said}; take another --out")
-
-
-def make_folder(root: Path) -> None:
-    """Make a folder; RunError where that is impossible."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(f"{root} cannot be made: {error.strerror}; take another --out") from error
-
-
-def difference(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """Say in which dotted keys nested values differ; an empty text where in none that matters."""
-    before, after = flat(then), flat(now)
-    keys = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
-    said = [f"{key} was {before.get(key, 'absent')} and is {after.get(key, 'absent')} now" for key in keys]
-    return "; ".join(some_of(said, 5))
+    elif differing := difference(json.loads(file.read_text(encoding="utf-8")), own):
+        raise RunError(f"{root} belongs to another {what}: {differing}; take another --out")
 
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +133,7 @@ def identity(recipe: Recipe) -> dict[str, Any]:
 
 
 def fitting_sets(cache: FeatureCache, recipe: Recipe, splits: Iterable[str]) -> Sets:
-    """Return the feature sets that a recipe names; refuse what cannot be trained on them, at no cost.
+    """Return the feature sets that a recipe names, after building its head on the meta device.
 
     Raises:
         CacheError: none or several fit, the store lacks one of `splits`, or its features are not complete.

@@ -1,4 +1,4 @@
-"""An ablation: every variant of a recipe with every seed is a run, in one folder. It can be stopped and continued.
+"""An ablation: every variant of a recipe with every seed is a run, in one folder. It can be stopped and resumed.
 
 OUT/ablation.json             what is varied, of which data set
 OUT/VARIANT/seed=N/           a run, and its `eval.json`, the result of `evaluate`, with which the cell is finished
@@ -8,13 +8,13 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from ...pipeline.errors import RecipeError, RunError, XretError
-from ...pipeline.files import write_text
+from ...pipeline.files import locked, write_text
 from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import reason
@@ -22,11 +22,12 @@ from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untra
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..recipes.blocks import Recipe
+from ..recipes.schema import difference
 from ..runs.features import Sets
 from ..runs.run import Run
-from ..series import claim, difference, fitting_sets, full_url, identity, locked, make_folder, run_all, set_names
+from ..series import claim, fitting_sets, full_url, identity, make_folder, run_all, set_names
 from ..training.train import train
-from .plan import Plan, Variant
+from .plan import Plan
 from .table import Entry, Line, as_text, summarise
 
 logger = logging.getLogger("xret")
@@ -43,7 +44,7 @@ class Cell:
     split: str
     views: bool
     device: str
-    shown: str | None  # title of its training, see `TrainLog`
+    alone: bool  # in its process, so that its training may show progress
 
     @property
     def title(self) -> str:
@@ -57,8 +58,8 @@ class Cell:
             RunError: the run has another recipe.
         """
         run = Path(self.run)
-        if (run / "run.json").is_file() and (said := difference(identity(Run(run).recipe), identity(self.recipe))):
-            raise RunError(f"{run} was begun otherwise: {said}; take another --out")
+        if (run / "run.json").is_file() and (differing := difference(identity(Run(run).recipe), identity(self.recipe))):
+            raise RunError(f"{run} has another recipe: {differing}; take another --out")
         try:
             found = Evaluation.of_one(json.loads((run / "eval.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError):
@@ -74,7 +75,7 @@ class Ablation:
     Attributes:
         entries: of each cell, one a protocol; a failed cell has one, without numbers.
         source: of a grid, the paper's table.
-        untrained: of the frozen encoders by themselves, where their features lie in one space; one a protocol.
+        untrained: of the frozen encoders by themselves, if their features lie in one space; one a protocol.
     """
 
     entries: tuple[Entry, ...]
@@ -101,14 +102,7 @@ class Ablation:
 
 
 def ablate(
-    store: str,
-    plan: Plan,
-    out: str | Path,
-    *,
-    seeds: int = 1,
-    device: str = "auto",
-    jobs: int = 1,
-    scheduler: str | None = None,
+    store: str, plan: Plan, out: str | Path, *, seeds: int = 1, device: str = "auto", jobs: int | str = 1
 ) -> Ablation:
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
@@ -121,9 +115,8 @@ def ablate(
         out: the folder of all runs; it belongs to one plan and data set, to which values and seeds may be added.
         seeds: how many; they are counted from 0.
         device: ``auto``, ``cpu`` or ``cuda``.
-        jobs: cells at once in processes of this machine; on a CPU they divide its cores, and a number of threads
-            decides last digits.
-        scheduler: address of a Dask cluster that trains the cells; its workers must reach `store` and `out`.
+        jobs: cells at once in processes of this machine, which divide the cores of a CPU (a number of threads decides
+            last digits); or the address of a Dask cluster, whose workers must reach `store` and `out`.
 
     Raises:
         RecipeError: `seeds` or `jobs` is below 1; or a variant does not fit the feature sets, all of them at once,
@@ -131,40 +124,43 @@ def ablate(
         CacheError: the store or the cluster cannot be used.
         RunError: `out` belongs to something else, or is in use.
     """
-    if min(seeds, jobs) < 1:
-        raise RecipeError(f"seeds and jobs must be at least 1, not {min(seeds, jobs)}")
+    if min(seeds, jobs if isinstance(jobs, int) else 1) < 1:
+        raise RecipeError("seeds and jobs must be at least 1")
     root, url = Path(out).resolve(), full_url(store)
     cache = FeatureCache.open(url)
     sets_of = _sets_of_variants(cache, plan)
     untrained = tuple(_untrained(plan, sets_of, device))
-    title = None if jobs > 1 or scheduler is not None else ""
-    cells = {
-        (variant.name, seed): Cell(
-            str(root / variant.name / f"seed={seed}"), url, variant.recipe, seed, plan.split,
-            plan.views and sets_of[variant.name][0].views > 1, device, title,
-        )
-        for variant in plan.variants
-        for seed in range(seeds)
-    }  # fmt: skip
+    cells = {}
+    for variant in plan.variants:
+        views = plan.views and sets_of[variant.name][0].views > 1
+        for seed in range(seeds):
+            run = str(root / variant.name / f"seed={seed}")
+            cells[run] = Cell(run, url, variant.recipe, seed, plan.split, views, device, jobs == 1)
+    names = [set_names(sets_of[variant.name]) for variant in plan.variants if not variant.baseline]
+    shared = names[0] if all(one == names[0] for one in names) else None
     make_folder(root)
-    with locked(root / "lock", RunError(f"another ablation is at work in {root}; wait until it has ended")):
-        claim(
-            root,
-            "ablation",
-            {"manifest_sha256": cache.manifest_sha256, "sets": _sets_of_all(plan, sets_of)} | plan.description,
-        )
-        outcomes = _outcomes(list(cells.values()), jobs, scheduler)
-    row = _only_row(plan)
+    with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
+        claim(root, "ablation", {"manifest_sha256": cache.manifest_sha256, "sets": shared} | plan.description)
+        outcomes = _outcomes(list(cells.values()), jobs)
+    rows = {row for variant in plan.variants for row in variant.paper}
+    only = next(iter(rows)) if len(rows) == 1 else None  # may be shown, with its name, for another data set
     entries: list[Entry] = []
     for variant in plan.variants:
         for seed in range(seeds):
-            cell = cells[variant.name, seed]
-            entries += _entries(variant, cell, outcomes[cell.run], cache.dataset, row)
+            run = str(root / variant.name / f"seed={seed}")
+            first, outcome = (variant.label, variant.values, seed, run), outcomes[run]
+            if isinstance(outcome, str):
+                entries.append(Entry(*first, error=outcome))
+                continue
+            for result in outcome.results:
+                row = row_of(cache.dataset, result.protocol) or only
+                paper = variant.paper.get(row or "", {})
+                entries.append(Entry(*first, result, None, paper, row if paper else None, outcome.views[0]))
     return Ablation(tuple(entries), plan.source, untrained)
 
 
 def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
-    """Train a cell, or resume it, and evaluate it; where that fails, return the sentence.
+    """Train a cell, or resume it, and evaluate it; if that fails, return the sentence.
 
     `resident` has the features that other cells left in memory.
     """
@@ -172,8 +168,8 @@ def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
     if not (run.parents[1] / "ablation.json").is_file():
         return f"{run.parents[1]} is missing here: --out must be a folder that all workers share"
     try:
-        how: dict[str, Any] = {"device": cell.device, "seed": cell.seed, "resume": True, "title": cell.shown}
-        train(cell.store, cell.recipe, run, resident=resident, **how)
+        how: dict[str, Any] = {"device": cell.device, "seed": cell.seed, "resume": True}
+        train(cell.store, cell.recipe, run, resident=resident, title=cell.title if cell.alone else None, **how)
         found = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
         write_text(run / "eval.json", json.dumps(found.to_dict(), indent=1) + "\n", RunError)
     except XretError as error:
@@ -200,12 +196,6 @@ def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:
     return found
 
 
-def _sets_of_all(plan: Plan, sets_of: dict[str, Sets]) -> list[str] | None:
-    """Return the names of the feature sets where all variants have the same."""
-    names = [set_names(sets_of[variant.name]) for variant in plan.variants if not variant.baseline]
-    return names[0] if all(one == names[0] for one in names) else None
-
-
 def _untrained(plan: Plan, sets_of: dict[str, Sets], device: str) -> Iterator[Entry]:
     """Yield what the frozen encoders of each pair of feature sets reach without a head."""
     for sets in {str(set_names(sets)): sets for sets in sets_of.values()}.values():
@@ -215,7 +205,7 @@ def _untrained(plan: Plan, sets_of: dict[str, Sets], device: str) -> Iterator[En
                 yield Entry(found.runs[0], {}, 0, found.stores[0], result, views=found.views[0])
 
 
-def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[str, Evaluation | str]:
+def _outcomes(cells: Sequence[Cell], jobs: int | str) -> dict[str, Evaluation | str]:
     """Return by run every cell's evaluation or the sentence that it ended in; those not finished are trained."""
     outcomes: dict[str, Evaluation | str] = {}
     outcomes |= {cell.run: found for cell in cells if (found := cell.evaluation()) is not None}
@@ -223,12 +213,8 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
         logger.info("cells finished already: %d of %d", len(outcomes), len(cells))
     left = [cell for cell in cells if cell.run not in outcomes]
     left.sort(key=lambda cell: (str(cell.recipe.data.image), str(cell.recipe.data.text)))  # those share features
-    left = [
-        replace(cell, shown=None if cell.shown is None else f"cell {len(outcomes) + at}/{len(cells)}")
-        for at, cell in enumerate(left, 1)
-    ]
     began = time.monotonic()
-    for cell, outcome in run_all(run_cell, left, jobs, scheduler) if left else ():
+    for cell, outcome in run_all(run_cell, left, jobs) if left else ():
         outcomes[cell.run] = outcome
         at = f"cell {len(outcomes)}/{len(cells)}, {time.monotonic() - began:.0f} s: {cell.title}"
         if isinstance(outcome, str):
@@ -239,26 +225,8 @@ def _outcomes(cells: Sequence[Cell], jobs: int, scheduler: str | None) -> dict[s
 
 
 def _in_short(result: Result) -> str:
-    """Return the RSUM of a protocol, or, where it has none, the first number of both directions."""
+    """Return the RSUM of a protocol, or, if it has none, the first number of both directions."""
     if result.rsum is not None:
         return f"RSUM {result.rsum:.2f}"
     (name, there), (_, back) = (next(iter(getattr(result, way).items())) for way in WAYS)
     return f"{name} {there:.2f} / {back:.2f}"
-
-
-def _entries(variant: Variant, cell: Cell, outcome: Evaluation | str, dataset: str, row: str | None) -> Iterator[Entry]:
-    """Yield what became of a cell; `row` is the paper's where no row is of the data set."""
-    first = variant.label, variant.values, cell.seed, cell.run
-    if isinstance(outcome, str):
-        yield Entry(*first, error=outcome)
-        return
-    for result in outcome.results:
-        own = row_of(dataset, result.protocol) or row
-        paper = variant.paper.get(own or "", {})
-        yield Entry(*first, result, paper=paper, row=own if paper else None, views=outcome.views[0])
-
-
-def _only_row(plan: Plan) -> str | None:
-    """Return the paper's row where it is the only one; it may be shown, with its name, for another data set."""
-    rows = {row for variant in plan.variants for row in variant.paper}
-    return rows.pop() if len(rows) == 1 else None

@@ -24,18 +24,10 @@ _LATEX = str.maketrans(
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell under one protocol.
+    """A cell under one protocol: a variant's label and values, a seed and its run, and what came of it.
 
-    Attributes:
-        label: of the variant.
-        values: what it sets, by recipe key.
-        seed: of the run.
-        run: the run folder.
-        result: None of a failed cell.
-        error: the sentence that a failed cell ended in.
-        paper: the paper's values by metric.
-        row: of the paper's table.
-        views: of each image, over which the mean is taken.
+    ``result`` is None of a failed cell, which has an ``error``; ``paper`` are the values by metric of the paper's
+    ``row``; ``views`` of each image, over which the mean is taken.
     """
 
     label: str
@@ -71,19 +63,10 @@ class Entry:
 
 @dataclass(frozen=True)
 class Line:
-    """A variant under one protocol.
+    """A variant under one protocol (``-`` if no cell is finished), over so many finished and failed seeds.
 
-    Attributes:
-        label, values: of the variant.
-        protocol: of the evaluation; ``-`` where no cell of the ablation is finished.
-        result: of one of the seeds, for split, ties and images; None where all failed.
-        views: over which the mean is taken.
-        seeds: how many are finished.
-        failed: how many failed.
-        mean: over the finished seeds, by metric.
-        std: of the sample (n - 1), by metric; empty for a single seed.
-        row: of the paper's table.
-        paper: the paper's values, by metric.
+    ``mean`` and ``std`` (of the sample, n - 1; empty for a single seed) are by metric; ``result`` is that of one seed,
+    for split, ties and images.
     """
 
     label: str
@@ -97,6 +80,11 @@ class Line:
     std: dict[str, float]
     row: str | None
     paper: dict[str, float]
+
+    @property
+    def place(self) -> Any:
+        """The first of the values that it sets: where it stands in a plot, in which all are one number."""
+        return next(iter(self.values.values()))
 
 
 def summarise(entries: Sequence[Entry]) -> list[Line]:
@@ -184,37 +172,29 @@ def plot(lines: Sequence[Line]) -> Any:
     measured = [line for line in lines if "rsum" in line.mean]
     for protocol in dict.fromkeys(line.protocol for line in measured):
         own = [line for line in measured if line.protocol == protocol]
-        points = sorted(((_place(line), line) for line in own if line.values), key=lambda point: point[0])
-        x, y = [value for value, _ in points], [line.mean["rsum"] for _, line in points]
-        bars = [line.std.get("rsum", 0.0) for _, line in points]
-        seeds = max((line.seeds for _, line in points), default=0)
+        points = sorted((line for line in own if line.values), key=lambda line: line.place)
+        seeds = max((line.seeds for line in points), default=0)
         label = "one seed" if seeds < 2 else f"mean of {seeds} seeds ± standard deviation"
-        axes.errorbar(x, y, bars if any(bars) else None, marker="o", capsize=3, label=f"protocol {protocol}: {label}")
-        if known := {value: line.paper["rsum"] for value, line in points if "rsum" in line.paper}:
+        bars = [line.std.get("rsum", 0.0) for line in points] if seeds > 1 else None
+        x, y = [line.place for line in points], [line.mean["rsum"] for line in points]
+        axes.errorbar(x, y, bars, marker="o", capsize=3, label=f"protocol {protocol}: {label}")
+        if known := {line.place: line.paper["rsum"] for line in points if "rsum" in line.paper}:
             axes.plot([*known], [*known.values()], "x", label=f"protocol {protocol}: the paper's value")
         for line in own:
             if not line.values:
                 axes.axhline(line.mean["rsum"], linestyle=":", label=f"protocol {protocol}: {line.label}")
-    varied = [line.values for line in lines if line.values]
-    values = sorted({_place(line) for line in lines if line.values})
+    values = sorted({line.place for line in lines if line.values})
     if values and values[0] > 0 and values[-1] > 10 * values[0]:
         axes.set_xscale("log")
     if len(values) <= 8:
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
-    axes.set_xlabel(" = ".join(varied[0]) if varied else "")
+    axes.set_xlabel(" = ".join(next((line.values for line in lines if line.values), ())))
     axes.set_ylabel("RSUM: sum of six recalls in percent")
     if measured:
         axes.set_title(_title(measured))
         figure.legend(loc="outside lower center")
     return figure
-
-
-def _place(line: Line) -> float:
-    """Return where a line of a plot stands: all that it sets is one number."""
-    value = next(iter(line.values.values()))
-    assert isinstance(value, int | float)
-    return value
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
@@ -227,13 +207,26 @@ def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
     """Yield the title and the rows of each protocol's table, its head first."""
     for protocol in dict.fromkeys(line.protocol for line in lines):
         own = [line for line in lines if line.protocol == protocol]
-        columns = {name: any(name in line.paper for line in own) for name in _names(own) or ["rsum"]}
-        rows = [_head(columns), *(_cells(line, columns) for line in own)]
-        facts = {"views": [line.views for line in own], "failed": [line.failed for line in own]}
-        for name, numbers in facts.items():
-            if len({*numbers}) > 1 or (name == "failed" and any(numbers)):
-                rows = [[*row, last] for row, last in zip(rows, [name, *map(str, numbers)], strict=True)]
-        yield _title(own), rows
+        columns = {"": [line.label for line in own]}
+        for metric in _names(own) or ["rsum"]:
+            way, _, name = metric.partition(" ")
+            columns[f"{_WAYS[way]} {name}" if name else _TITLES[metric]] = [_mean(line, metric) for line in own]
+            if any(metric in line.paper for line in own):
+                columns[f"paper {metric}"] = [
+                    f"{line.paper[metric]:g}" if metric in line.paper else "-" for line in own
+                ]
+        if len({line.views for line in own}) > 1:
+            columns["views"] = [str(line.views) for line in own]
+        if any(line.failed for line in own):
+            columns["failed"] = [str(line.failed) for line in own]
+        head = ["paper" if name.startswith("paper ") else name for name in columns]
+        yield _title(own), [head, *map(list, zip(*columns.values(), strict=True))]
+
+
+def _mean(line: Line, metric: str) -> str:
+    if metric not in line.mean:
+        return "-"
+    return f"{line.mean[metric]:.2f}" + (f" ± {line.std[metric]:.2f}" if metric in line.std else "")
 
 
 def _title(lines: Sequence[Line]) -> str:
@@ -248,22 +241,3 @@ def _title(lines: Sequence[Line]) -> str:
     if row := next((line.row for line in lines if line.row), None):
         title += f"; paper: {ROWS[row].title}"
     return title + (f"; {too_few(known.images)} to tell variants apart" if known.images < FEW else "")
-
-
-def _head(columns: dict[str, bool]) -> list[str]:
-    """Return the names of the columns: metrics, each with whether a column of the paper's values follows."""
-    head = [""]
-    for metric, paper in columns.items():
-        way, _, name = metric.partition(" ")
-        head += [f"{_WAYS[way]} {name}" if name else _TITLES[metric], *(["paper"] if paper else [])]
-    return head
-
-
-def _cells(line: Line, columns: dict[str, bool]) -> list[str]:
-    cells = [line.label]
-    for metric, paper in columns.items():
-        mean, std = line.mean.get(metric), line.std.get(metric)
-        cells.append("-" if mean is None else f"{mean:.2f}" + ("" if std is None else f" ± {std:.2f}"))
-        if paper:
-            cells.append(f"{line.paper[metric]:g}" if metric in line.paper else "-")
-    return cells

@@ -35,8 +35,8 @@ def make_space(
 ) -> tuple[Space, dict[str, Any]]:
     """Return the bundled space of a recipe with a user's keys laid over it, and the values of the first trial.
 
-    The first trial is the recipe: a number outside its range is moved to the nearest in it, any other value outside the
-    space is left out, to be drawn.
+    The first trial is the recipe: a number outside its range is moved to the nearest end, a value that is no choice is
+    left out, to be drawn.
 
     Args:
         recipe: a bundled name or the path of a YAML file.
@@ -49,19 +49,14 @@ def make_space(
         RecipeError: a key cannot be varied, or the recipe does not take a value; all faults at once.
     """
     own = {full_key(key): given for key, given in own.items()}
-    fixed = normalised(settings)
-    base = load_recipe(recipe, settings)
-    values = flat(base.to_dict())
+    fixed, base = normalised(settings), load_recipe(recipe, settings)
     lacking = {f"loss.{term}.weight": 0.0 for term in LOSSES if term not in base.terms}  # may be varied all the same
-    if added := {key: 1 for key in lacking if key in own}:
-        base = changed(base, added)
-        values = flat(base.to_dict()) | lacking
-    kinds = {block_of("image", one) for one in facts_of_each(image)}
-    kinds |= {block_of("text", one) for one in facts_of_each(text)}
+    base = changed(base, {key: 1 for key in lacking if key in own})
+    values = flat(base.to_dict()) | (lacking if own.keys() & lacking else {})
+    kinds = {block_of(side, one) for side, facts in (("image", image), ("text", text)) for one in facts_of_each(facts)}
     usable = [key for key in values if not _unusable(key, kinds)]
     swapped = tuple(f"{part}." for part in PARTS if f"{part}.name" in own)  # another part may lack these keys
-    texts = {key: said for key, said in bundled(base.name, usable).items() if key not in fixed}
-    texts = {key: said for key, said in texts.items() if not key.startswith(swapped)}
+    texts = bundled(base.name, [key for key in usable if key not in fixed and not key.startswith(swapped)])
     space: Space = {}
     faults: list[str] = []
     for key, given in {**texts, **own}.items():
@@ -80,8 +75,7 @@ def make_space(
                 faults += faults_of(error)
     if faults or not space:
         raise refused(f"the space of recipe '{base.name}'", faults or [f"nothing is left to vary: give --space {FORM}"])
-    first = {key: _clamped(values[key], one) for key, one in space.items()}
-    return space, {key: value for key, value in first.items() if value is not _OUTSIDE}
+    return space, {key: first for key, one in space.items() for first in _nearest(values[key], one)}
 
 
 def bundled(name: str, keys: list[str]) -> dict[str, str]:
@@ -94,22 +88,21 @@ def bundled(name: str, keys: list[str]) -> dict[str, str]:
 
 def describe(one: BaseDistribution) -> str:
     """Return what is varied as ``--space`` takes it."""
-    if isinstance(one, CategoricalDistribution):
-        return ",".join(map(as_text, one.choices))
-    assert isinstance(one, IntDistribution | FloatDistribution)
-    return f"{one.low:.12g}:{one.high:.12g}{':log' if one.log else ''}"
+    if isinstance(one, IntDistribution | FloatDistribution):
+        return f"{one.low:.12g}:{one.high:.12g}{':log' if one.log else ''}"
+    return ",".join(map(as_text, ends(one)))
 
 
 def ends(one: BaseDistribution) -> tuple[Any, ...]:
     """Return the choices, or both ends of a range."""
-    if isinstance(one, CategoricalDistribution):
-        return one.choices
-    assert isinstance(one, IntDistribution | FloatDistribution)
-    return one.low, one.high
+    if isinstance(one, IntDistribution | FloatDistribution):
+        return one.low, one.high
+    assert isinstance(one, CategoricalDistribution)
+    return one.choices
 
 
 def _unusable(key: str, kinds: set[str]) -> str:
-    """Return why a key of the recipe cannot be varied; an empty text where it can."""
+    """Return why a key of the recipe cannot be varied; an empty text if it can."""
     if key in _EPOCHS:
         return "trials are compared epoch by epoch; --set it for all"
     if key in _FIXED or key.split(".")[0] in _FIXED:
@@ -120,15 +113,19 @@ def _unusable(key: str, kinds: set[str]) -> str:
 
 
 def _distribution(key: str, given: Any, recipe: Recipe) -> BaseDistribution:
-    """Return what a text or a list of choices says of a key; its values are as the recipe reads them.
+    """Return the distribution that a text or a list of choices describes; its values are as the recipe reads them.
 
     Raises:
-        RecipeError: it says nothing, or the recipe takes none of these values.
+        RecipeError: the text has another form, or the recipe takes none of these values.
     """
+
+    def read(text: str) -> Any:
+        return flat(changed(recipe, {key: text.strip()}).to_dict()).get(key, 0.0)  # a loss of weight 0 is not there
+
     words = given.split(",") if isinstance(given, str) else [as_text(one) for one in given]
     if len(words) == 1 and ":" in words[0]:
-        low, high, *rest = (part.strip() for part in words[0].split(":"))
-        numbers = [_read(key, low, recipe), _read(key, high, recipe)]
+        low, high, *rest = words[0].split(":")
+        numbers = read(low), read(high)
         try:
             if rest not in ([], ["log"]) or not all(type(one) in (int, float) for one in numbers):
                 raise ValueError("a range has the form LOW:HIGH or LOW:HIGH:log, with numbers")
@@ -136,26 +133,14 @@ def _distribution(key: str, given: Any, recipe: Recipe) -> BaseDistribution:
             return (IntDistribution if whole else FloatDistribution)(numbers[0], numbers[1], log=bool(rest))
         except ValueError as error:
             raise RecipeError(f"{key}={given}: {str(error).rstrip('.')}") from error
-    choices = [_read(key, word.strip(), recipe) for word in words]
+    choices = [read(word) for word in words]
     if len(set(map(str, choices))) < max(2, len(choices)):
         raise RecipeError(f"{key}={given} must have the form {FORM}, with different values; one value is for --set")
     return CategoricalDistribution(choices)
 
 
-def _read(key: str, text: str, recipe: Recipe) -> Any:
-    """Return a value as the recipe reads it; a loss of weight 0 is not there."""
-    return flat(changed(recipe, {key: text}).to_dict()).get(key, 0.0)
-
-
-_OUTSIDE = object()
-
-
-def _clamped(value: Any, one: BaseDistribution) -> Any:
-    """Return the value nearest to a recipe's own that can be drawn, or `_OUTSIDE`."""
-    number = type(value) in (int, float)
-    if isinstance(one, CategoricalDistribution):
-        numbers = [choice for choice in one.choices if type(choice) in (int, float)] if number else []
-        nearest_one = min(numbers, key=lambda choice: abs(choice - value), default=_OUTSIDE)
-        return value if value in one.choices else nearest_one
-    assert isinstance(one, IntDistribution | FloatDistribution)
-    return min(max(value, one.low), one.high) if number else _OUTSIDE
+def _nearest(value: Any, one: BaseDistribution) -> list[Any]:
+    """Return in a list the value nearest to a recipe's own that can be drawn; an empty list if there is none."""
+    if isinstance(one, IntDistribution | FloatDistribution):
+        return [min(max(value, one.low), one.high)] if type(value) in (int, float) else []
+    return [value] if value in ends(one) else []

@@ -1,20 +1,21 @@
-"""Tuning: Optuna draws the trials, `train` trains them, and the best run is kept. It can be stopped and continued.
+"""Tuning: Optuna draws the trials, `train` trains them, and the best run is kept.
 
 OUT/tuning.json    what is tuned: samples, feature sets, the recipe, the space, the seed
 OUT/journal.log    Optuna's journal: the trials, their values and the validation RSUM of each epoch
-OUT/trials/N/      the run of a trial that is not over; N.lock is held while it is trained
+OUT/trials/N/      the run of a trial that is not over
 OUT/best/          the run of the best trial
 OUT/best.yaml      its recipe
-OUT/result.json    all trials, and what the best one reaches on the test split, looked at once all trials are over
+OUT/result.json    all trials, and what the best one reaches on the test split
 
-Several processes may run the same command at once, also on several machines that share the folder.
+Several processes may run the same command, also on several machines that share the folder: OUT/working is locked
+while one trains trials, OUT/lock while one looks into the journal and changes it.
 """
 
+import fcntl
 import json
 import logging
-import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,30 +39,19 @@ from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import load_recipe
 from ..recipes.settings import normalised
-from ..series import (
-    as_text,
-    claim,
-    fitting_sets,
-    full_url,
-    identity,
-    locked,
-    make_folder,
-    run_all,
-    set_names,
-)
+from ..series import as_text, claim, fitting_sets, full_url, identity, make_folder, run_all, set_names
 from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
 
 logger = logging.getLogger("xret")
 STARTUP = 6  # trials that are drawn at random before the sampler learns from them
 SHOWN = 5  # trials in the table
-_OVER = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 _STATUS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a trial.
+    """A trial that is over.
 
     Attributes:
         number: counted from 0; the first has the recipe's own values.
@@ -83,7 +73,7 @@ class Trial:
 
     @classmethod
     def of(cls, trial: FrozenTrial) -> "Trial":
-        """Return what Optuna has of a trial that is over."""
+        """Return what Optuna has of a trial."""
         reported, seconds = trial.intermediate_values, trial.duration.total_seconds() if trial.duration else 0.0
         lost = "its process was killed" if trial.state is TrialState.FAIL else None
         facts = max(reported.values(), default=None), len(reported), round(seconds, 3)
@@ -112,12 +102,8 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        facts = {"recipe": self.recipe, "out": self.out, "space": self.space, "best": asdict(self.best)}
-        return {
-            **facts,
-            "trials": [asdict(one) for one in self.trials],
-            "results": self.evaluation.to_dict()["results"],
-        }
+        facts = {key: value for key, value in asdict(self).items() if key != "evaluation"}
+        return facts | {"results": self.evaluation.to_dict()["results"]}
 
     def __str__(self) -> str:
         ranked = sorted(self.trials, key=lambda trial: (trial.status != "done", -(trial.rsum or 0), trial.number))
@@ -136,7 +122,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class _Study:
-    """A study: all that a process that trains trials of it must know."""
+    """All that a process that trains trials must know."""
 
     root: Path
     store: str
@@ -149,18 +135,19 @@ class _Study:
     device: str
     jobs: int
 
-    def open(self, seed: int = 0) -> optuna.Study:
-        """Open the journal, or begin it; `seed` is of the values that are drawn."""
+    def open(self) -> optuna.Study:
+        """Open the journal, or begin it; the number of trials seeds the sampler, so that a stop changes nothing."""
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        epochs = self.recipe.schedule.epochs
-        return optuna.create_study(
+        study = optuna.create_study(
             study_name="tuning",
             storage=JournalStorage(JournalFileBackend(str(self.root / "journal.log"))),
-            sampler=TPESampler(seed=seed, n_startup_trials=STARTUP),
-            pruner=SuccessiveHalvingPruner(min_resource=max(1, epochs // 6), reduction_factor=2),
+            pruner=SuccessiveHalvingPruner(min_resource=max(1, self.recipe.schedule.epochs // 6), reduction_factor=2),
             direction="maximize",
             load_if_exists=True,
         )
+        seed = np.random.SeedSequence([self.seed, len(study.trials)]).generate_state(1)[0]
+        study.sampler = TPESampler(seed=int(seed), n_startup_trials=STARTUP)
+        return study
 
 
 def tune(
@@ -187,7 +174,7 @@ def tune(
         trials: all together; pruned, failed and killed ones count.
         space: what is varied beside the bundled space, or in its place; see `make_space`.
         settings: changes for all trials.
-        seed: of every run, and of what is drawn.
+        seed: of every run, and of the values that are drawn.
         device: ``auto``, ``cpu`` or ``cuda``.
         jobs: trials at once, in processes of this machine.
 
@@ -210,41 +197,33 @@ def tune(
     texts = {key: describe(one) for key, one in varied.items()}
     make_folder(root)
     own = {"name": loaded.name, "manifest_sha256": cache.manifest_sha256, "sets": set_names(sets), "seed": seed}
-    with locked(root / "lock"):
+    study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device, jobs)
+    with _locked(root / "lock"):
         claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})
-        study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device, jobs)
         if not study.open().trials:
             study.open().enqueue_trial(first)
     logger.info("space of %s:\n%s", loaded.name, "\n".join(aligned([[f"  {key}", of] for key, of in texts.items()])))
     for _, error in run_all(train_trials, [study] * jobs, jobs):
         if isinstance(error, str):
             raise RunError(error)
-    return _result(study, texts)
+    with _locked(root / "working"):  # waits for other processes
+        return _result(study, texts)
 
 
 def train_trials(study: _Study, resident: Resident) -> None:
-    """Train trials until there are enough, and wait for those of other processes; `resident` as of `train`."""
-    while True:
-        with ExitStack() as held:
-            with locked(study.root / "lock"):
-                opened, trial = study.open(), None
-                _settle(opened, study.root)
-                begun = [one for one in opened.trials if one.state is not TrialState.WAITING]
-                if len(begun) < study.trials:
-                    # Seeded by their number too, so that a tuning that was stopped draws what one in one go does.
-                    opened = study.open(int(np.random.SeedSequence([study.seed, len(begun)]).generate_state(1)[0]))
-                    trial = opened.ask(study.space)
-                    held.enter_context(locked(_lock_of(study.root, trial.number)))
-                elif all(one.state in _OVER for one in begun):
+    """Train trials until enough are begun; `resident` as of `train`."""
+    with _locked(study.root / "working", fcntl.LOCK_SH):
+        while True:
+            with _locked(study.root / "lock"):
+                opened = study.open()
+                if sum(one.state is not TrialState.WAITING for one in opened.trials) >= study.trials:
                     return
-            if trial is not None:
-                _train_trial(study, opened, trial, resident)
-            else:
-                time.sleep(1.0)
+                trial = opened.ask(study.space)
+            _train_trial(study, opened, trial, resident)
 
 
 def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resident: Resident) -> None:
-    """Train a trial and write down what became of it."""
+    """Train a trial and record its outcome."""
     run, best, epochs = study.root / "trials" / str(trial.number), float("-inf"), study.recipe.schedule.epochs
     state, error = TrialState.FAIL, None
 
@@ -267,43 +246,38 @@ def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resid
         error = str(failure)
         trial.set_user_attr("error", error)
     finally:
-        with locked(study.root / "lock"):
+        with _locked(study.root / "lock"):
             opened.tell(trial, best if state is TrialState.COMPLETE else None, state)
-            _settle(opened, study.root)
-    over = len(opened.get_trials(states=_OVER))
+            _keep_best(opened, study.root)
+    over = len(opened.get_trials(states=tuple(_STATUS)))
     words = (trial.number, over, study.trials, _STATUS[state], error or f"validation RSUM {best:.2f}")
     logger.info("trial %d: %d of %d: %s, %s", *words)
 
 
-def _settle(study: optuna.Study, root: Path) -> None:
-    """Count trials of killed processes as failed, keep the run of the best trial as ``best``, and no other's."""
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        with suppress(BlockingIOError), locked(_lock_of(root, trial.number), BlockingIOError()):
-            study.tell(trial.number, state=TrialState.FAIL)
-    done = study.get_trials(states=(TrialState.COMPLETE,))
-    best = max(done, key=lambda trial: (trial.value, -trial.number), default=None)
-    for trial in study.get_trials(states=_OVER):
+def _keep_best(study: optuna.Study, root: Path) -> None:
+    """Move the run of the best trial to ``best``, and remove those of the others that are over."""
+    for trial in study.get_trials(states=tuple(_STATUS)):
         run = root / "trials" / str(trial.number)
-        if best is not None and trial.number == best.number and run.is_dir():
+        if trial.state is TrialState.COMPLETE and trial.number == study.best_trial.number and run.is_dir():
             remove(root / "best")
             run.rename(root / "best")
         remove(run)
-        remove(_lock_of(root, trial.number))
-
-
-def _lock_of(root: Path, number: int) -> Path:
-    (root / "trials").mkdir(exist_ok=True)
-    return root / "trials" / f"{number}.lock"
 
 
 def _result(study: _Study, space: dict[str, str]) -> Tuning:
-    """Evaluate the best trial on the test split, and write down what was found."""
-    trials = tuple(map(Trial.of, study.open().get_trials(states=_OVER)))
-    done = [trial for trial in trials if trial.status == "done"]
-    if not done:
+    """Count killed trials as failed, evaluate the best one on the test split, and write down all of them.
+
+    Nobody trains now: what is still running in the journal lost its process.
+    """
+    opened = study.open()
+    for lost in opened.get_trials(states=(TrialState.RUNNING,)):
+        opened.tell(lost.number, state=TrialState.FAIL)
+    _keep_best(opened, study.root)
+    trials = tuple(map(Trial.of, opened.get_trials(states=tuple(_STATUS))))
+    if all(trial.status != "done" for trial in trials):
         first = next((trial.error for trial in trials if trial.error), "all were pruned")
         raise RunError(f"none of the trials in {study.root} could be trained to its end; the first: {first}")
-    best = max(done, key=lambda trial: (trial.rsum or 0, -trial.number))
+    best = next(trial for trial in trials if trial.number == opened.best_trial.number)
     values = load_recipe(study.name, study.settings | best.values).to_dict()
     head = f"# {study.recipe.name}, tuned: validation RSUM {best.rsum:.2f} with --seed {study.seed} on {study.store}\n"
     write_text(study.root / "best.yaml", head + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), RunError)
@@ -311,3 +285,11 @@ def _result(study: _Study, space: dict[str, str]) -> Tuning:
     tuning = Tuning(study.recipe.name, str(study.root), space, trials, best, evaluation)
     write_text(study.root / "result.json", json.dumps(tuning.to_dict(), indent=1) + "\n", RunError)
     return tuning
+
+
+@contextmanager
+def _locked(file: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Hold the lock of a file until the block or the process ends; wait for it."""
+    with file.open("a+") as handle:
+        fcntl.flock(handle, how)
+        yield

@@ -88,8 +88,7 @@ def test_mistakes(store, tmp_path):
     out = ["--out", tmp_path / "out"]
     for words in ([], ["--recipe", "vsepp"], ["--vary", "model.dim=1"], ["--grid", "setdiv-b3", *VARY]):
         assert "give --recipe with one --vary or more, or --grid" in refused("ablate", store, *out, *words)
-    both = ["--jobs", "2", "--scheduler", "tcp://127.0.0.1:9"]
-    assert "--jobs is for this machine" in refused("ablate", store, *out, *VARY, *both, code=2)
+    assert "'two' is neither a number" in refused("ablate", store, *out, *VARY, "--jobs", "two", code=2)
     assert "Missing argument 'STORE'" in refused("ablate", *out, *VARY, code=2)
     assert "must have the form KEY=V1,V2" in refused("ablate", store, *out, *VARY, "--vary", "optimizer.lr", code=2)
     brackets = ["--vary", "data.text=words,bert,[words,bert"]

@@ -22,7 +22,7 @@ def extract(tiny_dataset, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ("--workers two", 2, "'two' is neither a number of threads nor the address of a Dask scheduler"),
+        ("--workers two", 2, "'two' is neither a number nor the address of a Dask scheduler"),
         ("--pool 4", 2, "'4' is no window; give height and width in cells, as 2x2"),
         ("--visual none --text none", 1, "nothing to extract: give an encoder of images or captions"),
         ("--splits dev", 1, "has no image in split dev; it has train, val, test"),

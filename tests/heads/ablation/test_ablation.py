@@ -87,8 +87,8 @@ def test_processes_and_clusters_give_the_same_numbers(stores, whole, tmp_path, m
     assert numbers(entries) == numbers(whole[1][:2])
     monkeypatch.chdir(tmp_path)
     with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster:
-        entries = ablated(stores(), plan_of(), "cluster", seeds=2, scheduler=cluster.scheduler_address)
-        failing = ablated(stores(), plan_of(FAILING), "failing", scheduler=cluster.scheduler_address)
+        entries = ablated(stores(), plan_of(), "cluster", seeds=2, jobs=cluster.scheduler_address)
+        failing = ablated(stores(), plan_of(FAILING), "failing", jobs=cluster.scheduler_address)
     assert numbers(entries) == numbers(whole[1])
     assert [entry.error is None for entry in failing] == [False, True]
 
@@ -96,8 +96,11 @@ def test_processes_and_clusters_give_the_same_numbers(stores, whole, tmp_path, m
 def test_no_scheduler(stores, tmp_path):
     import dask
 
-    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), pytest.raises(CacheError, match="no Dask sched"):
-        ablated(stores(), plan_of(), tmp_path / "out", scheduler="tcp://127.0.0.1:9")
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(CacheError, match="tcp://127.0.0.1:9 does not answer"),
+    ):
+        ablated(stores(), plan_of(), tmp_path / "out", jobs="tcp://127.0.0.1:9")
 
 
 @pytest.mark.slow
@@ -254,15 +257,15 @@ def test_frozen_encoders_in_one_space_have_a_row(tmp_path):
 def test_a_folder_belongs_to_one_ablation(stores, whole, tmp_path):
     out, entries = whole
     for plan, said in (
-        (plan_of({"optimizer.lr": [0.1]}), r"vary was \['loss.triplet.margin'\] and is \['optimizer.lr'\] now"),
-        (plan_of(settings={"optimizer.clip": 1}), r"set.optimizer.clip was absent and is 1 now"),
-        (plan_of(recipe="vse-infty"), r"recipes was \['vsepp'\] and is \['vse-infty'\] now"),
-        (make_plan(grid="vse-infty-table4", settings=NARROW), "grid was None and is vse-infty-table4 now"),
+        (plan_of({"optimizer.lr": [0.1]}), r"vary is \['loss.triplet.margin'\] there and \['optimizer.lr'\] now"),
+        (plan_of(settings={"optimizer.clip": 1}), r"set.optimizer.clip is absent there and 1 now"),
+        (plan_of(recipe="vse-infty"), r"recipes is \['vsepp'\] there and \['vse-infty'\] now"),
+        (make_plan(grid="vse-infty-table4", settings=NARROW), "grid is None there and vse-infty-table4 now"),
     ):
         with pytest.raises(RunError, match=f"belongs to another ablation: .*{said}.*; take another --out"):
             ablated(stores("frames") if plan.source else stores(), plan, out)
     other = make_store(tmp_path / "other.zarr", train=10, val=4, test=4)
-    with pytest.raises(RunError, match="belongs to another ablation: manifest_sha256 was"):
+    with pytest.raises(RunError, match="belongs to another ablation: manifest_sha256 is"):
         ablated(other, plan_of(), out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
@@ -279,7 +282,7 @@ def test_a_recipe_file_that_changed_is_refused_though_its_name_is_the_same(store
     file.write_text("base: vsepp\nname: own\n")
     ablated(stores(), plan_of(recipe=str(file)), tmp_path / "out")
     file.write_text("base: vsepp\nname: own\noptimizer: {clip: 1.0}\n")
-    with pytest.raises(RunError, match=r"optimizer\.clip was 2\.0 and is 1\.0 now"):
+    with pytest.raises(RunError, match=r"optimizer\.clip is 2\.0 there and 1\.0 now"):
         ablated(stores(), plan_of(recipe=str(file)), tmp_path / "out")
 
 
@@ -310,7 +313,7 @@ def test_what_does_not_fit_the_store_is_refused_for_all_cells_at_once(stores, tm
             ablated(stores(), plan_of(**options), out)
     with pytest.raises(CacheError):
         ablated(str(tmp_path / "none"), plan_of(), out)
-    with pytest.raises(RecipeError, match="seeds and jobs must be at least 1, not 0"):
+    with pytest.raises(RecipeError, match="seeds and jobs must be at least 1"):
         ablated(stores(), plan_of(), out, seeds=0)
     with pytest.raises(RecipeError, match="frames"):
         ablated(stores("frames"), make_plan(grid="setdiv-b3", settings=NARROW), out)

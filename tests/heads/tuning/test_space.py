@@ -111,7 +111,7 @@ def test_the_first_trial_is_moved_into_the_space():
     recipe = load_recipe("vsepp")
     assert (recipe.loss["triplet"]["margin"], recipe.data.batch_size, recipe.data.chunk) == (0.2, 128, None)
     _, first = make_space("vsepp", GRID, WORDS, own, settings)
-    expected = {"loss.triplet.margin": 0.3, "optimizer.clip": 5.0, "data.batch_size": 100, "loss.sigmoid.weight": 0.5}
+    expected = {"loss.triplet.margin": 0.3, "optimizer.clip": 5.0, "loss.sigmoid.weight": 0.5}
     assert {key: first[key] for key in own if key in first} == expected | {"data.chunk": None}
 
 

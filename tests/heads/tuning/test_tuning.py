@@ -166,14 +166,14 @@ def test_what_is_not_a_trials_fault_ends_the_tuning(stores, tmp_path, monkeypatc
 def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
     out, found = whole
     for options, said in (
-        ({"space": {"optimizer.lr": "1e-3:1"}}, "space.optimizer.lr was 0.0001:0.01:log and is 0.001:1 now"),
-        ({"settings": {"schedule.epochs": 7}}, "recipe.schedule.epochs was 6 and is 7 now"),
-        ({"recipe": "vse-infty"}, "name was vsepp and is vse-infty now"),
-        ({"seed": 1}, "seed was 0 and is 1 now"),
+        ({"space": {"optimizer.lr": "1e-3:1"}}, "space.optimizer.lr is 0.0001:0.01:log there and 0.001:1 now"),
+        ({"settings": {"schedule.epochs": 7}}, "recipe.schedule.epochs is 6 there and 7 now"),
+        ({"recipe": "vse-infty"}, "name is vsepp there and vse-infty now"),
+        ({"seed": 1}, "seed is 0 there and 1 now"),
     ):
         with pytest.raises(RunError, match=f"belongs to another tuning: .*{said}.*take another --out"):
             tuned(stores(), out, **options)
-    with pytest.raises(RunError, match="sets was"):
+    with pytest.raises(RunError, match="sets is"):
         tuned(make_store(tmp_path / "s.zarr", train=12, val=4, test=4, weights="b"), out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()

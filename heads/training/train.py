@@ -284,8 +284,7 @@ def load_vectors(adapter: WordsAdapter, path: str, vocabulary: tuple[str, ...]) 
         adapter.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
     except ValueError as error:
         raise RecipeError(f"adapter.words: {error}") from error
-    passed = f"; undecodable lines, passed over: {read.undecodable}" if read.undecodable else ""
-    _log.warning(f"words without a vector in {path}: {len(read.missing)} of {len(read.found)}{passed}")
+    _log.warning(f"words without a vector in {path}: {len(read.missing)} of {len(read.found)}")
 
 
 def first_weights(init_from: str | Path | None, run: Run | None) -> Run | None:

@@ -40,12 +40,8 @@ class VisualEncoder(Encoder, Protocol):
     def decode(self, picture: Any) -> tuple[Any, tuple[int, int]]:
         """Read one image as the network takes it; return it and the image's own (width, height).
 
-        Args:
-            picture: what ``PIL.Image.open`` takes: an open binary file with the picture's bytes and a `name`, as
-                `data.images.PictureFile`, or a path; a path where it is a folder of frames.
-
-        Raises:
-            SampleError: the image cannot be read, or is far too long and narrow.
+        A picture is a `data.images.PictureFile` or a path, also of a folder of frames. Raises `SampleError` for one
+        that cannot be read, or is far too long and narrow.
         """
         ...
 
@@ -74,11 +70,10 @@ class TextEncoder(Encoder, Protocol):
         ...
 
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray] | None:
-        """Encode tokenised captions.
+        """Encode tokenised captions; None where there are only ids.
 
-        Returns:
-            The states of the tokens, caption after caption without padding, float32 [sum of lengths, C], and the
-            global features [B,D]; None where there are only ids.
+        Returns the states of the tokens, caption after caption without padding, float32 [sum of lengths, C], and the
+        global features [B,D].
         """
         ...
 
@@ -110,11 +105,7 @@ def turns_upright(identity: dict[str, Any]) -> bool:
 
 
 def choose_layer(what: str, layer: int, count: int) -> int:
-    """Return a layer's number from 0, of `count`; numbers below 0 count from the last.
-
-    Raises:
-        EncoderError: `what` has no such layer.
-    """
+    """Return a layer's number from 0, of `count`; numbers below 0 count from the last."""
     if not -count <= layer < count:
         raise EncoderError(
             f"{what} has no layer {layer}; choose one from 0 to {count - 1}, or from -1, the last, down to -{count}"

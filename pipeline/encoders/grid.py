@@ -11,11 +11,10 @@ import torch
 import torchvision
 from PIL import Image
 from safetensors.torch import save_file
-from torch import Tensor, fx, nn
-from torch.nn import functional
+from torch import Tensor, nn
 from torchvision import transforms
-from torchvision.models import VisionTransformer, get_model, get_model_weights, list_models
-from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+from torchvision.models import DenseNet, VisionTransformer, get_model, get_model_weights, list_models
+from torchvision.models.feature_extraction import create_feature_extractor
 
 from ..data.images import LONGEST, AnyPicture, open_image
 from ..errors import EncoderError
@@ -26,9 +25,8 @@ from .weights import autocast, digest, load_network, noise_images, settle_norms
 
 GRID_OPTIONS = frozenset({"weights", "image_size", "whole", "pool", "views", "frames"})
 IMAGE_SIZE = 224  # side of the square input of networks that have none of their own, pixels
-_HEADS = {"classifier", "fc", "head", "heads"}
-_POOLS = (nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
-_POOLING = {functional.adaptive_avg_pool2d, functional.adaptive_max_pool2d}
+# The part that gives the last map in ResNets, ShuffleNets, GoogLeNet, Inception, RegNets, MaxViT, MNASNets and Swins.
+_LAST = ("layer4", "conv5", "inception5b", "Mixed_7c", "trunk_output", "blocks", "layers", "permute")
 
 
 class Grid(VisualEncoder):
@@ -107,15 +105,24 @@ class GridEncoder(Grid):
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         """Build the network and load its weights; errors as of `registry.load_visual`."""
+        known = list_models(module=torchvision.models)
+        if spec.name not in known:
+            raise unknown(spec.name, [*known, "butd", "butd-grid", "fasterrcnn_resnet50_fpn_v2"])
         self.name, self.device = spec.name, device
-        size = spec.image_size or IMAGE_SIZE
-        weights_id, network, layer = _load(spec, size)
+        size, preset = spec.image_size or IMAGE_SIZE, _preset(spec.name)
+
+        def settle(network: nn.Module) -> None:
+            images = transforms.Normalize(preset.mean, preset.std)(noise_images(16, size))
+            settle_norms(network, lambda: network(images))
+
+        published = get_model_weights(spec.name).__members__.get("IMAGENET1K_V1")
+        weights_id, network = load_network(spec, lambda: _build(spec.name, size), settle, published)
+        layer = last_map(network)
         extractor: Any = create_feature_extractor(network, {layer: "map"}, suppress_diff_warning=True).eval()
         # Channels last: 1.7 times as fast for MobileNetV2 on a CPU, no slower for ResNet-18.
         self.network = extractor.to(device, memory_format=torch.channels_last).requires_grad_(False)
         kept = self.network.state_dict()
         self._head = {name: value for name, value in network.state_dict().items() if name not in kept}
-        preset = _preset(spec.name)
         shorter = round(size * preset.resize_size[0] / preset.crop_size[0])
         steps = [
             transforms.Resize([size, size] if spec.whole else [shorter], preset.interpolation),
@@ -156,57 +163,13 @@ def mean_of_cells(maps: Tensor) -> Tensor:
     return _rows(maps).contiguous().mean(1)
 
 
-def last_map(network: nn.Module, image_size: int) -> str:
-    """Return the name, for torchvision's feature extraction, of the layer that makes the last feature map.
-
-    It is the last output [B, C, H, W] before the head that does not come from a global pooling alone (one inside
-    a squeeze-and-excitation block comes back to the map). Of a vision transformer it is the last token states.
-    """
+def last_map(network: nn.Module) -> str:
+    """Return the name, for torchvision's feature extraction, of what makes the last map, or a transformer's tokens."""
     if isinstance(network, VisionTransformer):
         return "encoder.ln"
-    _, names = get_graph_node_names(network, suppress_diff_warning=True)
-    names = [name for name in names if name.split(".")[0] not in _HEADS]
-    extractor = create_feature_extractor(network, names, suppress_diff_warning=True).eval()
-    with torch.inference_mode():
-        outputs = extractor(torch.zeros(1, 3, image_size, image_size))
-    pooled = _pooled(extractor)
-    nodes = extractor.graph.output_node().args[0]
-    maps = [name for name in names if getattr(outputs[name], "ndim", 0) == 4 and nodes[name] not in pooled]
-    return _shortest_name(maps[-1], names)
-
-
-def _pooled(extractor: fx.GraphModule) -> set[fx.Node]:
-    """Return the nodes that know the image by a global pooling only."""
-    pooled: set[fx.Node] = set()
-    for node in extractor.graph.nodes:
-        is_module = node.op == "call_module" and isinstance(extractor.get_submodule(node.target), _POOLS)
-        inputs = node.all_input_nodes
-        if is_module or node.target in _POOLING or (inputs and pooled.issuperset(inputs)):
-            pooled.add(node)
-    return pooled
-
-
-def _shortest_name(node: str, names: list[str]) -> str:
-    """Return the outermost module whose output `node` is: ``layer4`` for ``layer4.1.relu_1``."""
-    parts = node.split(".")
-    prefixes = (".".join(parts[:depth]) for depth in range(1, len(parts) + 1))
-    return next(p for p in prefixes if [n for n in names if f"{n}.".startswith(f"{p}.")][-1] == node)
-
-
-def _load(spec: EncoderSpec, size: int) -> tuple[str, nn.Module, str]:
-    """Build a network on the CPU and fill it; return its weights' entry in an identity, itself and its last map."""
-    name, known = spec.name, list_models(module=torchvision.models)
-    if name not in known:
-        raise unknown(name, [*known, "butd", "butd-grid", "fasterrcnn_resnet50_fpn_v2"])
-
-    def settle(network: nn.Module) -> None:
-        preset = _preset(name)
-        images = transforms.Normalize(preset.mean, preset.std)(noise_images(16, size))
-        settle_norms(network, lambda: network(images))
-
-    published = get_model_weights(name).__members__.get("IMAGENET1K_V1")
-    weights_id, network = load_network(spec, lambda: _build(name, size), settle, published)
-    return weights_id, network, last_map(network, size)
+    if isinstance(network, DenseNet):
+        return "relu"  # a function after its features
+    return next((name for name in _LAST if hasattr(network, name)), "features")
 
 
 def _build(name: str, image_size: int) -> nn.Module:

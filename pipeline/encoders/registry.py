@@ -42,7 +42,7 @@ def load_visual(spec: EncoderSpec, device: str) -> VisualEncoder:
     """Return a new image encoder on `device`: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
-        EncoderError: the name is unknown, the weights do not fit, or an option is not for this encoder.
+        EncoderError: the name is unknown, the weights do not fit or cannot be loaded, or an option does not fit.
     """
     make = _class_of(spec.name, _IMAGES)
     spec.require(make.takes)
@@ -64,10 +64,9 @@ def load_visual(spec: EncoderSpec, device: str) -> VisualEncoder:
 
 
 def load_text(spec: EncoderSpec, device: str) -> TextEncoder:
-    """Return a new caption encoder on `device`; ``words`` have no weights, see `words.WordsEncoder.build`.
+    """Return a new caption encoder on `device`; errors as of `load_visual`.
 
-    Raises:
-        EncoderError: the name is unknown, the weights do not fit, or an option is not for this encoder.
+    Of ``words``, which have no weights, `words.WordsEncoder.build` makes one.
     """
     if spec.name not in _TEXTS and not spec.name.startswith((HUB, OPEN_CLIP)):
         raise unknown(spec.name, ["bert", "words"], "text encoder")

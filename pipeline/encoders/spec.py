@@ -56,10 +56,10 @@ class EncoderSpec:
         if self.weights == "imagenet":
             object.__setattr__(self, "weights", None)
         for key in _TUPLES:
-            value = getattr(self, key)
-            if value is not None and not (len(value) == 2 and all(isinstance(one, int) for one in value)):
-                raise EncoderError(f"{key} must be two whole numbers, as (2, 2), not {value!r}")
-            object.__setattr__(self, key, None if value is None else tuple(value))
+            if (value := getattr(self, key)) is not None:
+                if not (len(value) == 2 and all(isinstance(one, int) for one in value)):
+                    raise EncoderError(f"{key} must be two whole numbers, as (2, 2), not {value!r}")
+                object.__setattr__(self, key, tuple(value))
         if self.prompt is not None and "{}" not in self.prompt:
             raise EncoderError(f"the prompt {self.prompt!r} must contain {{}}, where the caption stands")
         for key in ("image_size", "frames"):
@@ -108,11 +108,7 @@ class EncoderSpec:
         return source.startswith(("/", "./")) and not Path(source).exists()
 
     def require(self, takes: Collection[str]) -> None:
-        """Refuse the options that an encoder does not take.
-
-        Raises:
-            EncoderError: one is set that is not among `takes`; ``dtype`` and ``trust`` go with every encoder.
-        """
+        """Raise EncoderError if an option is set that is not in `takes`, nor ``dtype`` or ``trust``."""
         for field in fields(self)[1:]:
             if field.name not in {"dtype", "trust", *takes} and getattr(self, field.name) != field.default:
                 known = ", ".join(sorted(takes)) or "no options"
@@ -125,11 +121,7 @@ class EncoderSpec:
 
     @classmethod
     def from_json(cls, values: Any) -> "EncoderSpec":
-        """Return what `to_json` gave.
-
-        Raises:
-            EncoderError: it is something else.
-        """
+        """Return what `to_json` gave; EncoderError for anything else."""
         known = {field.name for field in fields(cls)}
         if not (isinstance(values, dict) and isinstance(values.get("name"), str) and values.keys() <= known):
             raise EncoderError(f"{values!r} does not describe an encoder")
@@ -137,10 +129,7 @@ class EncoderSpec:
 
 
 def short_name(source: str) -> str:
-    """Return the last part of a hub id or of a folder's path, with which a set's name may begin.
-
-    A fine-tuned backbone is called after its run and branch.
-    """
+    """Return the last part of a hub id or path, as a set's name begins; of a fine-tuned backbone its run and branch."""
     path = Path(source)
     last = path.resolve().name if path.is_dir() or path.is_absolute() else source.partition("@")[0].rpartition("/")[2]
     if last.endswith("_backbone"):

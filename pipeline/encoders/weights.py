@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 
 def seed_or_file(spec: EncoderSpec) -> int | Path | None:
-    """Return the seed of ``random:SEED`` or the path of a file of weights; None: the published ones.
-
-    Raises:
-        EncoderError: the weights are neither.
-    """
+    """Return the seed of ``random:SEED`` or the path of a file of weights; None: the published ones."""
     if spec.weights is None:
         return None
     if seed := re.fullmatch(r"random:(\d{1,18})", spec.weights):
@@ -44,11 +40,8 @@ def load_network(
 ) -> tuple[str, Any]:
     """Build a network of torchvision's on the CPU and fill it; return its weights' entry in an identity, and itself.
 
-    Args:
-        spec: names the weights.
-        build: makes the network; its own weights are random.
-        settle: gives random weights the statistics of their batch norms, by `settle_norms`.
-        published: the weights for None; there may be none.
+    `settle` gives random weights the statistics of their batch norms, by `settle_norms`; `published` are the weights if
+    the spec names none.
 
     Raises:
         EncoderError: the weights cannot be obtained, or do not fit.
@@ -94,7 +87,7 @@ def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _unpickle(path, trust)
     except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        raise EncoderError(f"{path}: the weights cannot be read ({error.strerror}); check the path") from error
+        raise EncoderError(f"{path}: the weights cannot be read: {error.strerror}") from error
     except Exception as error:  # torch raises anything on damage
         if isinstance(error, pickle.UnpicklingError) and not trust:
             raise EncoderError(
@@ -234,8 +227,7 @@ def settle_norms(network: nn.Module, run: Callable[[], Any]) -> None:
 def noise_images(count: int, image_size: int) -> Tensor:
     """Draw images [count, 3, S, S] in 0..1, each with its own mixture of shades, shapes, edges and grain.
 
-    Images that are all of one smoothness give statistics under which the features of photographs, or of flat
-    drawings, grow from layer to layer, up to thousands.
+    With images of one smoothness, features of photographs or flat drawings grow from layer to layer, up to thousands.
     """
     weights = torch.rand(count, 4, 1, 1, 1) ** 3
     weights /= weights.square().sum(1, keepdim=True).sqrt()

@@ -13,8 +13,9 @@ import numpy as np
 
 from ..errors import VectorsError
 from ..progress import Progress
+from ..wording import reason
 
-_TOLD = 10_000  # lines between two reports of progress
+_LINES = 10_000  # between two reports of progress
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,15 @@ class WordVectors:
     vectors: np.ndarray  # float32 [V,dim], one row per word of the vocabulary; zeros where the file has none
     found: np.ndarray  # bool [V], whether the file has one
     missing: tuple[str, ...]  # the words without one, in the order of the vocabulary
-    undecodable: int  # lines that were skipped because their word is not UTF-8
 
 
 def read_word_vectors(path: str | Path, vocabulary: Sequence[str]) -> WordVectors:
     """Read the vectors of a vocabulary from a text file, line by line; no others are kept.
 
     A line is a word and its numbers with a space between each; GloVe's words may have spaces inside. A first line of
-    two whole numbers, as fastText and word2vec write it, tells how many vectors there are and how wide. A file whose
-    name ends in ``.gz`` is decompressed.
-
-    A word gets the vector of the first line with this very word, else of the first whose word in lower case is it.
+    two whole numbers, as fastText and word2vec write it, is how many vectors there are and how wide. A file whose name
+    ends in ``.gz`` is decompressed. A word gets the vector of the first line with this very word, else of the first
+    whose word in lower case is it.
 
     Raises:
         VectorsError: the file cannot be read, a line is not a word with its numbers, lines are missing at the end, or
@@ -45,53 +44,46 @@ def read_word_vectors(path: str | Path, vocabulary: Sequence[str]) -> WordVector
         with path.open("rb") as file, Progress(f"read {path.name}", path.stat().st_size, "bytes") as progress:
             return _read(_lines(file, path.suffix == ".gz", progress), path, vocabulary)
     except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        raise VectorsError(f"the word vectors {path} cannot be read ({reason}); check the path or the file") from error
+        said = getattr(error, "strerror", None) or reason(error)
+        raise VectorsError(f"the word vectors {path} cannot be read ({said}); check the path or the file") from error
 
 
 def _lines(file: BinaryIO, compressed: bool, progress: Progress) -> Iterator[bytes]:
     """Yield the lines. Only a line feed ends one: some words are line ends of other kinds."""
-    told = 0
+    at = 0
     for number, line in enumerate(gzip.GzipFile(fileobj=file) if compressed else file):
-        if number % _TOLD == 0:
-            progress.update(file.tell() - told)
-            told = file.tell()
+        if number % _LINES == 0:
+            progress.update(file.tell() - at)
+            at = file.tell()
         yield line.rstrip(b" \r\n")
-    progress.update(file.tell() - told)
+    progress.update(file.tell() - at)
 
 
 def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> WordVectors:
     first = next(lines, b"")
     header = re.fullmatch(rb"(\d{1,12}) (\d{1,6})", first)
     promised, dim = (int(header[1]), int(header[2])) if header else (0, first.count(b" "))
-    width = dim
-    begin = next(lines, None) if header else first
-    lines = chain([] if begin is None else [begin], lines)
-    if begin is None or begin.count(b" ") < dim:  # memory is made for as many numbers as a line has
-        dim = 0
+    begin = next(lines, b"") if header else first
+    if dim == 0 or (promised and begin.count(b" ") < dim):  # before memory is made for as many numbers
+        raise VectorsError(f"{path} does not begin with a word and its numbers; use a text file of word vectors")
     rows = {word: row for row, word in enumerate(vocabulary)}
     vectors = np.zeros((len(rows), dim), dtype=np.float32)
     rank = np.zeros(len(rows), dtype=np.int8)  # of the line a word has: 2 with this very word, 1 in lower case, 0 none
-    undecodable = read = 0
-    for read, line in enumerate(lines, 1):
-        where = f"{path}: line {read + bool(header)}"
+    count = 0
+    for count, line in enumerate(chain([begin] if begin else [], lines), 1):
+        where = f"{path}: line {count + bool(header)}"
         name, *numbers = line.rsplit(b" ", dim)
-        if dim == 0 or len(numbers) < dim:
-            raise VectorsError(f"{where} is not a word with {width or 'its'} numbers; use a text file of word vectors")
-        try:
-            word = name.decode()
-        except UnicodeDecodeError:
-            undecodable += 1
-            continue
-        own, row = (2, rows[word]) if word in rows else (1, rows.get(word.lower()))
-        if row is not None and own > rank[row]:
-            vectors[row], rank[row] = _vector(numbers, where), own
-    if read < promised:
-        raise VectorsError(f"{path}: its first line promises {promised} vectors and it has {read}; get the file again")
+        if len(numbers) < dim:
+            raise VectorsError(f"{where} is not a word with {dim} numbers; use a text file of word vectors")
+        word = name.decode(errors="replace")  # what is not UTF-8 is no word of a vocabulary
+        better, row = (2, rows[word]) if word in rows else (1, rows.get(word.lower()))
+        if row is not None and better > rank[row]:
+            vectors[row], rank[row] = _vector(numbers, where), better
+    if count < promised:
+        raise VectorsError(f"{path}: its first line promises {promised} vectors and it has {count}; get the file again")
     if not rank.any():
         raise VectorsError(f"{path} has no word of the vocabulary; use vectors of the captions' language")
-    missing = tuple(word for word, row in rows.items() if not rank[row])
-    return WordVectors(vectors, rank > 0, missing, undecodable)
+    return WordVectors(vectors, rank > 0, tuple(word for word, row in rows.items() if not rank[row]))
 
 
 def _vector(numbers: list[bytes], where: str) -> np.ndarray:

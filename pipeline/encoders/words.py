@@ -4,10 +4,10 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from ..data.samples import tokenize
 from ..errors import EncoderError
+from .base import TextEncoder
 from .spec import EncoderSpec
 
 UNK = "<unk>"
@@ -16,33 +16,30 @@ FEW_CAPTIONS = 10_000  # with fewer to learn from, every word is in it
 TOKENIZER = "lower-case words"  # `samples.tokenize`; a change of its result needs another name here
 
 
-class WordsEncoder:
+class WordsEncoder(TextEncoder):
     """Turn captions into ids of a vocabulary, as `build` makes it; id 0 is ``<unk>``, for every other word.
 
     Raises:
         EncoderError: the vocabulary does not begin with ``<unk>``, or names a word twice.
     """
 
-    takes: frozenset[str] = frozenset()
     name = kind = "words"
-    space: str | None = None
-    channels: int | None = None
-    global_channels: int | None = None
+    channels = global_channels = None
 
     def __init__(self, vocabulary: Sequence[str]) -> None:
-        self.vocabulary: tuple[str, ...] | None = tuple(vocabulary)
+        self.vocabulary = tuple(vocabulary)
         self._ids = {word: number for number, word in enumerate(vocabulary)}
         if self._ids.get(UNK) != 0 or len(self._ids) < len(vocabulary):
             raise EncoderError(
                 f"a vocabulary begins with '{UNK}' and names no word twice; build it again from the training captions"
             )
-        self.identity: dict[str, Any] = {
+        self.identity = {
             "encoder": self.name,
             "weights": hashlib.sha256(json.dumps(self.vocabulary).encode()).hexdigest(),
             "preprocessing": {"tokenizer": TOKENIZER},
             "layer": None,
         }
-        self.versions: dict[str, str] = {}
+        self.versions = {}
         self.spec = EncoderSpec(self.name)
 
     @classmethod

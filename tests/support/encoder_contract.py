@@ -1,10 +1,12 @@
-"""Drawn pictures, and what every encoder of regions promises, as a test class to inherit from."""
+"""Drawn pictures, what the tests of all encoders share, and what every encoder of regions promises."""
 
 import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from xret.pipeline.errors import SampleError
+from xret.pipeline.errors import EncoderError, SampleError
+
+SIZES = [(180, 140), (90, 200), (64, 64)]
 
 
 def picture(path, size=(180, 140), seed=0):
@@ -20,34 +22,39 @@ def picture(path, size=(180, 140), seed=0):
     return path
 
 
+def close(found, expected, tolerance=1e-5):
+    expected = np.asarray(expected)
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+def refused(sentence, load, *arguments, **options):
+    """Assert that an encoder is refused with one line that matches the sentence."""
+    with pytest.raises(EncoderError, match=sentence) as caught:
+        load(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
 class RegionContract:
     """Inherit and give a fixture `encoder` of 3 to 8 regions, the numbers of its classes, and how far boxes reach."""
 
     classes = range(0)
     beyond = 0  # how far x2 and y2 may lie from width and height
 
-    def test_declares_regions(self, encoder):
-        assert (encoder.kind, encoder.rows) == ("roi", 8)
-        assert encoder.channels == encoder.global_channels
-        assert encoder.extras == ("boxes", "classes", "scores")
-
     def test_regions_of_each_picture(self, encoder, tmp_path):
+        assert (encoder.kind, encoder.rows, encoder.extras) == ("roi", 8, ("boxes", "classes", "scores"))
         sizes = [(150, 120), (90, 200)]
         decoded = [encoder.decode(picture(tmp_path / f"{i}.png", size, i)) for i, size in enumerate(sizes)]
         assert [size for _, size in decoded] == sizes
         for regions, size in zip(encoder.encode([image for image, _ in decoded]), sizes, strict=True):
-            count = len(regions.local)
-            assert 3 <= count <= 8
+            count, boxes = len(regions.local), regions.boxes
+            assert 3 <= count <= 8 and regions.size == size
             assert (regions.local.dtype, regions.local.shape) == (np.float32, (count, encoder.channels))
-            assert (regions.boxes.dtype, regions.boxes.shape) == (np.float32, (count, 4))
+            assert (boxes.dtype, boxes.shape) == (np.float32, (count, 4))
             assert (regions.scores.dtype, regions.scores.shape) == (np.float32, (count,))
             assert np.issubdtype(regions.classes.dtype, np.integer) and regions.classes.shape == (count,)
-            assert regions.size == size
             assert np.isfinite(regions.local).all() and 0.05 < regions.local.std() < 10 and regions.local.max() < 100
-            assert (regions.boxes[:, :2] >= 0).all() and (
-                regions.boxes[:, :2] < regions.boxes[:, 2:] - self.beyond
-            ).all()
-            assert (regions.boxes[:, 2:] <= np.array(size) + self.beyond + 1e-3).all()
+            assert (boxes[:, :2] >= 0).all() and (boxes[:, :2] < boxes[:, 2:] - self.beyond).all()
+            assert (boxes[:, 2:] <= np.array(size) + self.beyond + 1e-3).all()
             assert set(regions.classes.tolist()) <= set(self.classes)
             assert (np.diff(regions.scores) <= 0).all() and ((regions.scores >= 0) & (regions.scores <= 1)).all()
 
@@ -63,10 +70,8 @@ class RegionContract:
     def test_small_and_narrow_pictures_have_regions(self, encoder, tmp_path, size):
         image, original = encoder.decode(picture(tmp_path / "p.png", size))
         regions = encoder.encode([image])[0]
-        assert original == size
-        assert 1 <= len(regions.local) <= 8
-        assert np.isfinite(regions.local).all()
-        assert (regions.boxes[:, 2:] <= np.array(size)).all()
+        assert original == size and 1 <= len(regions.local) <= 8
+        assert np.isfinite(regions.local).all() and (regions.boxes[:, 2:] <= np.array(size)).all()
 
     def test_a_picture_that_cannot_be_used_is_named(self, encoder, tmp_path):
         Image.new("RGB", (1, 101)).save(tmp_path / "thin.png")

@@ -65,7 +65,7 @@ def load_from(source: str, kind: Literal["text", "image"], trust: bool, load: Ca
     """Return what `load` makes of a folder or a model id; the hub is asked only for what its cache lacks.
 
     Raises:
-        EncoderError: there is no such model, it is incomplete, or needs code of its own.
+        EncoderError: there is no such model, it is incomplete, or it needs code of its own without `trust`.
     """
     found = Checkpoint(source, kind, trust)
     if not found.is_folder and not _HUB_ID.fullmatch(source):
@@ -93,19 +93,15 @@ def load_from(source: str, kind: Literal["text", "image"], trust: bool, load: Ca
 def load_model(checkpoint: Checkpoint, auto: Any, **options: Any) -> tuple[Any, bool, str | None]:
     """Return a model in float32, as its documentation loads it, whether its pooler's weights are missing, its space.
 
-    Of a model of pictures and texts the other tower is left out; a checkpoint may lack it, as a tuned one does. Such a
-    model's space is the digest of both towers, None of one alone or of any other model; see `base.Encoder`.
+    Of a model of pictures and texts the other tower is left out; a checkpoint may lack it, as a tuned one does. The
+    space is the digest of both towers, None for any other model; see `base.Encoder`.
 
     Raises:
         EncoderError: the weights do not fit the model's config.json, or hold NaN.
     """
-    model, info = checkpoint.load(
-        auto,
-        dtype=torch.float32,
-        ignore_mismatched_sizes=True,  # they are refused below, by name
-        output_loading_info=True,
-        **options,
-    )
+    # Mismatched sizes are refused below, by name.
+    options |= {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    model, info = checkpoint.load(auto, **options)
     joint, others = hasattr(model, f"get_{checkpoint.kind}_features"), _OTHERS[checkpoint.kind]
     other = {name for name, _ in model.named_parameters() if joint and name.startswith(others)}
     lacking = set(info["missing_keys"])

@@ -28,7 +28,8 @@ class Pixels:
         whole: take whole pictures to the size that the middle would be cut out with.
 
     Attributes:
-        settings: all that decides the pixels; JSON. ``resize``, ``crop`` and ``stretch`` say what is seen of a picture.
+        settings: all that decides the pixels; JSON. Of pictures made squares, ``resize`` is the shorter side and
+            ``crop`` that of the middle; ``stretch`` is the side of the whole picture made a square, before a crop.
         shape: (height, width) of the pixels.
 
     Raises:
@@ -45,18 +46,12 @@ class Pixels:
             settings |= self._sizes
         made = [self._processed(Image.fromarray(np.zeros((*size, 3), dtype=np.uint8))) for size in _TRIED]
         shapes = {tuple(one["pixel_values"].shape[2:]) if "pixel_values" in one else () for one in made}
-        if any(len(shape) != 2 for shape in shapes):
+        self.shape = shapes.pop()
+        if shapes or len(self.shape) != 2:
             raise EncoderError(
-                f"{what} take a list of patches whose number varies (as SigLIP 2 NaFlex does); take a checkpoint of a"
-                " fixed resolution, as google/siglip2-base-patch16-224"
+                f"{what}: the processor does not bring all pictures to one shape; let its preprocessor_config.json crop"
+                " or stretch them, or take a checkpoint of a fixed resolution, as google/siglip2-base-patch16-224"
             )
-        if len(shapes) > 1:
-            raise EncoderError(
-                f"{what}: the processor gives pictures of different proportions different shapes; let its"
-                " preprocessor_config.json crop or stretch them to one"
-            )
-        ((height, width),) = shapes
-        self.shape = height, width
         self.settings: dict[str, Any] = {
             "decoder": "pillow",
             "processor": type(processor).__name__,
@@ -94,11 +89,7 @@ def _uncut(what: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seen(settings: dict[str, Any], shape: tuple[int, int]) -> dict[str, int]:
-    """Return what a network of square inputs sees of a picture that is resized.
-
-    ``resize`` is the shorter side and ``crop`` that of the middle; ``stretch`` is the side of the whole picture made a
-    square, before a crop.
-    """
+    """Return what a network of square inputs sees of a picture that is resized: see `Pixels.settings`."""
     size, (height, width) = settings.get("size") or {}, shape
     if height != width or not settings.get("do_resize", True):
         return {}

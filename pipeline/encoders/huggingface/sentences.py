@@ -18,19 +18,13 @@ _FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transfor
 class Pooling:
     """Makes one vector of the states of a text.
 
-    Args:
-        checkpoint: the folder or model id.
-        files: content of `_FILES` by name; `modules.json` is there.
-
     Attributes:
         most: tokens of a text that are seen; None: what the model takes.
         described: how the vector is made, for an identity.
-
-    Raises:
-        EncoderError: the library is not installed.
     """
 
     def __init__(self, checkpoint: Checkpoint, files: dict[str, Any]) -> None:
+        """Load the modules; `files` is the content of `_FILES` by name, `modules.json` at least."""
         self._files, self._parts = files, files["modules.json"][1:]
         self._config = _read(checkpoint, f"{self._parts[0].get('path')}/config.json") or {}
         self.most: int | None = (files["sentence_bert_config.json"] or {}).get("max_seq_length")
@@ -71,23 +65,18 @@ def read_pooling(checkpoint: Checkpoint, prompt: str | None) -> Pooling | None:
     """Return how a folder or model id of sentence-transformers pools; None where it is no such.
 
     Raises:
-        EncoderError: it changes the texts or runs other modules, or its authors want a prompt and `prompt` is None.
+        EncoderError: it changes the texts or runs other modules, its authors want a prompt and `prompt` is None, or the
+            library is not installed.
     """
     files = {name: _read(checkpoint, name) for name in _FILES}
     if files["modules.json"] is None:
         return None
     kinds = [str(module.get("type", "")) for module in files["modules.json"]]
     ours = all(kind.startswith("sentence_transformers.") for kind in kinds)
-    if not ours or len(kinds) < 2 or not kinds[0].endswith(".Transformer") or files["modules.json"][0].get("path"):
-        raise EncoderError(
-            f"{checkpoint}: xret cannot compute their modules.json ({', '.join(kinds)}); take them as --text bert,"
-            " which pools by the maximum"
-        )
-    if (files["sentence_bert_config.json"] or {}).get("do_lower_case"):
-        raise EncoderError(
-            f"{checkpoint} want texts in lower case, which xret leaves as they are; write the captions so, and set"
-            " do_lower_case to false in their sentence_bert_config.json"
-        )
+    lowers = (files["sentence_bert_config.json"] or {}).get("do_lower_case")
+    if not ours or lowers or len(kinds) < 2 or not kinds[0].endswith(".Transformer"):
+        what = "texts in lower case" if lowers else f"modules of {', '.join(kinds)}"
+        raise EncoderError(f"{checkpoint} want {what}, which xret does not run; use --text bert, which pools by itself")
     about = files["config_sentence_transformers.json"] or {}
     wanted = (about.get("prompts") or {}).get(about.get("default_prompt_name"))
     if prompt is None and wanted:

@@ -57,7 +57,7 @@ class TokenEncoder(TextEncoder):
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         self.device, self._half, self._prompt = device, spec.half, spec.prompt
 
-    def _settle(self, what: str, layer: int, last: int) -> str:
+    def _measure(self, what: str, layer: int, last: int) -> str:
         """Choose the layer and measure the features; return the layer's entry in the identity."""
         self.network.to(device=self.device).eval().requires_grad_(False)
         layer = choose_layer(what, layer, last + 1)
@@ -68,18 +68,18 @@ class TokenEncoder(TextEncoder):
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each caption's tokens, at most `max_length`; a caption without any gets one unk."""
-        return self._ids(texts, self.max_length)
+        return self._ids(self._prompted(texts), self.max_length)
 
     def count_truncated(self, texts: Sequence[str]) -> int:
         """Return how many captions `tokenize` cuts short."""
-        return sum(len(ids) > self.max_length for ids in self._ids(texts, self.max_length + 1))
+        return sum(len(ids) > self.max_length for ids in self._ids(self._prompted(texts), self.max_length + 1))
 
     def _prompted(self, texts: Sequence[str]) -> list[str]:
-        return list(texts) if self._prompt is None else [self._prompt.replace("{}", text) for text in texts]
+        return [text if self._prompt is None else self._prompt.replace("{}", text) for text in texts]
 
     @abstractmethod
-    def _ids(self, texts: Sequence[str], most: int) -> list[list[int]]:
-        """Return the ids of each caption, at least one and at most so many."""
+    def _ids(self, texts: list[str], most: int) -> list[list[int]]:
+        """Return the ids of each text, at least one and at most so many."""
 
     @torch.inference_mode()
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -101,8 +101,7 @@ class TokenEncoder(TextEncoder):
             States [B,N,C], zeros after the lengths, and the global feature of each caption [B,D], on the device.
         """
         token, length = token.to(self.device), length.to(self.device)[:, None]
-        more = max(self._width - token.shape[1], 0)
-        inputs = nn.functional.pad(token, (0, more))
+        inputs = nn.functional.pad(token, (0, max(self._width - token.shape[1], 0)))
         inside = torch.arange(inputs.shape[1], device=self.device) < length
         states, pooled = self._run(inputs.masked_fill(~inside, self._pad), inside)
         return states.masked_fill(~inside[:, :, None], 0)[:, : token.shape[1]], pooled
@@ -130,37 +129,39 @@ class HubTextEncoder(TokenEncoder):
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         """Load model and tokenizer; errors as of `registry.load_text`."""
         super().__init__(spec, device)
-        self._bert, source = spec.name == "bert", spec.source or BERT
-        if not self._bert and spec.weights is not None:
+        bert, source = spec.name == "bert", spec.source or BERT
+        if not bert and spec.weights is not None:
             raise EncoderError(f"'{spec.name}' names its weights itself; leave {spec.weights} out")
         self.name = short_name(source)
-        trust = spec.trust and not self._bert
-        loaded = load_from(source, "text", trust, lambda checkpoint: _load(checkpoint, self._bert, spec.prompt))
+        loaded = load_from(source, "text", spec.trust and not bert, lambda found: _load(found, bert, spec.prompt))
         self.network, self._tokenizer, self._pooling, self.space = loaded
         self._lock = threading.Lock()  # a tokenizer keeps its settings for truncation between calls
         self._joint = hasattr(self.network, "get_text_features")
-        config = getattr(self.network.config, "text_config", self.network.config)
-        if not self._bert and config.model_type in _PADDED:
-            self._width = int(config.max_position_embeddings)
+        self._half = spec.half and not bert
+        config, pads = getattr(self.network.config, "text_config", self.network.config), []
+        if not bert:
+            pads = [self._tokenizer.pad_token_id]
+            self._width = int(config.max_position_embeddings) if config.model_type in _PADDED else 0
+        self._left = not bert and self._tokenizer.padding_side == "left"
         self._masked = not self._width or "attention_mask" in self._tokenizer.model_input_names
-        pads = [config.pad_token_id] if self._bert else [self._tokenizer.pad_token_id, config.pad_token_id]
-        self._pad = int(next((pad for pad in pads if pad is not None), 0))
+        self._pad = int(next((pad for pad in [*pads, config.pad_token_id] if pad is not None), 0))
         self._global = "maximum"
         if self._joint:
             self._global = "projected"
         elif self._pooling is not None:
             self._global = self._pooling.described
-        elif not self._bert and config.model_type in _POOLED:
+        elif not bert and config.model_type in _POOLED:
             self._global = "pooled"
+        most = self._pooling.most if self._pooling is not None else None
         limits = [self._tokenizer.model_max_length, _positions(self.network, config)]
-        self.max_length = min([*limits, *([self._pooling.most] if self._pooling and self._pooling.most else [])])
+        self.max_length = min(limits if most is None else [*limits, most])
         checkpoint = Checkpoint(source, "text")
-        layer = self._settle(str(checkpoint), spec.layer, getattr(config, "num_hidden_layers", 0))
+        layer = self._measure(str(checkpoint), spec.layer, getattr(config, "num_hidden_layers", 0))
         settings = {key: value for key in _SHAPING if (value := getattr(config, key, None)) is not None}
         side = self._tokenizer.padding_side
         padding = {"tokens": self._width, "with": self._pad, "side": side, "masked": self._masked}
         self.identity = {
-            "encoder": "bert" if self._bert else HUB.rstrip(":"),
+            "encoder": "bert" if bert else HUB.rstrip(":"),
             "weights": self.weights_id(),
             "model": {"class": type(self.network).__name__, **settings},
             "preprocessing": {
@@ -170,47 +171,45 @@ class HubTextEncoder(TokenEncoder):
                 **({"padding": padding} if self._width else {}),
             },
             "layer": layer,
-            **({} if self._bert else {"global": self._global}),
+            **({} if bert else {"global": self._global}),
         }
         self.versions = library_versions("torch", "transformers", "tokenizers") | checkpoint.commit()
 
-    def _ids(self, texts: Sequence[str], most: int) -> list[list[int]]:
-        if not texts:
-            return []
-        return [ids or [self._tokenizer.unk_token_id or 0] for ids in self._encodings(texts, most)["input_ids"]]
+    def _ids(self, texts: list[str], most: int) -> list[list[int]]:
+        encodings = self._encodings(texts, most)["input_ids"] if texts else []
+        return [ids or [self._tokenizer.unk_token_id or 0] for ids in encodings]
 
-    def _encodings(self, texts: Sequence[str], most: int) -> Any:
+    def _encodings(self, texts: list[str], most: int) -> Any:
         with self._lock:
-            return self._tokenizer(self._prompted(texts), padding=False, truncation=True, max_length=most)
+            return self._tokenizer(texts, padding=False, truncation=True, max_length=most)
 
     def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
         width = inputs.shape[1]
         places = torch.arange(width, device=inputs.device)
         # Where captions are padded before them, the places move on by what is no caption.
-        left = not self._bert and self._tokenizer.padding_side == "left"
-        ahead = width - inside.sum(1, keepdim=True) if left else places[:1]
+        ahead = width - inside.sum(1, keepdim=True) if self._left else places[:1]
         moved = ((places - ahead) % width).expand_as(inputs)
         arguments = {"input_ids": inputs.gather(1, moved)}
         if self._masked:
             arguments["attention_mask"] = inside.long().gather(1, moved)
         run: Any = self.network.get_text_features if self._joint else self.network
-        with autocast(self.device, self._half and not self._bert):
+        with autocast(self.device, self._half):
             found = run(**arguments, output_hidden_states=self._layer is not None)
         states = (found.last_hidden_state if self._layer is None else found.hidden_states[self._layer]).float()
         back = ((places + ahead) % width).expand_as(inputs)
         states = states.gather(1, back[:, :, None].expand_as(states))
         if self._global in ("projected", "pooled"):
             return states, found.pooler_output.float()
-        if self._global == "maximum":  # the states of padding are not zero, and could be larger
-            return states, states.masked_fill(~inside[:, :, None], -torch.inf).amax(1)
-        assert self._pooling is not None, "it says how to pool"
-        return states, self._pooling.pool(states, inside)
+        if self._pooling is not None:
+            return states, self._pooling.pool(states, inside)
+        # The states of padding are not zero, and could be larger.
+        return states, states.masked_fill(~inside[:, :, None], -torch.inf).amax(1)
 
     def words(self, texts: Sequence[str]) -> list[list[int | None]]:
         """Return the number of its word in the caption for each id that `tokenize` gives; None: a special token.
 
         Raises:
-            EncoderError: the tokenizer does not tell.
+            EncoderError: the tokenizer marks no words, or has nothing to put in their place.
         """
         marks = {None, *(getattr(self._tokenizer, f"{mark}_token_id") for mark in ("bos", "eos", "pad"))}
         # CLIP's unknown token is the mark of the end, where its text tower stops reading.
@@ -220,7 +219,7 @@ class HubTextEncoder(TokenEncoder):
             raise EncoderError(
                 f"the tokenizer of '{self.name}' has {lacks}, so words cannot be masked; set finetune.mask_words=0"
             )
-        encodings = self._encodings(texts, self.max_length)
+        encodings = self._encodings(self._prompted(texts), self.max_length)
         return [encodings.word_ids(row) or [0] for row in range(len(texts))]
 
     @property
@@ -259,19 +258,8 @@ def _load(checkpoint: Checkpoint, bert: bool, prompt: str | None) -> tuple[Any, 
         raise EncoderError(
             f"{checkpoint} are a {type(model).__name__}, which takes no texts; give a text model, or use it as --visual"
         )
-    pooling = None if bert else read_pooling(checkpoint, prompt)
-    return model, _load_tokenizer(checkpoint, getattr(config, "text_config", config)), pooling, space
-
-
-def _load_tokenizer(checkpoint: Checkpoint, config: Any) -> Any:
-    """Return the tokenizer of a model whose text part has this config.
-
-    Raises:
-        EncoderError: the model does not know all of its tokens.
-        FileNotFoundError: it has no vocabulary.
-    """
     tokenizer = checkpoint.load(AutoTokenizer)
-    vocabulary, rows = tokenizer.get_vocab(), getattr(config, "vocab_size", 0)
+    vocabulary, rows = tokenizer.get_vocab(), getattr(config, "text_config", config).vocab_size
     # Without its files a tokenizer is made all the same, and knows the special tokens only.
     if not set(vocabulary) - set(tokenizer.all_special_tokens):
         raise FileNotFoundError("its tokenizer lacks a vocabulary: vocab.txt or tokenizer.json")
@@ -280,7 +268,7 @@ def _load_tokenizer(checkpoint: Checkpoint, config: Any) -> Any:
             f"{checkpoint}: the tokenizer has {len(vocabulary)} tokens and the model knows {rows}; put the model's own"
             " tokenizer next to it"
         )
-    return tokenizer
+    return model, tokenizer, None if bert else read_pooling(checkpoint, prompt), space
 
 
 def _positions(model: Any, config: Any) -> int:

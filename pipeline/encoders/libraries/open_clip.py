@@ -116,7 +116,7 @@ class ClipTextEncoder(TokenEncoder):
         tokenizer = self._load_tokenizer(described["model"]["name"])
         blocks = getattr(self.network.transformer, "resblocks", None)  # None: a tower of transformers
         self._layers = self.network.config.num_hidden_layers if blocks is None else len(blocks)
-        layer = self._settle(spec.name, spec.layer, self._layers)
+        layer = self._measure(spec.name, spec.layer, self._layers)
         self.identity = {
             "encoder": "open_clip",
             "weights": self.weights_id(),
@@ -145,8 +145,8 @@ class ClipTextEncoder(TokenEncoder):
         words = {"class": type(self._tokenizer).__name__, "vocabulary": self._tokenizer.encoder}
         return hashlib.sha256(json.dumps(words, sort_keys=True).encode()).hexdigest()
 
-    def _ids(self, texts: Sequence[str], most: int) -> list[list[int]]:
-        rows = self._tokenizer(self._prompted(texts), context_length=most).tolist() if texts else []
+    def _ids(self, texts: list[str], most: int) -> list[list[int]]:
+        rows = self._tokenizer(texts, context_length=most).tolist() if texts else []
         for row in rows:
             while row and row[-1] == self._pad:
                 row.pop()

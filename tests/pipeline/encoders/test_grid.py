@@ -5,13 +5,13 @@ import urllib.error
 import numpy as np
 import pytest
 import torch
-from encoder_contract import picture
+from encoder_contract import picture, refused
 from loaded import image_encoder
 from PIL import Image
 from safetensors.torch import save_file
 from torchvision.models import get_model, get_model_weights
 
-from xret.pipeline.errors import EncoderError, SampleError
+from xret.pipeline.errors import SampleError
 
 FAMILIES = {
     "alexnet": (96, "features", 2),
@@ -52,6 +52,12 @@ def resnet18():
     return network.eval()
 
 
+@pytest.fixture
+def file(tmp_path, resnet18):
+    torch.save(resnet18.state_dict(), tmp_path / "w.pth")
+    return tmp_path / "w.pth"
+
+
 def plain_features(network, pixels):
     """Run a ResNet's parts one by one, on normalised pixels."""
     with torch.inference_mode():
@@ -61,9 +67,8 @@ def plain_features(network, pixels):
     return features.numpy()
 
 
-def test_features_are_those_of_the_plain_network(tmp_path, resnet18):
-    save_file(resnet18.state_dict(), tmp_path / "w.safetensors")
-    encoder = image_encoder("resnet18", tmp_path / "w.safetensors", 224)
+def test_features_are_those_of_the_plain_network(tmp_path, file, resnet18):
+    encoder = image_encoder("resnet18", file, 224)
     path = picture(tmp_path / "p.jpg", (300, 240))
     pixels, size = encoder.decode(path)
     assert size == (300, 240)
@@ -86,24 +91,20 @@ def test_features_are_those_of_the_plain_network(tmp_path, resnet18):
 def test_preprocessing_keeps_the_proportions_of_the_preset(network, image_size, resize, interpolation):
     made = image_encoder(network, "random:0", image_size).identity["preprocessing"]
     assert (made["resize"], made["crop"], made["interpolation"]) == (resize, image_size, interpolation)
-    assert made["mean"] == [0.485, 0.456, 0.406]
-    assert made["decoder"] == "pillow"
+    assert (made["mean"], made["decoder"]) == ([0.485, 0.456, 0.406], "pillow")
 
 
 @pytest.mark.parametrize("size", [(64, 64), (30, 200), (500, 90), (1, 1)])
 def test_any_image_becomes_a_square(tmp_path, size):
-    encoder = image_encoder("resnet18", "random:0", 64)
-    path = tmp_path / "p.png"
-    Image.new("RGB", size, (200, 30, 90)).save(path)
-    pixels, original = encoder.decode(path)
+    Image.new("RGB", size, (200, 30, 90)).save(tmp_path / "p.png")
+    pixels, original = image_encoder("resnet18", "random:0", 64).decode(tmp_path / "p.png")
     assert original == size
     assert torch.equal(pixels, torch.tensor([200, 30, 90], dtype=torch.uint8)[:, None, None].expand(3, 64, 64))
 
 
 @pytest.mark.parametrize(("size", "side"), [((300, 240), 224), ((40, 900), 64), ((64, 64), 64)])
-def test_a_whole_picture_becomes_the_square(tmp_path, resnet18, size, side):
-    save_file(resnet18.state_dict(), tmp_path / "w.safetensors")
-    encoder = image_encoder("resnet18", tmp_path / "w.safetensors", side, whole=True)
+def test_a_whole_picture_becomes_the_square(tmp_path, file, resnet18, size, side):
+    encoder, cut = (image_encoder("resnet18", file, side, whole=whole) for whole in (True, False))
     path = picture(tmp_path / "p.jpg", size)
     pixels, original = encoder.decode(path)
     assert original == size
@@ -111,18 +112,14 @@ def test_a_whole_picture_becomes_the_square(tmp_path, resnet18, size, side):
     assert np.array_equal(pixels.permute(1, 2, 0).numpy(), square)
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     normalised = torch.from_numpy(((square / 255 - mean) / std).astype(np.float32)).permute(2, 0, 1)
-    np.testing.assert_allclose(
-        encoder.encode(pixels[None])[1][0], plain_features(resnet18, normalised[None])[0].mean((1, 2)), atol=1e-4
-    )
-    cut = image_encoder("resnet18", tmp_path / "w.safetensors", side)
+    expected = plain_features(resnet18, normalised[None])[0].mean((1, 2))
+    np.testing.assert_allclose(encoder.encode(pixels[None])[1][0], expected, atol=1e-4)
     assert cut.identity != encoder.identity and cut.identity["weights"] == encoder.identity["weights"]
 
 
 def test_an_image_that_cannot_be_used_is_named(tmp_path):
-    encoder = image_encoder("resnet18", "random:0", 64)
-    torn = picture(tmp_path / "torn.jpg")
+    encoder, torn, thin = image_encoder("resnet18", "random:0", 64), picture(tmp_path / "t.jpg"), tmp_path / "thin.png"
     torn.write_bytes(torn.read_bytes()[:900])
-    thin = tmp_path / "thin.png"
     Image.new("RGB", (1, 101)).save(thin)
     for path in (torn, thin, tmp_path / "absent.jpg"):
         with pytest.raises(SampleError) as caught:
@@ -130,25 +127,17 @@ def test_an_image_that_cannot_be_used_is_named(tmp_path):
         assert caught.value.sample == str(path)
 
 
-def test_every_form_of_a_file_gives_one_identity(tmp_path, resnet18):
+def test_every_form_of_the_weights_gives_one_identity(tmp_path, file, resnet18, monkeypatch):
     state = resnet18.state_dict()
     save_file(state, tmp_path / "w.safetensors")
-    torch.save(state, tmp_path / "w.pth")
     torch.save({"state_dict": {f"module.{k}": v for k, v in state.items()}}, tmp_path / "n.pt")
-    before = torch.random.get_rng_state()
-    encoders = [image_encoder("resnet18", path, 64) for path in sorted(tmp_path.iterdir())]
-    assert torch.equal(before, torch.random.get_rng_state())
-    assert encoders[0].identity == encoders[1].identity == encoders[2].identity
+    entry = get_model_weights("resnet18").IMAGENET1K_V1
+    monkeypatch.setattr(type(entry), "get_state_dict", lambda self, **_: state)
+    names = [file, tmp_path / "w.safetensors", tmp_path / "n.pt", "imagenet"]
+    encoders = [image_encoder("resnet18", path, 64) for path in names]
+    assert all(encoder.identity == encoders[0].identity for encoder in encoders)
     pixels = torch.full((1, 3, 64, 64), 77, dtype=torch.uint8)
     assert len({encoder.encode(pixels)[0].tobytes() for encoder in encoders}) == 1
-
-
-def test_imagenet_is_the_same_as_its_file(tmp_path, resnet18, monkeypatch):
-    entry = get_model_weights("resnet18").IMAGENET1K_V1
-    monkeypatch.setattr(type(entry), "get_state_dict", lambda self, **_: resnet18.state_dict())
-    torch.save(resnet18.state_dict(), tmp_path / "w.pth")
-    file = image_encoder("resnet18", tmp_path / "w.pth", 64)
-    assert image_encoder("resnet18", "imagenet", 64).identity == file.identity
 
 
 def test_without_a_network_imagenet_says_where_to_put_a_file(tmp_path, monkeypatch, capsys):
@@ -157,55 +146,34 @@ def test_without_a_network_imagenet_says_where_to_put_a_file(tmp_path, monkeypat
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    with pytest.raises(EncoderError, match=r"resnet152.*no route.*--visual-weights FILE.*checkpoints/resnet152-"):
-        image_encoder("resnet152", "imagenet", 224)
+    sentence = r"resnet152.*no route.*--visual-weights FILE.*checkpoints/resnet152-"
+    refused(sentence, image_encoder, "resnet152", "imagenet")
     assert capsys.readouterr().out == ""  # torch's "Downloading" would spoil what --json prints
-
-
-def test_a_network_without_imagenet_v1_weights_says_so():
-    with pytest.raises(EncoderError, match="no ImageNet weights of vit_h_14"):
-        image_encoder("vit_h_14", "imagenet", 224)
-
-
-def test_weights_of_another_network_are_refused(tmp_path, resnet18):
-    torch.save(resnet18.state_dict(), tmp_path / "w.pth")
-    with pytest.raises(EncoderError, match=r"w\.pth.*do not fit 'resnet34': \d+ missing \(layer1\.2\.") as caught:
-        image_encoder("resnet34", tmp_path / "w.pth", 64)
-    assert len(str(caught.value)) < 400
+    refused("no ImageNet weights of vit_h_14", image_encoder, "vit_h_14", "imagenet")
 
 
 @pytest.mark.parametrize(
-    ("network", "weights", "message"),
+    ("network", "weights", "image_size", "sentence"),
     [
-        ("resnet51", "random:0", r"'resnet51' \(did you mean 'resnet\d+'\?\)"),
-        ("fcn_resnet50", "random:0", "there is no encoder 'fcn_resnet50'"),
-        ("resnet18", "imagenett", r"'imagenett'.*did you mean 'imagenet'"),
-        ("resnet18", "random", "'random'.*did you mean 'random:0'"),
-        ("resnet18", "random:-1", "SEED"),
-        ("resnet18", "random:x", "SEED"),
-        ("resnet18", "", "no file"),
-        ("resnet18", "absent.pth", "'absent.pth' are no file"),
+        ("resnet51", "random:0", 64, r"'resnet51' \(did you mean 'resnet\d+'\?\)"),
+        ("fcn_resnet50", "random:0", 64, "there is no encoder 'fcn_resnet50'"),
+        ("resnet18", "imagenett", 64, r"'imagenett'.*did you mean 'imagenet'"),
+        ("resnet18", "random", 64, r"'random'.*did you mean 'random:0'"),
+        ("resnet18", "random:-1", 64, "SEED"),
+        ("resnet18", "", 64, "no file"),
+        ("resnet18", "absent.pth", 64, "'absent.pth' are no file"),
+        ("resnet18", "random:0", 32, "a single cell.*larger --image-size"),
+        ("alexnet", "random:0", 16, "cannot be loaded for images of 16 pixels"),
+        ("maxvit_t", "random:0", 100, "cannot be loaded for images of 100 pixels"),
+        ("vit_b_32", "random:0", 100, "cannot be loaded for images of 100 pixels"),
     ],
 )
-def test_unknown_words_are_refused(network, weights, message):
-    with pytest.raises(EncoderError, match=message):
-        image_encoder(network, weights, 64)
+def test_names_weights_and_sizes_that_do_not_fit_are_refused(network, weights, image_size, sentence):
+    refused(sentence, image_encoder, network, weights, image_size)
 
 
-@pytest.mark.parametrize(
-    ("network", "image_size", "message"),
-    [
-        ("resnet18", 32, "a single cell.*larger --image-size"),
-        ("resnet18", 0, "image_size must be at least 1, not 0"),
-        ("alexnet", 16, "cannot be loaded for images of 16 pixels"),
-        ("maxvit_t", 100, "cannot be loaded for images of 100 pixels"),
-        ("vit_b_32", 100, "cannot be loaded for images of 100 pixels"),
-    ],
-)
-def test_a_size_that_the_network_does_not_take_is_refused(network, image_size, message):
-    with pytest.raises(EncoderError, match=message) as caught:
-        image_encoder(network, "random:0", image_size)
-    assert "\n" not in str(caught.value)
+def test_weights_of_another_network_are_refused(file):
+    refused(r"w\.pth.*do not fit 'resnet34': \d+ missing \(layer1\.2\.", image_encoder, "resnet34", file)
 
 
 def test_random_weights_follow_from_the_seed_alone():
@@ -214,25 +182,18 @@ def test_random_weights_follow_from_the_seed_alone():
     first = image_encoder("resnet18", "random:0", 64)
     assert torch.equal(before, torch.random.get_rng_state())
     torch.rand(5)
-    again = image_encoder("resnet18", "random:00", 64)
-    assert first.encode(pixels)[0].tobytes() == again.encode(pixels)[0].tobytes()
-    other = image_encoder("resnet18", "random:9", 64)
-    assert first.encode(pixels)[0].tobytes() != other.encode(pixels)[0].tobytes()
+    again, other = (image_encoder("resnet18", weights, 64) for weights in ("random:00", "random:9"))
+    assert first.encode(pixels)[0].tobytes() == again.encode(pixels)[0].tobytes() != other.encode(pixels)[0].tobytes()
     assert first.identity == again.identity != other.identity
     assert first.identity["weights"] == "random:0"
 
 
-def check_order_of_one(network, image_size, folder):
-    encoder = image_encoder(network, "random:0", image_size)
-    pixels = [encoder.decode(picture(folder / f"{seed}.jpg", seed=seed))[0] for seed in range(4)]
-    local, _ = encoder.encode(torch.stack(pixels))
-    assert 0.1 < local.std() < 10
-    assert np.abs(local).max() < 100
-
-
 @pytest.mark.parametrize("network", ["resnet18", "mobilenet_v2", "efficientnet_b0"])
 def test_activations_of_random_weights_are_of_order_one(network, tmp_path):
-    check_order_of_one(network, 64, tmp_path)
+    encoder = image_encoder(network, "random:0", 64)
+    pixels = [encoder.decode(picture(tmp_path / f"{seed}.jpg", seed=seed))[0] for seed in range(4)]
+    local, _ = encoder.encode(torch.stack(pixels))
+    assert 0.1 < local.std() < 10 and np.abs(local).max() < 100
 
 
 @pytest.mark.slow
@@ -240,12 +201,10 @@ def test_activations_of_random_weights_are_of_order_one(network, tmp_path):
 def test_a_network_of_every_family(network, tmp_path):
     image_size, layer, side = FAMILIES[network]
     encoder = image_encoder(network, "random:0", image_size)
-    assert encoder.identity["layer"] == layer
-    assert encoder.rows == side**2
+    assert (encoder.identity["layer"], encoder.rows) == (layer, side**2)
     pixels = torch.stack([encoder.decode(picture(tmp_path / f"{i}.jpg", seed=i))[0] for i in range(2)])
     local, global_ = encoder.encode(pixels)
-    assert local.shape == (2, side**2, encoder.channels)
-    assert np.isfinite(local).all()
+    assert local.shape == (2, side**2, encoder.channels) and np.isfinite(local).all()
     np.testing.assert_allclose(local.mean(1), global_, atol=1e-4)
     assert np.abs(local[0] - local[1]).max() > 0
 
@@ -269,9 +228,8 @@ def test_a_vision_transformer_gives_its_patches_in_order(tmp_path):
 
 
 def test_real_weights_tell_real_photographs_apart(shared_data):
-    weights = shared_data("weights/mobilenet_v2.safetensors")
     photographs = sorted(shared_data("flickr8k-sample").rglob("*.jpg"))[:3]
-    encoder = image_encoder("mobilenet_v2", weights, 224)
+    encoder = image_encoder("mobilenet_v2", shared_data("weights/mobilenet_v2.safetensors"), 224)
     assert (encoder.rows, encoder.channels) == (49, 1280)
     pixels = torch.stack([encoder.decode(path)[0] for path in photographs])
     local, global_ = encoder.encode(pixels)

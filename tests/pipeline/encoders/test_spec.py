@@ -4,11 +4,11 @@ import json
 from dataclasses import fields, replace
 
 import pytest
+from encoder_contract import refused
 from loaded import image_encoder, text_encoder
 
 from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.spec import short_name
-from xret.pipeline.errors import EncoderError
 
 FULL = EncoderSpec("hf:a/b", "w.pth", 96, -2, True, (2, 3), "dihedral:8", (10, 100), 4, "a {}", "float32", True)
 OPTIONS = {
@@ -33,11 +33,8 @@ REFUSED = {
     "fasterrcnn_resnet50_fpn_v2": ("image_size", "layer", "whole", "pool", "views", "frames", "prompt"),
     "own_encoder:Quarters": ("layer", "whole", "regions", "frames", "prompt"),
 }
-REFUSED_TEXTS = {
-    "bert": ("image_size", "whole", "pool", "views", "regions", "frames"),
-    "hf:clip": ("image_size", "whole", "pool", "views", "regions", "frames"),
-    "open_clip:RN50/openai": ("image_size", "whole", "pool", "views", "regions", "frames"),
-}
+OF_IMAGES = ("image_size", "whole", "pool", "views", "regions", "frames")
+REFUSED_TEXTS = dict.fromkeys(("bert", "hf:clip", "open_clip:RN50/openai"), OF_IMAGES)
 
 
 @pytest.mark.parametrize("spec", [FULL, EncoderSpec("resnet18"), EncoderSpec("butd", regions=(36, 36))])
@@ -49,24 +46,22 @@ def test_json_gives_it_again(spec):
 
 @pytest.mark.parametrize("value", [None, [], {}, {"name": 3}, {"name": "a", "other": 1}, {"weights": "a"}])
 def test_json_of_something_else_is_refused(value):
-    with pytest.raises(EncoderError, match="does not describe an encoder"):
-        EncoderSpec.from_json(value)
+    refused("does not describe an encoder", EncoderSpec.from_json, value)
 
 
 @pytest.mark.parametrize(
     "wrong", [{"pool": (2,)}, {"regions": (1, "2")}, {"prompt": "a photo"}, {"frames": 0}, {"image_size": 0}]
 )
 def test_values_that_cannot_be_are_refused(wrong):
-    with pytest.raises(EncoderError, match=next(iter(wrong))):
-        EncoderSpec("resnet18", **wrong)
+    refused(next(iter(wrong)), EncoderSpec, "resnet18", **wrong)
 
 
 @pytest.mark.parametrize(("load", "names"), [(image_encoder, REFUSED), (text_encoder, REFUSED_TEXTS)])
 def test_what_an_encoder_does_not_take_is_refused(load, names):
     for name, options in names.items():
         for option in options:
-            with pytest.raises(EncoderError, match=f"'{name}' does not take {option}; leave it out .it takes "):
-                load(name, **{option: OPTIONS[option]})
+            sentence = f"'{name}' does not take {option}; leave it out .it takes "
+            refused(sentence, load, name, **{option: OPTIONS[option]})
 
 
 @pytest.mark.parametrize(
@@ -82,8 +77,7 @@ def test_what_an_encoder_does_not_take_is_refused(load, names):
     ],
 )
 def test_slips_are_answered_with_the_nearest_name(name, meant):
-    with pytest.raises(EncoderError, match=rf"there is no encoder '{name}' \(did you mean '{meant}'\?\)"):
-        image_encoder(name)
+    refused(rf"there is no encoder '{name}' \(did you mean '{meant}'\?\)", image_encoder, name)
 
 
 def test_it_is_recorded_so_that_it_means_the_same_from_any_folder(tmp_path, monkeypatch):

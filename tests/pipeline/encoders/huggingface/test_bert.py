@@ -1,5 +1,6 @@
-"""Token features against a plain transformers forward."""
+"""``bert``: token features against a plain transformers forward, and what bad weights get."""
 
+import json
 import shutil
 
 import minilm
@@ -7,65 +8,80 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from bert_family import SPECIAL, TEXTS, VOCABULARY, assert_states, hidden_states, save_model
+from encoder_contract import close, refused
 from loaded import text_encoder
 from safetensors.torch import load_file, save_file
+from small_bert import SPECIAL, TEXTS, VOCABULARY, save_model
+from small_checkpoints import save_image_model, save_text_model
+
+
+def load(folder, **options):
+    return text_encoder("bert", folder, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("bert"))
+
+
+@pytest.fixture
+def broken(folder, tmp_path):
+    """Return a copy of the tiny model to break."""
+    return shutil.copytree(folder, tmp_path / "copy")
+
+
+def check_states(folder, encoder, layer, texts=TEXTS):
+    """Compare an encoder with transformers' states of a layer, one caption after the other, and their maxima."""
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = encoder.tokenize(texts)
+    local, global_ = encoder.encode(ids)
+    with torch.inference_mode():
+        found = [model(input_ids=torch.tensor([caption]), output_hidden_states=True).hidden_states for caption in ids]
+    rows = [states[layer][0].numpy() for states in found]
+    close(local, np.concatenate(rows), 2e-5)
+    close(global_, np.stack([states.max(0) for states in rows]), 2e-5)
 
 
 def test_ids_have_the_special_tokens(folder):
-    encoder = text_encoder("bert", folder)
+    encoder = load(folder)
     words = [[VOCABULARY[i] for i in ids] for ids in encoder.tokenize(["Two DOGS", "zebra", ""])]
     assert words == [["[CLS]", "two", "dog", "##s", "[SEP]"], ["[CLS]", "[UNK]", "[SEP]"], ["[CLS]", "[SEP]"]]
     assert encoder.tokenize([]) == []
 
 
-def test_states_are_those_of_transformers_one_by_one(folder):
-    encoder = text_encoder("bert", folder)
-    model = transformers.BertModel.from_pretrained(folder).eval()
-    ids = encoder.tokenize(TEXTS)
-    local, global_ = encoder.encode(ids)
-    with torch.inference_mode():
-        alone = [model(input_ids=torch.tensor([caption])).last_hidden_state[0].numpy() for caption in ids]
-    np.testing.assert_allclose(local, np.concatenate(alone), atol=1e-5)
-    np.testing.assert_allclose(global_, np.stack([states.max(0) for states in alone]), atol=1e-5)
-
-
-def test_padding_changes_nothing_even_if_its_vector_is_huge(copy):
-    file = copy / "model.safetensors"
-    state = load_file(file)
-    plain = text_encoder("bert", copy)
+def test_padding_changes_nothing_even_if_its_vector_is_huge(broken):
+    file = broken / "model.safetensors"
+    state, plain = load_file(file), load(broken)
     state["embeddings.word_embeddings.weight"][0] = 1e4
     save_file(state, file, metadata={"format": "pt"})
-    huge = text_encoder("bert", copy)
     ids = plain.tokenize(TEXTS)
-    for ours, reference in zip(huge.encode(ids), plain.encode(ids), strict=True):
+    for ours, reference in zip(load(broken).encode(ids), plain.encode(ids), strict=True):
         np.testing.assert_allclose(ours, reference, atol=1e-5)
 
 
 def test_long_captions_are_cut_and_counted(folder):
-    encoder = text_encoder("bert", folder)
+    encoder = load(folder)
     texts = [" ".join(["dog"] * count) for count in (1, 18, 19, 100)]
-    assert encoder.max_length == 20
-    assert [len(ids) for ids in encoder.tokenize(texts)] == [3, 20, 20, 20]
+    for _ in range(2):
+        assert [len(ids) for ids in encoder.tokenize(texts)] == [3, 20, 20, 20]
+        assert encoder.count_truncated(texts) == 2
     assert encoder.tokenize(texts)[3][-1] == VOCABULARY.index("[SEP]")
-    assert encoder.count_truncated(texts) == 2
-    assert [len(ids) for ids in encoder.tokenize(texts)] == [3, 20, 20, 20]
-    assert encoder.encode(encoder.tokenize(texts))[0].shape == (63, 16)
 
 
 @pytest.mark.parametrize(
-    ("kind", "config", "max_length", "changes"),
+    ("kind", "max_length", "changes"),
     [
-        (transformers.RobertaModel, transformers.RobertaConfig, 19, {}),
-        (transformers.XLMRobertaModel, transformers.XLMRobertaConfig, 17, {"pad_token_id": 2}),
-        (transformers.MPNetModel, transformers.MPNetConfig, 18, {"pad_token_id": 1}),
-        (transformers.ElectraModel, transformers.ElectraConfig, 20, {"embedding_size": 8}),
-        (transformers.AlbertModel, transformers.AlbertConfig, 20, {"embedding_size": 8}),
-        (transformers.DistilBertModel, transformers.DistilBertConfig, 20, {"dim": 16, "n_heads": 2, "n_layers": 2}),
+        ("Roberta", 19, {}),
+        ("XLMRoberta", 17, {"pad_token_id": 2}),
+        ("MPNet", 18, {"pad_token_id": 1}),
+        ("Electra", 20, {"embedding_size": 8}),
+        ("Albert", 20, {"embedding_size": 8}),
+        ("DistilBert", 20, {"dim": 16, "n_heads": 2, "n_layers": 2}),
     ],
 )
-def test_relatives_of_bert(tmp_path, kind, config, max_length, changes):
-    encoder = text_encoder("bert", save_model(tmp_path, kind, config, **changes))
+def test_relatives_of_bert(tmp_path, kind, max_length, changes):
+    model, config = (getattr(transformers, f"{kind}{end}") for end in ("Model", "Config"))
+    encoder = load(save_model(tmp_path, model, config, **changes))
     assert encoder.max_length == max_length
     ids = encoder.tokenize([*TEXTS, "dog " * 50])
     local, global_ = encoder.encode(ids)
@@ -74,62 +90,107 @@ def test_relatives_of_bert(tmp_path, kind, config, max_length, changes):
     np.testing.assert_allclose(global_, np.concatenate([pooled for _, pooled in alone]), atol=1e-5)
 
 
+@pytest.mark.parametrize("layer", [0, 2, 3, -1, -3])
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("Bert", {}),
+        ("DistilBert", {"dim": 16, "n_heads": 2}),
+        ("Albert", {"embedding_size": 8}),  # one layer, three times
+        ("RobertaPreLayerNorm", {}),  # it normalises after the last
+    ],
+)
+def test_states_of_any_layer_are_those_of_transformers(tmp_path, kind, changes, layer):
+    model, config = (getattr(transformers, f"{kind}{end}") for end in ("Model", "Config"))
+    encoder = load(save_model(tmp_path, model, config, num_hidden_layers=3, **changes), layer=layer)
+    check_states(tmp_path, encoder, layer)
+    assert encoder.identity["layer"] == ("last_hidden_state" if layer in (3, -1) else f"hidden_states.{layer % 4}")
+
+
+def test_states_of_the_real_minilm_are_those_of_transformers():
+    encoder = load(minilm.folder())
+    assert (encoder.tokenize(["A dog"]), encoder.max_length) == ([[101, 1037, 3899, 102]], 512)
+    check_states(minilm.folder(), encoder, -1, ["Two dogs play in the snow.", "A playground next to a river"])
+
+
 def test_heads_of_another_task_are_left_out(tmp_path, folder):
-    plain = save_model(tmp_path, transformers.BertForPreTraining, seed=5)
-    encoder = text_encoder("bert", plain)
-    assert encoder.channels == 16
-    body = transformers.BertModel.from_pretrained(plain, add_pooling_layer=False)
+    encoder = load(save_model(tmp_path, transformers.BertForPreTraining, seed=5))
+    body = transformers.BertModel.from_pretrained(tmp_path, add_pooling_layer=False)
     body.save_pretrained(tmp_path / "body")
     for name in ("vocab.txt", "tokenizer_config.json"):
         shutil.copy(folder / name, tmp_path / "body")
-    assert text_encoder("bert", tmp_path / "body").identity == encoder.identity
+    assert load(tmp_path / "body").identity == encoder.identity
 
 
-def test_identity_follows_weights_and_tokenizer_but_not_the_place(copy, folder, tmp_path):
-    first = text_encoder("bert", folder).identity
-    assert text_encoder("bert", copy).identity == first
-    words = [*SPECIAL, *reversed(VOCABULARY[5:])]
-    (copy / "vocab.txt").write_text("\n".join(words) + "\n")
-    other = text_encoder("bert", copy).identity
-    assert other["weights"] == first["weights"]
+def test_identity_follows_weights_and_tokenizer_but_not_the_place(broken, folder, tmp_path):
+    first = load(folder).identity
+    assert load(broken).identity == first
+    (broken / "vocab.txt").write_text("\n".join([*SPECIAL, *reversed(VOCABULARY[5:])]) + "\n")
+    other = load(broken).identity
+    assert other["weights"] == first["weights"] != load(save_model(tmp_path, seed=1)).identity["weights"]
     assert other["preprocessing"]["tokenizer"] != first["preprocessing"]["tokenizer"]
-    weights = text_encoder("bert", save_model(tmp_path, seed=1)).identity["weights"]
-    assert weights != first["weights"]
 
 
 def test_nothing_is_printed_and_settings_come_back(folder, capfd):
     before = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
-    encoder = text_encoder("bert", folder)
+    encoder = load(folder)
     encoder.count_truncated(["dog " * 1000])
     encoder.encode(encoder.tokenize(TEXTS))
-    captured = capfd.readouterr()
-    assert captured.out + captured.err == ""
+    assert capfd.readouterr() == ("", "")
     assert (transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()) == before
 
 
-def test_states_of_the_real_minilm_are_those_of_transformers():
-    weights = minilm.folder()
-    encoder = text_encoder("bert", weights)
-    assert (encoder.tokenize(["A dog"]), encoder.max_length) == ([[101, 1037, 3899, 102]], 512)
-    ids = encoder.tokenize(["Two dogs play in the snow.", "A playground next to a river"])
-    assert_states(encoder.encode(ids), hidden_states(weights, ids), -1, slice(None))
+@pytest.mark.parametrize(("family", "save"), [("clip", save_image_model), ("t5", save_text_model)])
+def test_models_of_other_families_are_named_and_the_way_to_them(made, family, save):
+    path = made(save, family)
+    way = f"and 'bert' takes the BERT family; give them as hf:{path}"
+    refused(f"text weights '{path}' are of a {family} model, {way}$", load, path)
 
 
-FAMILIES = {
-    "bert": (transformers.BertModel, transformers.BertConfig, {}),
-    "distilbert": (transformers.DistilBertModel, transformers.DistilBertConfig, {"dim": 16, "n_heads": 2}),
-    "albert": (transformers.AlbertModel, transformers.AlbertConfig, {"embedding_size": 8}),  # one layer, three times
-    "normalised after the last": (transformers.RobertaPreLayerNormModel, transformers.RobertaPreLayerNormConfig, {}),
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+BREAKS = {
+    "no tokenizer": (lambda f: [(f / n).unlink() for n in ("vocab.txt", "tokenizer_config.json")], "vocab.txt"),
+    "no vocabulary": (lambda f: (f / "vocab.txt").unlink(), "a folder config.json, the weights and the tokenizer"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "cannot be loaded .*model.safetensors"),
+    "no config": (lambda f: (f / "config.json").unlink(), "cannot be loaded .*config.json"),
+    "damaged": (lambda f: (f / "model.safetensors").write_bytes(b"torn"), "cannot be loaded"),
+    "bad config": (lambda f: (f / "config.json").write_text("{"), "cannot be loaded .*JSON"),
+    "more layers": (lambda f: change_config(f, num_hidden_layers=3), r"16 missing \(encoder.layer.2.*, …\)"),
+    "fewer layers": (lambda f: change_config(f, num_hidden_layers=1), r"16 unknown \(.*encoder.layer.1"),
+    "narrow": (lambda f: change_config(f, hidden_size=8), "of another shape"),
+    "large vocabulary": (
+        lambda f: (f / "vocab.txt").write_text("\n".join([*VOCABULARY, "owl"])),
+        f"tokenizer has {len(VOCABULARY) + 1} tokens and the model knows {len(VOCABULARY)}",
+    ),
 }
 
 
-@pytest.mark.parametrize("layer", [0, 2, 3, -1, -3])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_states_of_any_layer_are_those_of_transformers(tmp_path, family, layer):
-    kind, config, changes = FAMILIES[family]
-    folder = save_model(tmp_path, kind, config, num_hidden_layers=3, **changes)
-    encoder = text_encoder("bert", folder, layer=layer)
-    ids = encoder.tokenize(TEXTS[:3])
-    assert_states(encoder.encode(ids), hidden_states(folder, ids), layer, slice(None), atol=2e-5)
-    last = layer in (3, -1)
-    assert encoder.identity["layer"] == ("last_hidden_state" if last else f"hidden_states.{layer % 4}")
+@pytest.mark.parametrize("fault", BREAKS)
+def test_a_folder_that_is_no_whole_model_is_refused(broken, fault, capfd):
+    damage, message = BREAKS[fault]
+    damage(broken)
+    capfd.readouterr()
+    refused(f"{broken}.*{message}|{message}.*{broken}", load, broken)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("weights", ["/nowhere/at/all", "./absent", "a/b/c", "~/x"])
+def test_a_missing_folder_is_refused(weights):
+    refused("there is no such folder", load, weights)
+
+
+def test_without_a_network_a_hub_model_says_what_to_do(monkeypatch, capfd):
+    asked = []
+
+    def offline(weights, local_files_only, **_):
+        asked.append((weights, local_files_only))
+        raise OSError("We could not connect.\nSee the manual.")
+
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
+    refused(r"'some-bert' cannot be loaded .*could not connect\); a hub id needs a connection", load, "some-bert")
+    assert asked == [("some-bert", True), ("some-bert", False)]
+    assert capfd.readouterr().err == "Fetching text weights 'some-bert' from the Hugging Face hub, into its cache.\n"

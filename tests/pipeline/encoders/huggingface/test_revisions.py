@@ -14,7 +14,6 @@ from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.reading.origin import Origin
 from xret.pipeline.store import FeatureCache
-from xret.pipeline.store.create import fingerprint
 
 OLD, NEW = "a" * 40, "b" * 40
 
@@ -46,12 +45,9 @@ def cache(tmp_path, monkeypatch):
     ("revision", "commit"), [("", NEW), ("@main", NEW), ("@v1.0", OLD), ("@refs/pr/1", OLD), (f"@{OLD}", OLD)]
 )
 def test_a_revision_is_the_one_that_is_loaded_and_its_commit_is_recorded(cache, prefix, revision, commit):
-    def load(name):
-        return text_encoder(f"hf:{name}") if prefix else text_encoder("bert", name)
-
-    hub, folder = (load(name) for name in (f"someone/bert{revision}", cache / commit))
+    names = (f"someone/bert{revision}", cache / commit)
+    hub, folder = (text_encoder(f"hf:{name}") if prefix else text_encoder("bert", name) for name in names)
     assert hub.identity == folder.identity
-    assert fingerprint(hub.identity, "float16") == fingerprint(folder.identity, "float16")
     assert hub.versions == folder.versions | {"commit": commit}
     ids = folder.tokenize(["a picture of thing 1"])
     assert np.array_equal(hub.encode(hub.tokenize(["a picture of thing 1"]))[0], folder.encode(ids)[0])

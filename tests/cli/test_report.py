@@ -61,6 +61,7 @@ def test_mistakes(run, tmp_path, words, code, sentence):
     assert sentence in result.stderr
     assert "Traceback" not in result.output
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+    assert (tmp_path / "taken").read_text() == "a letter"
 
 
 def test_the_help_has_an_example():

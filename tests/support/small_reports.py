@@ -1,22 +1,11 @@
-"""Recipes of small runs to report, and what every page must be: sound HTML that needs nothing else."""
+"""What every page of a report must be: sound HTML that needs nothing else."""
 
 import re
 from html.parser import HTMLParser
 
-from xret.heads.recipes.recipe import load_recipe
-
-SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=2"]
-OWN = {"setdiv": ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16", "aggregator.image.iterations=2"]}
-
-
-def recipe_of(name):
-    return load_recipe(name, [*SMALL, *OWN.get(name, ())])
-
 
 class Outline(HTMLParser):
     """Collects what a page is made of, and refuses tags that do not match."""
-
-    VOID = ("meta", "br", "link", "img", "input", "hr")
 
     def __init__(self, text):
         super().__init__()
@@ -26,12 +15,19 @@ class Outline(HTMLParser):
         assert self.open == []
 
     def handle_starttag(self, tag, attributes):
-        self._seen(tag, dict(attributes))
-        if tag not in self.VOID:
+        self.handle_startendtag(tag, attributes)
+        if tag not in ("meta", "br", "link", "img", "input", "hr"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag, attributes):
-        self._seen(tag, dict(attributes))
+        attributes = dict(attributes)
+        self.ids += [attributes["id"]] if "id" in attributes else []
+        self.links += [attributes[key] for key in ("href", "xlink:href", "src") if key in attributes]
+        self.levels += [int(tag[1])] if re.fullmatch("h[1-6]", tag) else []
+        self.tables += [tag] if tag in ("table", "caption") else []
+        if attributes.get("role") in ("img", "region") and not attributes.get("aria-label"):
+            self.unnamed.append(tag)
+        assert tag != "th" or attributes.get("scope") in ("row", "col")
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -39,18 +35,6 @@ class Outline(HTMLParser):
     def handle_data(self, data):
         if not {"style", "script"} & set(self.open):
             self.text += data
-
-    def _seen(self, tag, attributes):
-        self.ids += [attributes["id"]] if "id" in attributes else []
-        self.links += [attributes[key] for key in ("href", "xlink:href", "src") if key in attributes]
-        if attributes.get("role") in ("img", "region") and not attributes.get("aria-label"):
-            self.unnamed.append(tag)
-        if re.fullmatch("h[1-6]", tag):
-            self.levels.append(int(tag[1]))
-        if tag in ("table", "caption"):
-            self.tables.append(tag)
-        if tag == "th":
-            assert attributes.get("scope") in ("row", "col")
 
 
 def require_sound(text):

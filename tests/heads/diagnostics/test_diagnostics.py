@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from plain_evaluation import recipe_of
 from small_store import make_store
 
 from xret.heads.diagnostics import diagnose
@@ -14,20 +15,11 @@ from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES
-from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SETTINGS = {
-    "model.dim": 16,
-    "data.batch_size": 16,
-    "adapter.words.word_dim": 8,
-    "schedule.epochs": 1,
-    "optimizer.lr": 0.01,
-}
-HEADS = {f"aggregator.{side}.head_dim": 16 for side in ("image", "text")}
 FOUND = {  # what each recipe has tables of, beside the cost
     "setdiv": {"elements"},
     "pcme": {"elements", "uncertainty"},
@@ -53,8 +45,7 @@ def store(folder):
 def run_of(store, folder):
     def run(name):
         if not (folder / name).exists():
-            settings = SETTINGS | (HEADS if name == "setdiv" else {})
-            train(store, load_recipe(name, settings), folder / name, device="cpu")
+            train(store, recipe_of(name), folder / name, device="cpu")
         return folder / name
 
     return run
@@ -76,28 +67,20 @@ def test_a_run_has_what_its_embeddings_allow_and_a_reason_for_the_rest(run_of, n
 
 
 def test_sets_of_one_element_have_no_variance_to_read(store, folder):
-    one = {f"aggregator.{side}.slots": 1 for side in ("image", "text")}
-    train(store, load_recipe("setdiv", SETTINGS | HEADS | one), folder / "one", device="cpu")
-    assert (
-        diagnose(folder / "one", device="cpu").reasons["elements"] == "the embeddings are no sets of several elements"
-    )
+    one = [f"aggregator.{side}.slots=1" for side in ("image", "text")]
+    train(store, recipe_of("setdiv", *one), folder / "one", device="cpu")
+    found = diagnose(folder / "one", device="cpu").reasons["elements"]
+    assert found == "the embeddings are no sets of several elements"
 
 
-@pytest.mark.parametrize(("ties", "split"), [("pessimistic", "test"), ("mean", "val")])
-def test_all_elements_have_the_rsum_and_the_variance_of_the_table(run_of, ties, split):
-    run = run_of("setdiv")
-    found = diagnose(run, device="cpu", ties=ties, split=split).tables
-    (table,) = evaluate([run], device="cpu", ties=ties, split=split).results
+@pytest.mark.parametrize(("ties", "split", "broken"), [("pessimistic", "test", (61,)), ("mean", "val", ())])
+def test_all_elements_have_the_rsum_and_the_variance_of_the_table(run_of, tmp_path, ties, split, broken):
+    where = {"store": make_store(tmp_path / "other.zarr", broken=broken), "ties": ties, "split": split, "device": "cpu"}
+    found = diagnose(run_of("setdiv"), **where).tables
+    (table,) = evaluate(run_of("setdiv"), **where).results
+    assert table.images == 12 - len(broken)
     assert f"all elements give {table.rsum:.2f}" in found["rsum pairs"].caption
     assert found["circular variance"].rows[0][3] == pytest.approx(table.log_circular_variance)
-
-
-def test_another_store(run_of, folder):
-    run, other = run_of("setdiv"), make_store(folder / "other.zarr", broken=(61,))
-    found = diagnose(run, device="cpu", store=other)
-    (table,) = evaluate([run], device="cpu", store=other).results
-    assert table.images == 11
-    assert f"all elements give {table.rsum:.2f}" in found.tables["rsum pairs"].caption
 
 
 def test_uncertainty_by_hand():

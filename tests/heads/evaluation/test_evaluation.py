@@ -101,12 +101,6 @@ def test_failed_samples_are_left_out_and_counted(setdiv, folder):
     assert scores.texts == [text for image, text in texts if image in good]
 
 
-def test_splits(setdiv):
-    with pytest.raises(CacheError, match="no split 'tset'"):
-        evaluate([setdiv], split="tset", device="cpu")
-    assert evaluate([setdiv], split="val", device="cpu").results[0].split == "val"
-
-
 def test_memory_that_does_not_suffice_is_a_sentence(setdiv, monkeypatch):
     def embed(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -148,25 +142,16 @@ def test_ties_of_equal_captions_are_exact(setdiv):
 # ---- ensembles ----
 
 
-def test_an_ensemble_is_the_mean_of_its_similarities(store, setdiv, vsepp):
-    result = evaluate([setdiv, vsepp], device="cpu")
-    assert result.to_dict()["run"] == [str(setdiv), str(vsepp)]
-    first, owner = plain_similarity(setdiv, store)
-    second, _ = plain_similarity(vsepp, store)
-    assert result.results[0].rsum == pytest.approx(plain_rsum((first + second) / 2, owner))
-    assert result.results[0].log_circular_variance is None
-    alone, twice = evaluate([vsepp], device="cpu"), evaluate([vsepp, vsepp], device="cpu")
-    assert twice.results[0].rsum == alone.results[0].rsum
-
-
-def test_runs_of_two_stores_are_one_ensemble_by_default(vsepp, folder, store):
+def test_an_ensemble_is_the_mean_of_its_similarities_on_one_store_or_two(store, setdiv, vsepp, folder):
     regions = make_store(folder / "regions.zarr", image="roi")
     train(regions, recipe_of("vsepp"), folder / "regions", device="cpu")
-    result = evaluate([vsepp, folder / "regions"], device="cpu")
-    assert result.to_dict()["store"] == [store, regions]
     first, owner = plain_similarity(vsepp, store)
-    second, _ = plain_similarity(folder / "regions", regions)
-    assert result.results[0].rsum == pytest.approx(plain_rsum((first + second) / 2, owner))
+    for other, there, stores in ((setdiv, store, store), (folder / "regions", regions, [store, regions])):
+        result = evaluate([vsepp, other], device="cpu")
+        assert (result.to_dict()["run"], result.to_dict()["store"]) == ([str(vsepp), str(other)], stores)
+        second, _ = plain_similarity(other, there)
+        assert result.results[0].rsum == pytest.approx(plain_rsum((first + second) / 2, owner))
+        assert result.results[0].log_circular_variance is None
 
 
 def test_an_ensemble_goes_by_ids_not_by_order(setdiv, vsepp, tmp_path):
@@ -229,9 +214,3 @@ def test_a_store_that_was_moved_is_asked_for(tmp_path):
     assert evaluate([tmp_path / "run"], store=str(tmp_path / "after.zarr"), device="cpu").results
     with pytest.raises(CacheError, match="there is no feature store"):
         evaluate([tmp_path / "run"], store=url, device="cpu")
-
-
-def test_a_folder_that_is_no_run(tmp_path):
-    for path in (tmp_path, tmp_path / "nothing"):
-        with pytest.raises(RunError, match=r"is no run: it has no run\.json"):
-            evaluate([path], device="cpu")

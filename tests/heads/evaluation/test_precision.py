@@ -1,4 +1,4 @@
-"""Precision against recorded numbers, the mean over all orders of ties, and the package `eccv_caption`."""
+"""Precision against recorded numbers, and the mean over all orders of ties."""
 
 import itertools
 
@@ -81,7 +81,8 @@ def test_ties_are_the_worst_best_and_mean_of_all_orders(scores, right, outside):
 
 @pytest.mark.parametrize("most", [3, 60])  # few right items of many, which are not all sorted, and many
 @pytest.mark.parametrize("ties", ["pessimistic", "optimistic"])
-def test_large_galleries_are_sorted_with_the_right_ones_last_or_first(most, ties):
+def test_large_galleries_are_sorted_with_the_right_ones_last_or_first(most, ties, monkeypatch):
+    monkeypatch.setattr(metrics, "BLOCK", 900)  # two rows at once
     rng = np.random.default_rng(0)
     scores = rng.integers(0, 30, (5, 400))
     relevant = np.zeros((5, 400), dtype=bool)
@@ -94,31 +95,6 @@ def test_large_galleries_are_sorted_with_the_right_ones_last_or_first(most, ties
     for place, measure in enumerate((r_precision, map_at_r)):
         found = measure(torch.tensor(scores, dtype=torch.float32), torch.tensor(relevant), ties)
         assert found.tolist() == pytest.approx([value[place] for value in expected])
-
-
-@given(seed=st.integers(0, 10_000), queries=st.integers(1, 7), block=st.sampled_from([1, 9, 1 << 21]))
-@settings(max_examples=40)
-def test_the_package_finds_the_same_in_full_rankings(seed, queries, block):
-    package = pytest.importorskip("eccv_caption._metrics", reason="eccv_caption is not installed")
-    rng = np.random.default_rng(seed)
-    scores = rng.permutation(queries * 8).reshape(queries, 8).astype(np.float32)
-    relevant = rng.random((queries, 8)) < 0.3
-    relevant[0, 0] = True
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "BLOCK", block)
-        ranks = best_ranks(torch.tensor(scores), torch.tensor(relevant))
-        precision = r_precision(torch.tensor(scores), torch.tensor(relevant))
-        mean_average = map_at_r(torch.tensor(scores), torch.tensor(relevant))
-    ranked = {row: np.argsort(-line).tolist() for row, line in enumerate(scores)}
-    truth = {row: np.flatnonzero(line).tolist() for row, line in enumerate(relevant) if line.any()}
-    assert precision.mean().item() == pytest.approx(package.compute_rprecision(ranked, truth), rel=1e-12)
-    expected = [
-        np.mean([(ranked[q][r] in right) * package.rprecision(ranked[q], set(right), r + 1) for r in range(len(right))])
-        for q, right in truth.items()
-    ]
-    assert mean_average.tolist() == pytest.approx(expected, rel=1e-12)
-    for k in (1, 5):
-        assert recall(ranks, k) == pytest.approx(100 * package.compute_r_at_k(ranked, truth, k))
 
 
 def test_best_ranks_are_those_of_own_items():

@@ -68,16 +68,12 @@ def test_it_is_the_mean_of_the_similarities(run_of, several, name):
     assert result.rsum == pytest.approx(table.rsum)
     torch.testing.assert_close(first.similarity, each[0], rtol=1e-4, atol=1e-5)
     assert scores.log_circular_variance == first.log_circular_variance
-
-
-@torch.no_grad()
-def test_of_vectors_it_is_the_mean_of_the_normalised_embeddings(run_of, several):
-    run, cache = run_of("vsepp"), FeatureCache.open(several)
-    model = run.model(CPU)
-    embedded = [embed(model, split_of_run(run, cache, "test", model, CPU, view)) for view in range(3)]
-    mean = torch.stack([normalize(images, dim=1) for images, _ in embedded]).mean(0)
-    expected = mean @ normalize(embedded[0][1], dim=1).T
-    torch.testing.assert_close(score(run.path, views=3).similarity, expected, rtol=1e-4, atol=1e-5)
+    if name == "vsepp":  # of vectors it is the mean of the normalised embeddings
+        model = run.model(CPU)
+        embedded = [embed(model, split_of_run(run, cache, "test", model, CPU, view)) for view in range(3)]
+        mean = torch.stack([normalize(images, dim=1) for images, _ in embedded]).mean(0)
+        expected = mean @ normalize(embedded[0][1], dim=1).T
+        torch.testing.assert_close(scores.similarity, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_result_tells_the_views(run_of):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from small_reports import recipe_of
+from plain_evaluation import recipe_of
 from small_store import make_store
 
 from xret.heads.evaluation.scoring import embed_split, open_run

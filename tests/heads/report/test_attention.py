@@ -12,7 +12,8 @@ import pytest
 import small_store
 import torch
 from PIL import Image
-from small_reports import recipe_of, require_sound
+from plain_evaluation import recipe_of
+from small_reports import require_sound
 from small_store import make_store
 
 from xret.heads.modules.embedding import Sequence

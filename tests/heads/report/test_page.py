@@ -5,7 +5,8 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
-from small_reports import recipe_of, require_sound
+from plain_evaluation import recipe_of
+from small_reports import require_sound
 from small_store import make_store
 
 from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
@@ -16,7 +17,7 @@ from xret.heads.report.page import names
 from xret.heads.report.tables import differing_settings, evaluation_tables, line_chart, training_charts
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
-from xret.pipeline.errors import OutputError, RunError
+from xret.pipeline.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,20 +85,6 @@ def test_damaged_pictures_are_named(folder, run, tmp_path):
     listed = re.search(r"could not be read are shown as id and caption: ((?:\d+\.jpg(?:, )?)+)", text)[1]
     assert len(listed.split(", ")) > 1
     assert "60.jpg" not in listed
-
-
-def test_what_is_no_report_is_not_replaced(folder, run, tmp_path):
-    other = tmp_path / "thesis.html"
-    other.write_text("<!DOCTYPE html><p>mine")
-    for out, error, sentence in (
-        (other, RunError, r"thesis\.html exists and is no report of xret; take another --out"),
-        (tmp_path, RunError, r"is a folder; give --out the name of a file"),
-        (other / "r.html", OutputError, r"thesis\.html is a file; choose another --out"),
-    ):
-        with pytest.raises(error, match=sentence):
-            write_report([run("vsepp")], out, device="cpu")
-    assert list(tmp_path.iterdir()) == [other]
-    assert other.read_text() == "<!DOCTYPE html><p>mine"
 
 
 def test_runs_of_two_data_sets_are_refused(run, tmp_path):

@@ -12,12 +12,7 @@ class DocumentError(ValueError):
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file.
-
-    Raises:
-        OSError: it cannot be read.
-        DocumentError: it is not valid, or names a key twice.
-    """
+    """Return the content of a YAML file; OSError, or DocumentError if it is not valid or names a key twice."""
     try:
         return yaml.load(path.read_bytes().decode("utf-8-sig"), _Loader)
     except yaml.MarkedYAMLError as error:

@@ -103,11 +103,7 @@ def remove(path: Path) -> None:
 
 
 def remove_whole(path: Path) -> None:
-    """Delete a file or folder in one step: after a power failure it is there as it was, or not at all.
-
-    Raises:
-        OSError: it is not there or cannot be deleted.
-    """
+    """Delete a file or folder in one step: after a power failure it is there as it was, or not at all."""
     partial = _beside(path)
     path.rename(partial)
     to_disk(path.parent)
@@ -130,9 +126,7 @@ def to_disk(path: Path) -> None:
 def locked(path: str | Path, busy: Exception | None = None) -> Iterator[None]:
     """Lock an existing file or folder; the system unlocks it however the process ends.
 
-    Args:
-        path: which.
-        busy: raised, instead of BlockingIOError, if another process or thread has locked it.
+    `busy` is raised, or else BlockingIOError, if another process or thread has locked it.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

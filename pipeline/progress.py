@@ -8,17 +8,14 @@ from typing import Any
 from tqdm import tqdm
 
 _SECONDS = 5.0  # between two lines
-_LINE = "{desc}: {n_fmt}/{total_fmt}{unit}, {rate_fmt}, {remaining} left"
+_LINE = "{desc}: {n_fmt}/{total_fmt}{unit}"
 
 
 class Progress:
     """Counts items of work, from any thread; use as a context manager.
 
-    Args:
-        title: what is being done, in a word or two.
-        total: how many items there are in all.
-        unit: what an item is, in the plural (``images``); ``bytes`` are shown as kB and the like.
-        done: how many of them were done before; they do not count in the rate.
+    `unit` is what an item is, in the plural; ``bytes`` are shown as kB and the like. What was `done` before does not
+    count in the rate.
     """
 
     def __init__(self, title: str, total: int, unit: str, done: int = 0) -> None:
@@ -53,5 +50,6 @@ class Progress:
     def _print(self) -> None:
         self._printed, self._shown = time.monotonic(), self._count
         elapsed = self._printed - self._began
-        line = tqdm.format_meter(self._count, elapsed=elapsed, prefix=self._title, bar_format=_LINE, **self._how)
+        form = _LINE if self._count == self._how["initial"] else _LINE + ", {rate_fmt}, {remaining} left"
+        line = tqdm.format_meter(self._count, elapsed=elapsed, prefix=self._title, bar_format=form, **self._how)
         print(line, file=sys.stderr, flush=True)

@@ -47,16 +47,10 @@ class Export:
 
 
 def export(url: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] = DEFAULT_SPLITS) -> Export:
-    """Write feature sets of the store at `url` to one HDF5 file, some images at a time.
+    """Write feature sets of the store at `url` to one new HDF5 file, some images at a time.
 
-    Images that failed are left out with their captions, and so are captions that failed. Of several views of an image
-    the first is written, the image as it is.
-
-    Args:
-        url: the store.
-        out: the file; it must not be there yet.
-        sets: prefixes of the sets, at most one of images and one of captions; empty: the only ones there are.
-        splits: which; each must be complete.
+    `sets` are prefixes, at most one of images and one of captions; empty: the only ones there are. Images that failed
+    are left out with their captions, and so are captions that failed. Of several views the first is written.
 
     Raises:
         OutputError: `out` exists or cannot be written.

@@ -54,21 +54,16 @@ class ImportOptions:
 
 
 def import_features(manifest: Manifest | None, url: str, options: ImportOptions) -> Extraction:
-    """Write features that others extracted into the store at `url`.
+    """Write features that others extracted into the store at `url`, a local path or fsspec URL.
 
-    Regions of images become a set of kind ``roi``; embeddings of images and captions two of kind ``global``.
-
-    Args:
-        manifest: the data set; None: the images and captions of embeddings are one.
-        url: local path or fsspec URL of the store.
-        options: how.
+    Regions of images become a set of kind ``roi``; embeddings of images and captions two of kind ``global``, whose
+    images and captions are the data set if `manifest` is None.
 
     Raises:
         ManifestError: the data set cannot be read.
         SourceError: the source is not of its format, or lacks images or captions, and `on_error` is ``fail``.
         SampleError: the features of a sample are damaged, and `on_error` is ``fail``.
-        OutputError: the store cannot be written.
-        CacheError: the store holds something else, or a value does not fit the dtype.
+        OutputError, CacheError: the store cannot be written, holds something else, or a value does not fit the dtype.
     """
     encoders = _encoders(options)
     if manifest is None and options.format_ not in _PAIRS:
@@ -189,12 +184,7 @@ def _fill(
 ) -> SetSummary:
     """Write the chunks of these splits that are missing; samples of other splits stay undone.
 
-    Args:
-        features: the set.
-        table: features of the source.
-        entries: of each sample, -1 for one that the source lacks.
-        splits: which.
-        options: of the import.
+    `entries` of the table by sample, -1 for one that the source lacks.
     """
     wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
     if options.repair:

@@ -20,12 +20,8 @@ _SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str, int]:
     """Find the entries of a source in a data set.
 
-    Returns:
-        By modality, the entry of each image and caption, int64, -1 for one that the source lacks; the kind of key; and
-        how many entries of images are not in the data set.
-
-    Raises:
-        SourceError: no image is found, or it is not clear which image an entry is.
+    Returns, by modality, the entry of each image and caption, int64, -1 for one that the source lacks; the kind of key;
+    and how many entries of images are not in the data set. SourceError if it is not clear which image an entry is.
     """
     rows, kind = match_images(source.images.keys, samples)
     _check_splits(source.images, rows, samples)
@@ -59,8 +55,7 @@ def match_own(source: Source, samples: Samples) -> dict[str, np.ndarray]:
 def match_images(keys: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:
     """Return the image row of each key, int64, -1 for one that is not in the data set; and the kind of key.
 
-    Raises:
-        SourceError: no key is found, two kinds find as many and disagree, or two keys are of one image.
+    SourceError if no key is found, two kinds find as many and disagree, or two keys are of one image.
     """
     found = {kind: _rows(keys, samples, of_image, of_key) for kind, (of_image, of_key) in _KINDS.items()}
     best = max(found, key=lambda kind: int((found[kind] >= 0).sum()))

@@ -102,19 +102,14 @@ class Batches:
     def epoch(
         self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
     ) -> Iterator[Batch]:
-        """Yield an epoch's batches in an order that depends on seed and epoch alone, reading the next ones ahead.
+        """Yield the batches of an epoch, an order that depends on seed and epoch alone, reading the next ones ahead.
 
         Every unit comes once, but for images without a caption, and a last one that would be a batch by itself. Its
-        place is drawn from all places; in ``stream`` from those of a group of blocks. Elsewhere the batches are the
-        same, number by number, wherever the features lie.
+        place is drawn from all places; in ``stream`` from those of a group of blocks.
 
         Args:
-            unit: ``image``: a batch is `batch_size` images with all their captions (SetDiv, section 4.2);
-                ``caption``: `batch_size` captions with their images, an image once (VSE++).
-            batch_size: how many units.
-            seed: of the run.
-            epoch: counted from 0.
-            captions: with the unit ``image``, how many of an image's captions are drawn; None: all.
+            unit: ``image``: a batch is `batch_size` images with all their captions (SetDiv, section 4.2), or with so
+                many `captions`, drawn; ``caption``: `batch_size` captions with their images, an image once (VSE++).
             first: the batch to begin with; of those before it nothing is read.
         """
         rng = np.random.default_rng([seed, epoch])
@@ -194,17 +189,11 @@ def stored_batches(
     resident: Resident | None = None,
     views: Sequence[int] = (0,),
 ) -> Batches:
-    """Return the usable samples of one split with the features that sets of a cache hold.
+    """Return the usable samples of one split with the features that sets of a cache hold, as batches on `device`.
 
-    Args:
-        device: where batches are put.
-        image_fields: which of ``local`` and ``global`` to read; of several sets one for each.
-        caption_fields: which of ``local``, ``global`` and ``token`` to read; of several sets one for each.
-        placement: where the features lie, see `placement.choose`. What is read once and in order is best
-            left in the store.
-        resident: what others have put into memory already, and what is put there now.
-        views: which views of an image are read. Of several an epoch draws one for each image, which follows from seed,
-            epoch and image alone; `Batches.image_features` gives the first.
+    Fields are of ``local``, ``global`` and ``token``; of several sets some for each. `placement` is that of
+    `placement.choose`, and `resident` what lies in memory already. Of several `views` an epoch draws one for each
+    image, which follows from seed, epoch and image alone; `Batches.image_features` gives the first.
 
     Raises:
         CacheError: the split is missing or incomplete, or has no usable sample.
@@ -236,8 +225,7 @@ def _stored(features: Images | Captions, rows: np.ndarray, fields: Fields, views
 def joined_batches(batches: Sequence[Batches]) -> Batches:
     """Return the same split of several data sets, with the same fields on the same device, as one for training.
 
-    Raises:
-        CacheError: the features are not of the same encoders, or the words not of the same vocabulary.
+    CacheError if the features are not of the same encoders, or the words not of the same vocabulary.
     """
     parts = [part for one in batches for part in one.parts]
     for part in parts[1:]:

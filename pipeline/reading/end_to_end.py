@@ -28,11 +28,8 @@ MASKED, REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is maske
 class Pictures:
     """The images of a split as pixels [B,3,S,S], which take the place of local features; a `features.Source`.
 
-    The encoder has `decode` and `prepare`. With `crop_and_flip` an image in training is a window of it, see
-    `read_window`.
-
-    Raises:
-        EncoderError: windows are wanted, and the encoder brings none to the size of a whole picture.
+    With `crop_and_flip` an image in training is a window, see `read_window`; EncoderError if the `encoder` does not
+    bring one to the size of a whole picture.
     """
 
     def __init__(
@@ -68,11 +65,7 @@ class Pictures:
 class Tokens:
     """The captions of a split as token ids; a `features.Source`.
 
-    The encoder has `tokenize`, `words`, `mask_token` and `plain_tokens`. The share `masked` of the words is changed in
-    training, see `change_words`.
-
-    Raises:
-        EncoderError: words are to be masked, and its tokenizer cannot do it.
+    In training the share `masked` of the words is changed, see `change_words`; EncoderError if the tokenizer cannot.
     """
 
     def __init__(self, encoder: Any, texts: Sequence[str], device: torch.device, masked: float) -> None:
@@ -95,13 +88,9 @@ class Tokens:
 def end_to_end_batches(
     stored: Batches, encoders: Mapping[str, Any], pictures: PictureReader | None, crop_and_flip: bool, masked: float
 ) -> Batches:
-    """Return batches in which a modality that is put back comes as what its network reads.
+    """Return batches in which a modality that is put back, ``image`` or ``text``, comes as what its network reads.
 
-    Args:
-        stored: the same samples of one data set; no field is read of what is put back.
-        encoders: by ``image`` and ``text``, what is put back.
-        pictures: opens the images, where they are put back.
-        crop_and_flip, masked: see `Pictures` and `Tokens`.
+    `stored` has the same samples of one data set, and no fields of what is put back; `pictures` opens the images.
     """
     images, captions, device = stored.image_source, stored.caption_source, stored.device
     if "image" in encoders:
@@ -113,13 +102,10 @@ def end_to_end_batches(
 
 
 def read_window(encoder: Any, pictures: PictureReader, name: str, rng: np.random.Generator) -> Tensor:
-    """Return the pixels of a random window of an image, mirrored half the time, [3,S,S].
+    """Return the pixels of a random window of an image, mirrored half the time, [3,S,S], or raise SampleError.
 
     The window has the image's proportions and 60 to 100% of its sides, and goes through the encoder's own
     preprocessing (the published code of VSE-infinity, whose section 5.1.1 names crops and flips).
-
-    Raises:
-        SampleError: the image cannot be read.
     """
     try:
         image = open_image(pictures.open(name), upright=True)
@@ -137,14 +123,8 @@ def change_words(
 ) -> list[int]:
     """Return the token ids of a caption, of which chosen words are changed; one id always stays.
 
-    The size augmentation of VSE-infinity for captions that go through BERT, as its published code has it: of the
-    chosen words 50% are masked, 10% replaced by any tokens, 40% left out, each with all its pieces.
-
-    Args:
-        encoder: has `mask_token` and `plain_tokens`.
-        share: the chance of a word to be chosen.
-        ids, words: the caption's, as `tokenize` and `words` of the encoder give them.
-        rng: decides.
+    The size augmentation of VSE-infinity for captions that go through BERT, as its published code has it: words are
+    chosen with the chance `share`; 50% of them are masked, 10% replaced by any tokens, 40% left out, with all pieces.
     """
     changed: list[int] = []
     lots: dict[int, float] = {}

@@ -71,14 +71,9 @@ class Source(Protocol):
 class Stored:
     """Features of one set, which lie in the store or in memory; `place` says where.
 
-    Args:
-        features: the set.
-        rows: the samples' rows in the cache.
-        fields: which of ``local``, ``global`` and ``token`` are read.
-        views: of an image set the views that are read; where it has fewer, it begins again with its first.
-
-    Attributes:
-        arrays: what is read, by field; of several views all samples in the first, then all in the next.
+    Of the samples in these `rows` of the cache `fields` are read, of ``local``, ``global`` and ``token``, by field in
+    `arrays`; of several `views` all samples in the first, then all in the next. Where a set has fewer views than these
+    name, it begins again with its first.
     """
 
     def __init__(
@@ -204,14 +199,9 @@ def concatenate(parts: Sequence[Features]) -> Features:
 
 
 def pad(packed: Tensor, length: Tensor) -> Tensor:
-    """Lay packed rows out, with zeros after each sample's own.
+    """Return packed rows [sum of lengths, ...] as [B, longest, ...], with zeros after each sample's own.
 
-    Args:
-        packed: [sum of lengths, ...].
-        length: int64 [B], on the CPU, so that a GPU need not be waited for.
-
-    Returns:
-        [B, longest, ...].
+    `length`, int64 [B], is on the CPU, so that a GPU need not be waited for.
     """
     longest = int(length.max())
     inside = torch.arange(longest)[None, :] < length[:, None]

@@ -95,10 +95,7 @@ def free_host_memory() -> int:
 class Column:
     """An array of a split's features for a device, whose samples are counted from 0 within the split.
 
-    Args:
-        array: which.
-        where: it lies; in memory it is filled now.
-        device: where batches go.
+    `where` it lies; in memory it is filled now.
     """
 
     def __init__(self, array: Array, where: Where, device: torch.device) -> None:

@@ -24,15 +24,10 @@ _AHEAD = 2  # batches that are read before they are asked for
 def block_order(
     block: np.ndarray, rng: np.random.Generator, group: int | None = None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return an order that visits shuffled blocks in groups, and shuffles the samples of each group.
+    """Return an order that visits shuffled blocks in groups and shuffles the samples of each, and the groups.
 
-    Args:
-        block: the block of each sample, int64 [S].
-        rng: decides.
-        group: blocks in a group; None: `GROUP`, or as many as hold `MIXED` samples.
-
-    Returns:
-        The order, a permutation of 0 … S - 1, and the blocks of each group.
+    `block` has the block of each sample, int64 [S]; a group has `GROUP` blocks, or as many as hold `MIXED` samples. The
+    order is a permutation of 0 … S - 1; each group is an array of blocks.
     """
     blocks, position = np.unique(block, return_inverse=True)
     group = group or max(GROUP, -(-MIXED * len(blocks) // len(block)))
@@ -52,13 +47,8 @@ def opened_ahead(
 ) -> Iterator[T]:
     """Yield `items`; with the first one that touches a group, a thread begins to open the blocks of the next group.
 
-    A reader that keeps three groups needs nothing twice.
-
-    Args:
-        open_blocks: opens blocks; an error of it is lost, for whoever reads from them meets it again.
-        items: in the order of `block_order`.
-        blocks_of: returns the blocks that an item touches.
-        groups: the blocks of each group.
+    `items` are in the order of `block_order`. An error of `open_blocks` is lost, for whoever reads from them meets it
+    again. A reader that keeps three groups needs nothing twice.
     """
     group_of = {block: number for number, blocks in enumerate(groups) for block in blocks.tolist()}
     opened = -1

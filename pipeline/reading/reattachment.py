@@ -29,15 +29,9 @@ def put_back_images(
     device: str,
     image_size: int | None,
 ) -> TrainableEncoder:
-    """Return the encoder that made an image set; a few images are compared with the set first.
+    """Return the encoder that made an image set; some of its usable `rows` are compared with the `pictures` first.
 
-    Args:
-        features: the set.
-        rows: image rows that could be read when it was made.
-        pictures: opens the images.
-        weights: where the encoder's weights are; None: where they were.
-        device: where it runs.
-        image_size: another side of the input than the set's, pixels; None: the set's.
+    `weights` says where the encoder's are, if not where they were; `image_size` is another side of the input, pixels.
 
     Raises:
         EncoderError: these are not the set's weights, or the network does not take images of that size.
@@ -66,12 +60,7 @@ def put_back_images(
 
 
 def put_back_captions(features: CaptionSet, weights: str | None, device: str) -> TrainableEncoder:
-    """Return the encoder that made a caption set; arguments as of `put_back_images`.
-
-    Raises:
-        EncoderError: these are not the set's weights.
-        CacheError: nothing can be put back: the set holds words, or was imported.
-    """
+    """Return the encoder that made a caption set; EncoderError for other weights, CacheError for an unfit set."""
     origin = Origin.of(features)
     if features.kind != "tokens" or origin.spec is None:
         raise CacheError(
@@ -85,11 +74,7 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     """Return the folder that holds the images of a cache.
 
     It is `data_root`, the folder ``images`` in it, or where a manifest in `data_root` says, which may be a copy of a
-    bundled one; else where the bundled one says, below `data_root`.
-
-    Raises:
-        CacheError: the images are not there.
-        ManifestError: the data set is a bundled one, and is not below `data_root`.
+    bundled one; else where the bundled one says, below `data_root`. CacheError or ManifestError if they are not there.
     """
     folders = [] if data_root is None else [data_root, data_root / "images"]
     folders += [manifest.images for manifest in manifests_in(data_root, cache.dataset)]
@@ -113,12 +98,9 @@ def manifests_in(folder: Path | None, dataset: str) -> Iterator[Manifest]:
 
 
 def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:
-    """Return what opens the pictures of a cache by their file names.
+    """Return what opens the pictures of a cache by their file names; errors as of `image_folder`.
 
     `data_root` is that of `image_folder`; where pictures lie in files with others, what the names of these start from.
-
-    Raises:
-        CacheError, ManifestError: as of `image_folder`.
     """
     folder = image_folder(cache, data_root) if cache.source == FOLDER else _folder_of_files(cache, data_root)
     return cache.open_pictures(folder, 0, cache.images)

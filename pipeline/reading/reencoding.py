@@ -23,11 +23,8 @@ def encode_images_by_all(
 ) -> Iterator[Features]:
     """Yield the features that encoders on `device`, each with the dtype of its set, give pictures, some at a time.
 
-    Args:
-        images: files, or folders of frames where the encoders take videos; decoded pictures where they do not.
-
-    Raises:
-        SampleError: one cannot be read, or the dtype cannot hold its features.
+    `images` are files, or folders of frames for videos; or decoded pictures. SampleError if one cannot be read, or a
+    dtype cannot hold its features.
     """
     for first in range(0, len(images), BATCH):
         some = images[first : first + BATCH]
@@ -44,13 +41,9 @@ def encode_images_by_all(
 def encode_decoded(
     encoders: Sequence[tuple[VisualEncoder, str]], device: str, decoded: Sequence[Sequence[Any]]
 ) -> tuple[Features, np.ndarray]:
-    """Return the features that several encoders, each with its dtype, give B pictures, at most `BATCH`.
+    """Return the features that encoders, each with its dtype, give B pictures, at most `BATCH`, by encoder as decoded.
 
-    Args:
-        decoded: by encoder the pictures as its `decode` gave them.
-
-    Returns:
-        The features, and whether the dtypes can hold those of each picture, bool [B].
+    Also returned: whether the dtypes can hold those of each picture, bool [B].
     """
     made, usable = [], np.ones(len(decoded[0]), dtype=bool)
     for (encoder, dtype), pictures in zip(encoders, decoded, strict=True):
@@ -68,11 +61,7 @@ def encode_decoded(
 def encode_captions_by_all(
     encoders: Sequence[tuple[TextEncoder, str]], device: str, texts: Sequence[str]
 ) -> Iterator[Features]:
-    """Yield the features that encoders on `device`, each with the dtype of its set, give captions, some at a time.
-
-    Raises:
-        SampleError: the dtype cannot hold those of one.
-    """
+    """Yield the features of captions likewise; SampleError if a dtype cannot hold those of one."""
     for first in range(0, len(texts), BATCH):
         some = list(texts[first : first + BATCH])
         yield side_by_side([_encode_captions(encoder, dtype, device, some) for encoder, dtype in encoders])

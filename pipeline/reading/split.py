@@ -29,11 +29,7 @@ class Split:
 
     @classmethod
     def of(cls, image_set: Images, caption_set: Captions, name: str) -> "Split":
-        """Return the usable samples of the split `name`.
-
-        Raises:
-            CacheError: the split is missing or incomplete, or has no usable sample.
-        """
+        """Return the usable samples of the split `name`; CacheError if it is missing or incomplete, or has none."""
         cache = image_set.cache
         if name not in cache.splits:
             raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")

@@ -20,6 +20,6 @@ def test_without_a_terminal_there_are_lines(capsys):
     with Progress("read images.npy", 7808, "bytes") as progress:
         progress.update(7808)
     first, last, _, in_bytes = capsys.readouterr().err.splitlines()
-    assert first.startswith("verify: 10/20 chunks")
+    assert first == "verify: 10/20 chunks"
     assert re.fullmatch(r"verify: 20/20 chunks, +[\d.]+ chunks/s, 00:00 left", last)
     assert in_bytes.startswith("read images.npy: 7.81k/7.81kB, ")

@@ -30,11 +30,7 @@ Line = tuple[str, str, str | None]  # file name, caption and split
 
 
 class Matrix(Table):
-    """A vector a row, of one file or of several one after the other.
-
-    Raises:
-        SourceError: a file is no matrix of floats, or wider than the first.
-    """
+    """A vector a row, of one file or several; SourceError if one is no matrix of floats, or of another width."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self.paths, self.parts = paths, [_matrix(path) for path in paths]
@@ -104,8 +100,7 @@ def _index_lines(index: Path) -> Iterator[Line]:
 def open_clip_retrieval(folder: Path) -> Source:
     """Look through clip-retrieval's folder.
 
-    Raises:
-        SourceError: files are missing or not of their form, or do not fit each other; or pyarrow is not installed.
+    SourceError if files are missing or not of their form, or do not fit each other; or pyarrow is not installed.
     """
     parts = {kind: _parts(folder, kind) for kind in _KINDS}
     numbers = sorted(set().union(*parts.values()))
@@ -149,11 +144,7 @@ def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path]) -> 
 
 
 def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Source:
-    """Match matrices with the lines of an index, which lie in these files.
-
-    Raises:
-        SourceError: rows and lines do not fit, or two embeddings of one image differ.
-    """
+    """Match matrices with the lines of an index, which lie in these files; SourceError where they do not fit."""
     where = index[0] if len(index) == 1 else index[0].parent
     names: list[str] = []
     texts: list[str] = []

@@ -21,8 +21,7 @@ _ROLES = ("local", "id", "length", "boxes", "classes", "scores", "size")
 class Hdf5Regions(RegionTable):
     """An HDF5 file; `arrays` has the array of each role, such as ``{"local": "features", "id": "image_id"}``.
 
-    Raises:
-        SourceError: it is no HDF5 file, a role is unknown or missing, or an array is absent or has a wrong shape.
+    SourceError if it is none, a role is unknown or missing, or an array is absent or has a wrong shape.
     """
 
     def __init__(self, path: Path, arrays: Mapping[str, str]) -> None:

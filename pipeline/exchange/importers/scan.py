@@ -23,8 +23,7 @@ _SPLITS = {"train": "train", "dev": "val", "testall": "test", "test": "test"}
 class ScanRegions(RegionTable):
     """A folder of SCAN's arrays, or the folder above ``precomp``; there are neither boxes nor sizes.
 
-    Raises:
-        SourceError: a file is missing or has a wrong shape, or the numbers of rows, captions and ids do not fit.
+    SourceError if a file is missing or has a wrong shape, or the numbers of rows, captions and ids do not fit.
     """
 
     def __init__(self, folder: Path) -> None:

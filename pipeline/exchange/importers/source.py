@@ -45,9 +45,7 @@ class Table(ABC):
     def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
         """Read `entries` into the arrays of a chunk, at the places `at`; return what is wrong, by place.
 
-        Raises:
-            SourceError: the whole source is not what it seemed.
-            CacheError: a value does not fit the dtype of the arrays.
+        SourceError if the whole source is not what it seemed, CacheError if a value does not fit the dtype.
         """
 
 

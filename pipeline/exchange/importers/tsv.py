@@ -28,8 +28,7 @@ _LONGEST = 1 << 26  # bytes of a line; a hundred boxes take a million
 class TsvRegions(RegionTable):
     """A TSV file, or the files ``*.tsv*`` of a folder (``train.tsv.0``, ``train.tsv.1``) taken together.
 
-    Raises:
-        SourceError: there is no such file, or a line has another number of columns.
+    SourceError if there is none, or a line has another number of columns.
     """
 
     def __init__(self, path: Path) -> None:

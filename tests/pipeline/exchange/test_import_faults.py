@@ -1,7 +1,6 @@
 """Faults of features that others extracted: each is a sentence, and no shard looks whole that is not."""
 
 import pickle
-import shutil
 
 import h5py
 import numpy as np
@@ -11,9 +10,8 @@ from region_sources import ARRAYS, CHANNELS, World
 
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.exchange.importers.source import SourceError
-from xret.pipeline.store import FeatureCache, create
+from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.inspect import verify
-from xret.pipeline.store.sets import FeatureSet
 
 
 def damage_features(world, format_, value, images=(4,)):
@@ -167,16 +165,18 @@ def test_rows_that_should_repeat_and_do_not(tmp_path):
 
 def test_a_source_that_is_not_what_was_said(tmp_path):
     world = World(tmp_path / "w")
-    butd, h5 = world.tsv(), world.hdf5()
-    (tmp_path / "empty").mkdir()
+    butd, short, h5, empty = world.tsv(), world.tsv("short.tsv"), world.hdf5(), tmp_path / "empty"
+    short.write_bytes(short.read_bytes() + b"123\t640\t48")
+    empty.mkdir()
     (tmp_path / "nothing.tsv").write_bytes(b"")
     local = {"local": "regions/local"}
     cases = [
+        (short, "butd-tsv", {}, r"short\.tsv: line 33 has 3 columns, not the 6 .*; download the file again"),
         (h5, "butd-tsv", {}, r"columns, not the 6 columns image_id"),
         (tmp_path / "nothing.tsv", "butd-tsv", {}, "no image in it has features"),
-        (tmp_path / "empty", "butd-tsv", {}, r"holds no file \*\.tsv"),
-        (tmp_path / "empty", "scan", {}, "holds none of train_ims.npy"),
-        (tmp_path / "empty", "detectron-npz", {}, r"no folder that holds \.npz"),
+        (empty, "butd-tsv", {}, r"holds no file \*\.tsv"),
+        (empty, "scan", {}, "holds none of train_ims.npy"),
+        (empty, "detectron-npz", {}, r"no folder that holds \.npz"),
         (tmp_path / "absent", "scan", {}, "absent is not there; give the file or folder"),
         (butd, "butd-tsv", local, "--arrays names the arrays of an HDF5 file, but --from is butd-tsv"),
         (butd, "hdf5", local, "is no HDF5 file, is damaged or was cut off"),
@@ -191,14 +191,8 @@ def test_a_source_that_is_not_what_was_said(tmp_path):
         with pytest.raises(SourceError, match=sentence):
             bring(world, source, format_, arrays=arrays)
         assert not (world.folder / "s.zarr").exists()
-
-
-def test_a_line_that_was_cut_off_before_its_features(tmp_path):
-    world = World(tmp_path / "w")
-    source = world.tsv()
-    source.write_bytes(source.read_bytes() + b"123\t640\t48")
-    with pytest.raises(SourceError, match=r"butd\.tsv: line 33 has 3 columns, not the 6 .*; download the file again"):
-        bring(world, source, "butd-tsv")
+    with pytest.raises(SampleError, match=r"its boxes are int64 2; repair"):
+        bring(world, h5, "hdf5", arrays={**local, "id": "name", "boxes": "size"})
 
 
 def test_a_length_in_hdf5_that_is_no_length(tmp_path):
@@ -221,22 +215,3 @@ def test_another_store_and_a_split_of_damaged_images(tmp_path):
     source = damage_features(world, "detectron-npz", np.nan, images=[k])
     with pytest.raises(CacheError, match=r"no image of split 'val' could be read; for example .* NaN or inf"):
         bring(world, source, "detectron-npz", on_error="skip")
-
-
-def test_a_full_disk_leaves_no_chunk_that_looks_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(create, "CHUNK_BYTES", 2000)
-    world = World(tmp_path / "w")
-    source, write = world.tsv(), FeatureSet.write
-
-    def full(features, chunk, *words):
-        if chunk == 2:
-            raise OSError(28, "No space left on device")
-        write(features, chunk, *words)
-
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
-        patched.setattr(FeatureSet, "write", full)
-        bring(world, source, "butd-tsv")
-    assert np.flatnonzero(FeatureCache.open(world.folder / "s.zarr").image_set().done()).tolist() == [0, 1]
-    _, cache = bring(world, source, "butd-tsv")
-    shutil.copytree(cache.url, tmp_path / "copy")
-    assert_holds(FeatureCache.open(str(tmp_path / "copy")), world.stored, ["boxes"])

@@ -63,15 +63,9 @@ def test_nothing_is_dropped_without_being_asked():
     assert drop_rows(features, 0.0) is features
     only_global = Features(torch.tensor([4]), None, torch.ones(1, 2))
     assert drop_rows(only_global, 0.5) is only_global
-
-
-def test_features_without_rows_of_one_kind():
-    torch.manual_seed(1)
     words = sample([6, 4])
     words.local = None
-    left = drop_rows(words, 0.5)
-    assert left.local is None
-    assert left.token.shape[0] == 2
+    assert drop_rows(words, 0.5).local is None
 
 
 def test_both_modalities_are_blended_by_the_same_share_with_the_same_partners():
@@ -114,9 +108,6 @@ def test_blended_averages_are_averages_blended():
     assert one.global_.count_nonzero() > 3
 
 
-# ---- as the published code of VSE-infinity has it
-
-
 def test_a_share_that_varies_is_drawn_for_each_sample():
     torch.manual_seed(3)
     left = drop_rows(sample([400] * 3000, 1), 0.5, varies=True)
@@ -140,17 +131,6 @@ def test_a_share_that_varies_draws_the_same_chances_first():
         share = 0.3 * drawn if drawn > 0.3 else 0
         kept = [place + 1 for place in range(40) if own[place] >= share]
         assert left.token[row, : left.length[row]].tolist() == kept
-
-
-def test_the_cells_that_stay_keep_their_places():
-    torch.manual_seed(0)
-    left = drop_rows(sample([9] * 8), 0.4)
-    for row, count in enumerate(left.length.tolist()):
-        cells = left.token[row, :count] - 1
-        torch.testing.assert_close(
-            left.place[row, :count] * (3 + 1e-6), torch.stack([cells // 3 + 1, cells % 3 + 1], 1).double()
-        )
-    assert drop_rows(sample([5, 5]), 0.4).place is None  # no square
 
 
 MASK = 30
@@ -184,19 +164,6 @@ def test_masked_words_follow_their_lots():
         assert changed.token[row, : len(expected)].tolist() == expected
         assert not changed.token[row, len(expected) :].any()
     assert changed.token.shape[1] == int(changed.length.max())
-
-
-def test_shares_of_masked_words():
-    torch.manual_seed(0)
-    captions = Features(torch.full((200,), 100), token=torch.ones(200, 100, dtype=torch.long))
-    changed = mask_words(captions, 0.2, 1000)
-    # Of 20,000 words 4,000 are chosen: the standard deviations are below 60.
-    masked = int((changed.token == 1000).sum())
-    replaced = int(((changed.token > 1) & (changed.token < 1000)).sum())
-    dropped = 20_000 - int(changed.length.sum())
-    assert abs(masked - 2000) < 180
-    assert abs(replaced - 400) < 80
-    assert abs(dropped - 1600) < 160
 
 
 def test_a_word_always_stays():

@@ -1,15 +1,22 @@
-"""What a training logs: a line an epoch, notes, and train.log in the run's folder."""
+"""What a training logs: lines for `logging`, train.log in the run's folder, TensorBoard and Weights & Biases."""
 
 import logging
+import sys
+from contextlib import contextmanager
+from types import ModuleType
 
 import pytest
 from small_store import make_store
 from small_trainings import recipe_of
 
+from xret.heads.runs.run import Run
 from xret.heads.training.log import LOG
 from xret.heads.training.train import train
+from xret.pipeline.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+TABLE = {f"{name}{side}" for name in ("r1", "r5", "r10", "medr") for side in ("", "i")} | {"rsum", "epoch"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +54,7 @@ def test_the_start_says_what_differs_from_the_recipe_and_what_is_too_small(store
     assert "val: 12 images are too few" in caplog.text
 
 
-def test_the_log_is_appended_when_a_run_goes_on(store, tmp_path):
+def test_the_log_goes_on_with_the_run_and_stops_none(store, tmp_path):
     def stop(epoch, _):
         if epoch == 1:
             raise KeyboardInterrupt
@@ -57,10 +64,65 @@ def test_the_log_is_appended_when_a_run_goes_on(store, tmp_path):
     train(store, recipe_of("vsepp", 2), tmp_path / "run", device="cpu", resume=True)
     log = (tmp_path / "run" / LOG).read_text()
     assert "stopped by Ctrl-C" in log and "goes on after epoch 1, step 0, vsepp" in log
-
-
-def test_a_log_that_cannot_be_written_stops_no_training(store, tmp_path):
-    train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu")
     (tmp_path / "run" / LOG).unlink()
-    (tmp_path / "run" / LOG).mkdir()
-    assert train(store, recipe_of("vsepp", 1), tmp_path / "run", device="cpu", resume=True).trained == 0
+    (tmp_path / "run" / LOG).mkdir()  # it cannot be written
+    assert train(store, recipe_of("vsepp", 2), tmp_path / "run", device="cpu", resume=True).trained == 0
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb"])
+def test_what_is_not_installed_is_said_before_anything_is_made(store, tmp_path, kind, monkeypatch):
+    monkeypatch.setattr("xret.heads.training.log.find_spec", lambda name: None)
+    with pytest.raises(RunError, match=f"^runtime.log={kind} needs the package {kind}: `pip install {kind}`, or take"):
+        train(store, recipe_of("vsepp", 1, f"runtime.log={kind}"), tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+
+
+def check(recorded, run):
+    """Compare ``{tag: {step: value}}`` with the run's own metrics."""
+    lines = Run(run).metrics()
+    assert set(recorded) == {"Le", "Le/triplet", "lr", *TABLE}
+    assert list(recorded["Le"]) == list(range(1, lines[-1]["step"] + 1))
+    first = 0
+    for line in lines:
+        step = line["step"]
+        steps = [recorded["Le"][one] for one in range(first + 1, step + 1)]
+        first = step
+        assert sum(steps) / len(steps) == pytest.approx(line["loss"], rel=1e-5)
+        assert (recorded["rsum"][step], recorded["lr"][step]) == pytest.approx((line["rsum"], line["lr"]), rel=1e-5)
+        total = sum(recorded[f"r{k}{side}"][step] for k in (1, 5, 10) for side in ("", "i"))
+        assert total == pytest.approx(line["rsum"], rel=1e-5)
+
+
+def test_tensorboard(store, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    train(store, recipe_of("vsepp", 2, "runtime.log=tensorboard"), tmp_path / "run", device="cpu")
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    tags = events.Tags()["scalars"]
+    check({tag: {event.step: event.value for event in events.Scalars(tag)} for tag in tags}, tmp_path / "run")
+
+
+def test_wandb(store, tmp_path, monkeypatch):
+    """Against a stand-in for the package, which needs an account."""
+    recorded, begun, module = {}, {}, ModuleType("wandb")
+
+    class Session:
+        def log(self, values, step):
+            for tag, value in values.items():
+                recorded.setdefault(tag, {})[step] = value
+
+    @contextmanager
+    def init(**options):
+        begun.update(options)
+        yield Session()
+
+    module.init = init
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr("xret.heads.training.log.find_spec", lambda name: name)
+    recipe = recipe_of("vsepp", 2, "runtime.log=wandb")
+    train(store, recipe, tmp_path / "run", device="cpu")
+    check(recorded, tmp_path / "run")
+    assert (begun["project"], begun["name"], begun["dir"]) == ("xret", "run", tmp_path / "run")
+    assert begun["config"] == recipe.to_dict()

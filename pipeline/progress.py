@@ -50,6 +50,6 @@ class Progress:
     def _print(self) -> None:
         self._printed, self._shown = time.monotonic(), self._count
         elapsed = self._printed - self._began
-        form = _LINE if self._count == self._how["initial"] else _LINE + ", {rate_fmt}, {remaining} left"
+        form = _LINE if self._count == self._how["initial"] else _LINE + ", {rate_noinv_fmt}, {remaining} left"
         line = tqdm.format_meter(self._count, elapsed=elapsed, prefix=self._title, bar_format=form, **self._how)
         print(line, file=sys.stderr, flush=True)

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from embedding_sources import WIDTH, Pairs
 from pyarrow import parquet
-from small_extraction import files
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, ManifestError, SampleError
@@ -19,7 +18,6 @@ from xret.pipeline.exchange.importers.source import SourceError
 from xret.pipeline.exchange.importing import ImportOptions, import_features
 from xret.pipeline.store import FeatureCache, create
 from xret.pipeline.store.inspect import describe, verify
-from xret.pipeline.store.sets import FeatureSet
 
 
 def bring(source, url, form="clip-retrieval", manifest=None, encoder=("ViT-B/32",), **options):
@@ -115,27 +113,6 @@ def test_a_manifest_says_which_samples_count(tmp_path):
     summary, cache = bring(source, tmp_path / "t", manifest=manifest, on_error="skip")
     assert [one.failed for one in summary.sets] == [1, 2]
     assert verify(cache.url).ok
-
-
-def test_stopped_it_goes_on_with_the_same_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(create, "GLOBAL_CHUNK_BYTES", 40 * WIDTH * 2)  # five chunks a set
-    source, write, calls = Pairs(200).clip_retrieval(tmp_path / "e"), FeatureSet.write, []
-    bring(source, tmp_path / "whole")
-
-    def stopping(*words):
-        calls.append(words)
-        if len(calls) == 7:
-            raise KeyboardInterrupt
-        write(*words)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(FeatureSet, "write", stopping)
-        bring(source, tmp_path / "s")
-    summary, _ = bring(source, tmp_path / "s")
-    assert [(one.chunks_before, one.chunks) for one in summary.sets] == [(5, 0), (1, 4)]
-    assert files(tmp_path / "s") == files(tmp_path / "whole")
-    again, _ = bring(source, tmp_path / "s")
-    assert [one.chunks for one in again.sets] == [0, 0]
 
 
 def test_nan_stops_or_is_recorded(tmp_path):
@@ -291,14 +268,6 @@ def test_options_that_are_missing_or_of_no_use(tmp_path, monkeypatch):
     with pytest.raises(SourceError, match=r"needs pyarrow; install with `pip install 'xret\[parquet\]'`"):
         bring(source, tmp_path / "s")
     assert not (tmp_path / "s").exists()
-
-
-def test_values_beyond_the_dtype(tmp_path):
-    pairs = Pairs(60, np.float32)
-    pairs.images[5] *= 1e6
-    source = pairs.folder(tmp_path / "e")
-    with pytest.raises(CacheError, match="is beyond float16; import with --dtype float32"):
-        bring(source, tmp_path / "s", "embeddings")
 
 
 def test_memory_does_not_grow_with_the_matrices(tmp_path, monkeypatch):

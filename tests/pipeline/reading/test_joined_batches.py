@@ -25,13 +25,9 @@ def two(tmp_path):
 
 def joined(two, placement="memory"):
     first, second = two
-    sets = first.image_set(), first.caption_set()
-    words = RetokenizedCaptions(second, sets[1].vocabulary)
-    parts = [
-        stored_batches(*sets, "train", placement=placement, **WORDS),
-        stored_batches(second.image_set(), words, "train", placement=placement, **WORDS),
-    ]
-    return joined_batches(parts)
+    words = RetokenizedCaptions(second, first.caption_set().vocabulary)
+    pairs = (first.image_set(), first.caption_set()), (second.image_set(), words)
+    return joined_batches([stored_batches(*sets, "train", placement=placement, **WORDS) for sets in pairs])
 
 
 @pytest.mark.parametrize("placement", ["memory", "stream"])

@@ -97,11 +97,13 @@ def test_data_sets_are_joined_set_by_set(cache, tmp_path):
     for side in ("image_features", "caption_features"):
         (whole,), parts = getattr(both, side)(1000), [next(getattr(one, side)(1000)) for one in alone]
         for place, part in enumerate(whole.parts):
-            assert part.length.tolist() == [length for one in parts for length in one.parts[place].length.tolist()]
-            for sample, length in enumerate(part.length):
-                own, row = (
-                    (parts[0], sample) if sample < len(parts[0].length) else (parts[1], sample - len(parts[0].length))
-                )
-                assert torch.equal(part.local[sample, :length], own.parts[place].local[row, :length])
+            rows = [
+                own.parts[place].local[row, :length]
+                for own in parts
+                for row, length in enumerate(own.parts[place].length)
+            ]
+            assert len(part.length) == len(rows)
+            for sample, own in enumerate(rows):
+                assert torch.equal(part.local[sample, : part.length[sample]], own)
     with pytest.raises(CacheError, match="of another encoder"):
         joined_batches([alone[0], batches(second, ("roi", "grid"))])

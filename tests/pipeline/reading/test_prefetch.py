@@ -38,27 +38,23 @@ def remote(cache):
 @pytest.mark.parametrize("words", EPOCHS)
 def test_a_stream_has_every_unit_once_in_an_order_of_its_own(cache, words, small_groups):
     whole, streamed = (batches_of(cache, place) for place in ("memory", "stream"))
-    epoch = list(streamed.epoch(**words))
-    assert len(epoch) == streamed.steps(words["unit"], words["batch_size"])
-    for one, two in zip(epoch, streamed.epoch(**words), strict=True):
-        assert_equal(one, two)
-    for batch in epoch:
+
+    def units(batches, **changes):
+        found = []
+        for batch in batches.epoch(**{**words, **changes}):
+            index = batch.caption_index
+            found += index.tolist() if words["unit"] == "caption" else np.unique(batches.caption_image[index]).tolist()
+        return found
+
+    for batch in streamed.epoch(**words):
         images, captions = rows_of(cache, batch, streamed)
         assert_equal(batch.images, images)
         assert_equal(batch.captions, captions)
-
-    def units(batches, epoch):
-        if words["unit"] == "caption":
-            return torch.cat([batch.caption_index for batch in epoch]).tolist()
-        return np.concatenate([np.unique(batches.caption_image[batch.caption_index]) for batch in epoch]).tolist()
-
-    if "captions" not in words:
-        index = torch.cat([batch.caption_index for batch in epoch])
-        assert sorted(index.tolist()) == list(range(streamed.captions))
     expected = streamed.images if words["unit"] == "image" else streamed.captions
-    assert sorted(units(streamed, epoch)) == list(range(expected))
-    assert units(streamed, epoch) != units(whole, whole.epoch(**words))
-    assert units(streamed, epoch) != units(streamed, streamed.epoch(**{**words, "epoch": 7}))
+    assert sorted(units(streamed)) == list(range(expected))
+    assert units(streamed) == units(streamed)
+    assert units(streamed) != units(whole)
+    assert units(streamed) != units(streamed, epoch=7)
 
 
 @pytest.mark.parametrize("words", EPOCHS)
@@ -163,18 +159,13 @@ def test_results_come_in_order_and_are_read_beside_the_work():
         reading.append(item)
         return lambda: (item, threading.get_ident())
 
-    got = []
-    for result in read_ahead(read, range(6), CPU):
-        until = time.monotonic() + 5
-        while max(reading) < min(len(got) + 2, 5) and time.monotonic() < until:
+    for number, result in enumerate(read_ahead(read, range(6), CPU)):
+        ahead, until = min(number + 2, 5), time.monotonic() + 5
+        while max(reading) < ahead and time.monotonic() < until:
             time.sleep(0.001)
         time.sleep(0.01)
-        got.append((result, max(reading)))
-    here = threading.get_ident()  # where the rest is done, on a CPU
-    assert [result for result, _ in got] == [(i, here) for i in range(6)]
-    assert [latest for _, latest in got] == [2, 3, 4, 5, 5, 5]
-    assert len(threads) == 1
-    assert here not in threads
+        assert (result, max(reading)) == ((number, threading.get_ident()), ahead)  # the rest is done here, on a CPU
+    assert len(threads - {threading.get_ident()}) == len(threads) == 1
 
 
 def test_a_failure_is_raised_where_its_batch_is_due_and_no_thread_is_left():

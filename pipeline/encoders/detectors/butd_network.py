@@ -126,12 +126,9 @@ class DetectorNetwork(nn.Module):
         self.predictor = Predictor()
 
     def forward(self, pixels: Tensor, smallest: float, proposals: int = PROPOSALS) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the n proposals in pixels [n,4], the features pooled from them [n,2048], and their scores [n,1600].
+        """Return at most `proposals` proposals [n,4], their features [n,2048] and their scores [n,1600].
 
-        Args:
-            pixels: [1,3,H,W], blue, green, red, less their means.
-            smallest: shortest side of a proposal, pixels.
-            proposals: most of them.
+        Pixels [1,3,H,W] are blue, green, red, less their means; `smallest` is the shortest side of a proposal.
         """
         maps = self.backbone(pixels)
         boxes = self.propose(maps, pixels.shape[2], pixels.shape[3], smallest, proposals)

@@ -45,10 +45,7 @@ class DetectorEncoder(RegionEncoder):
         super().__init__(selection, weights_id, preprocessing, "roi_heads.box_head")
 
     def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:
-        """Read an image; return pixels uint8 [3,H,W] on the CPU and its (width, height).
-
-        The network itself resizes it: its shorter side to 800 pixels, the longer to 1333 at most.
-        """
+        """Read an image; return pixels uint8 [3,H,W], which the network itself resizes, and its (width, height)."""
         image = open_image(picture, upright=True, longest=LONGEST)
         return pil_to_tensor(image), image.size
 

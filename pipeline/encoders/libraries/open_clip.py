@@ -6,6 +6,7 @@ Source: open_clip's README, "Usage", and `forward_intermediates` of its models.
 import hashlib
 import json
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,23 +21,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import EncoderError, nearest
+from .. import weights
 from ..base import choose_layer, library_versions, load_library, require_cut
 from ..grid import GRID_OPTIONS, Grid
 from ..huggingface.hub import plain, quiet
 from ..huggingface.texts import TokenEncoder, tokenizer_digest
 from ..spec import EncoderSpec
-from ..weights import (
-    autocast,
-    digest,
-    noise,
-    noise_images,
-    read_weights,
-    require_finite,
-    require_fit,
-    seed_or_file,
-    seeded,
-    settle_norms,
-)
 
 
 class ClipImageEncoder(Grid):
@@ -64,8 +54,8 @@ class ClipImageEncoder(Grid):
         # Where a tower pools before its norm, or by attention, that norm is not of the patches.
         own = getattr(tower, "attn_pool", None) is None and not getattr(tower, "final_ln_after_pool", False)
         self._norm = trunk is not None or (own and hasattr(tower, "ln_post"))
-        with torch.inference_mode(), autocast(device, spec.half):
-            pixels = noise((height, width)).to(device)
+        with torch.inference_mode(), weights.autocast(device, spec.half):
+            pixels = weights.noise((height, width)).to(device)
             maps = tower.forward_intermediates(pixels, intermediates_only=True)["image_intermediates"]
             self._last = len(maps) - 1
             self._layer = choose_layer(spec.name, spec.layer, len(maps))
@@ -155,7 +145,7 @@ class ClipTextEncoder(TokenEncoder):
         return rows
 
     def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-        with autocast(self.device, self._half):
+        with weights.autocast(self.device, self._half):
             of_blocks = hasattr(self.network, "forward_intermediates")
             states, pooled = (self._of_blocks if of_blocks else self._of_transformers)(inputs)
         return states.float(), pooled.float()
@@ -199,7 +189,7 @@ def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str
     Raises:
         EncoderError: open_clip is not installed, there is no such architecture or tag, or the weights do not fit.
     """
-    library, source = load_library("open_clip", "open-clip"), seed_or_file(spec)
+    library, source = load_library("open_clip", "open-clip"), weights.seed_or_file(spec)
     arch, _, tag = spec.model.rpartition("/") if "/" in spec.model else (spec.model, "", "")
     arch = arch.replace("/", "-")
     config = _config(library, arch, tag, source is None)
@@ -213,14 +203,14 @@ def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str
         settings["pretrained"] = tag
     elif tag:
         settings["force_preprocess_cfg"] = library.get_pretrained_cfg(arch, tag)
-    with _silent(), seeded(source if isinstance(source, int) else 0):
+    with _silent(), weights.seeded(source if isinstance(source, int) else 0):
         model = library.create_model(arch, **settings)
         if isinstance(source, int):
             described["weights"] = f"random:{source}"
-            images = noise_images(16, max(sides))
-            settle_norms(model.visual, lambda: model.visual(images))
-    both = _fill(model, spec, read_weights(source, spec.trust), tower) if isinstance(source, Path) else True
-    require_finite(model, f"the weights of {spec.name}")
+            images = weights.noise_images(16, max(sides))
+            weights.settle_norms(model.visual, lambda: model.visual(images))
+    both = _fill(model, spec, weights.read_weights(source, spec.trust), tower) if isinstance(source, Path) else True
+    weights.require_finite(model, f"the weights of {spec.name}")
     name = f"{arch}-{tag}" if source is None else arch
     return model.eval().requires_grad_(False), name, _space(model) if both else None, described
 
@@ -279,7 +269,7 @@ def _fill(model: Any, spec: EncoderSpec, state: dict[str, Tensor], tower: str) -
     except (AssertionError, AttributeError, RuntimeError):
         pass  # what has another shape is named below
     both = any(key in own and not key.startswith(f"{tower}.") for key in state)
-    require_fit({key: value for key, value in own.items() if both or key.startswith(f"{tower}.")}, state, spec)
+    weights.require_fit({key: value for key, value in own.items() if both or key.startswith(f"{tower}.")}, state, spec)
     model.load_state_dict({**model.state_dict(), **state})
     return both
 
@@ -291,5 +281,6 @@ def _idle(key: str) -> bool:
 
 def _space(model: Any) -> str:
     """Return the digest of both towers without positions of images, which go with the pictures' size."""
-    weights = {key: value for key, value in model.named_parameters() if not _idle(key)}
-    return digest({key: value for key, value in weights.items() if not (key.startswith("visual.") and "pos" in key)})
+    positions = re.compile(r"visual\..*pos")
+    parts = {key: value for key, value in model.named_parameters() if not (_idle(key) or positions.match(key))}
+    return weights.digest(parts)

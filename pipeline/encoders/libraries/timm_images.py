@@ -12,21 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import EncoderError, nearest
+from .. import weights
 from ..base import choose_layer, library_versions, load_library, require_cut
 from ..grid import GRID_OPTIONS, Grid
 from ..huggingface.hub import plain, quiet
 from ..spec import EncoderSpec
-from ..weights import (
-    autocast,
-    noise,
-    noise_images,
-    read_weights,
-    require_finite,
-    require_fit,
-    seed_or_file,
-    seeded,
-    settle_norms,
-)
 
 _SHAPING = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _UNCUT = ("squash", 1.0)  # mode and share of a picture that is made a square as it is
@@ -57,8 +47,8 @@ class TimmEncoder(Grid):
         self._transform = timm.data.create_transform(**data, is_training=False)
         self.network = network.to(device).eval().requires_grad_(False)
         self.name = config.architecture if spec.weights else f"{config.architecture}.{config.tag}"
-        with torch.inference_mode(), autocast(device, spec.half):
-            pixels = noise(size[1:]).to(device)
+        with torch.inference_mode(), weights.autocast(device, spec.half):
+            pixels = weights.noise(size[1:]).to(device)
             try:
                 maps, norm = network.forward_intermediates(pixels, norm=True, intermediates_only=True), True
             except AssertionError:  # Hiera's norm is not of a size with its map
@@ -106,21 +96,23 @@ def _load(timm: Any, spec: EncoderSpec, config: Any, size: tuple[int, ...]) -> n
     arguments: dict[str, Any] = {"pretrained_cfg": config.tag or None}
     if config.fixed_input_size and size != tuple(config.input_size):
         arguments["img_size"] = size[1:]
-    source = seed_or_file(spec)
+    source = weights.seed_or_file(spec)
     network: Any
     if isinstance(source, int):
-        with seeded(source):
+        with weights.seeded(source):
             network = timm.create_model(config.architecture, **arguments)
-            settle_norms(network, lambda: network(noise_images(16, max(size[1:]))[..., : size[1], : size[2]]))
+            weights.settle_norms(
+                network, lambda: network(weights.noise_images(16, max(size[1:]))[..., : size[1], : size[2]])
+            )
     elif source is None:
         if not config.has_weights:
             raise EncoderError(f"timm has no weights of {spec.name}; give --visual-weights FILE or random:SEED")
         with quiet(), redirect_stdout(sys.stderr):
             network = timm.create_model(config.architecture, pretrained=True, **arguments)
     else:
-        network = _of_file(timm, spec, config, read_weights(source, spec.trust), arguments)
+        network = _of_file(timm, spec, config, weights.read_weights(source, spec.trust), arguments)
     network.reset_classifier(0)
-    require_finite(network, f"the weights of {spec.name}")
+    weights.require_finite(network, f"the weights of {spec.name}")
     return network
 
 
@@ -138,7 +130,9 @@ def _of_file(
     try:
         network: Any = timm.create_model(config.architecture, pretrained=True, pretrained_cfg_overlay=own, **arguments)
     except Exception:
-        require_fit(timm.create_model(config.architecture, num_classes=classes, **arguments).state_dict(), state, spec)
+        weights.require_fit(
+            timm.create_model(config.architecture, num_classes=classes, **arguments).state_dict(), state, spec
+        )
         raise
     del network.pretrained_cfg["state_dict"]
     return network

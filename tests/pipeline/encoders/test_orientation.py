@@ -17,27 +17,30 @@ from xret.pipeline.reading.end_to_end import read_window
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("options", [{}, {"pool": (1, 2)}, {"views": "crop-flip:2"}, {"frames": 2}], ids=str)
-def test_whatever_wraps_an_encoder_turns_pictures_as_it_does(tmp_path, options):
+@pytest.fixture
+def folders(tmp_path):
+    """Return folders of a turned picture and of the same one upright."""
     for folder, pixels, orientation in (("turned", PIXELS, 8), ("plain", shown(PIXELS, 8), 1)):
         (tmp_path / folder).mkdir()
         save(tmp_path / folder / "a.png", pixels, orientation)
+    return tmp_path / "turned", tmp_path / "plain"
+
+
+@pytest.mark.parametrize("options", [{}, {"pool": (1, 2)}, {"views": "crop-flip:2"}, {"frames": 2}], ids=str)
+def test_whatever_wraps_an_encoder_turns_pictures_as_it_does(folders, options):
     encoder = image_encoder("resnet18", "random:0", 64, **options)
-    paths = [tmp_path / name / ("" if "frames" in options else "a.png") for name in ("turned", "plain")]
+    paths = [folder if "frames" in options else folder / "a.png" for folder in folders]
     decoded = [encoder.decode_views(path, "k") if "views" in options else encoder.decode(path) for path in paths]
     assert decoded[0][1] == decoded[1][1] == (60, 90)
     assert torch.equal(decoded[0][0], decoded[1][0])
     assert encoder.identity["preprocessing"]["orientation"] == "exif"
 
 
-def test_detectors_and_windows_of_a_fine_tuning_turn_pictures_likewise(tmp_path):
-    save(tmp_path / "turned.png", PIXELS, 8)
-    save(tmp_path / "plain.png", shown(PIXELS, 8), 1)
+def test_detectors_and_windows_of_a_fine_tuning_turn_pictures_likewise(folders):
     encoder = SimpleNamespace(_scale=lambda _: 1.0, prepare=pil_to_tensor)
     for kind in (ButdEncoder, DetectorEncoder):
-        turned, plain = (kind.decode(encoder, tmp_path / name) for name in ("turned.png", "plain.png"))
+        turned, plain = (kind.decode(encoder, folder / "a.png") for folder in folders)
         assert turned[1] == plain[1] == (60, 90)
         assert str(turned[0]) == str(plain[0])
-    reader = FolderReader(tmp_path)
-    windows = [read_window(encoder, reader, name, np.random.default_rng(0)) for name in ("turned.png", "plain.png")]
+    windows = [read_window(encoder, FolderReader(f), "a.png", np.random.default_rng(0)) for f in folders]
     assert torch.equal(*windows)

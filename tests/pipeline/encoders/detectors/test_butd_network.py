@@ -1,4 +1,4 @@
-"""The detector's parts: shapes by hand, a ResNet-101 of torchvision's turned into Caffe's, pooling by loops."""
+"""The detector's parts: a stage of torchvision's ResNet-101 turned into Caffe's, pooling by loops, heads by hand."""
 
 import math
 
@@ -8,13 +8,8 @@ import torch
 from butd_files import caffe_resnet
 from torch import nn
 
-from xret.pipeline.encoders.detectors.butd_network import (
-    DetectorNetwork,
-    GridNetwork,
-    Predictor,
-    ProposalHead,
-    stage,
-)
+from xret.pipeline.encoders.detectors.butd_checkpoints import rename
+from xret.pipeline.encoders.detectors.butd_network import DetectorNetwork, Predictor, ProposalHead, stage
 
 
 @pytest.fixture(scope="module")
@@ -24,77 +19,15 @@ def network():
         return DetectorNetwork().eval().requires_grad_(False)
 
 
-def test_shapes_at_each_stage(network):
-    shapes = {}
-    hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: shapes.update({name: tuple(output[0].shape)}))
-        for name, module in network.named_modules()
-        if name in ("backbone.stem", "backbone.res2", "backbone.res3", "backbone.res4", "rpn", "rpn.conv", "res5")
-    ]
-    boxes, features, scores = network(torch.zeros(1, 3, 97, 131), 16, 2)
-    for hook in hooks:
-        hook.remove()
-    # ⌊(97 + 6 - 7)/2⌋ + 1 = 49, ⌈(49 - 3)/2⌉ + 1 = 24, then ⌊(24 - 1)/2⌋ + 1 = 12 and 6; 131: 66, 33, 17 and 9.
-    assert shapes == {
-        "backbone.stem": (64, 49, 66),
-        "backbone.res2": (256, 24, 33),
-        "backbone.res3": (512, 12, 17),
-        "backbone.res4": (1024, 6, 9),
-        "rpn.conv": (512, 6, 9),
-        "rpn": (6 * 9 * 12,),
-        "res5": (2048, 14, 14),
-    }
-    assert (boxes.shape, features.shape, scores.shape) == ((2, 4), (2, 2048), (2, 1600))
-
-
-def ours(name):
-    """Say where a weight of torchvision's ResNet is in ours."""
-    old_to_new = {
-        "conv1.": "backbone.stem.",
-        "bn1.": "backbone.stem.norm.",
-        "layer1.": "backbone.res2.",
-        "layer2.": "backbone.res3.",
-        "layer3.": "backbone.res4.",
-        "layer4.": "res5.",
-    }
-    old = next(prefix for prefix in old_to_new if name.startswith(prefix))
-    name = old_to_new[old] + name.removeprefix(old)
-    for number in "123":
-        name = name.replace(f".bn{number}.", f".conv{number}.norm.")
-    return name.replace(".downsample.0.", ".shortcut.").replace(".downsample.1.", ".shortcut.norm.")
-
-
-@pytest.fixture(scope="module")
-def resnet():
-    return caffe_resnet()
-
-
-def test_the_grid_is_torchvisions_resnet_in_caffes_way(resnet):
-    grid = GridNetwork().eval()
-    grid.load_state_dict({ours(k): v for k, v in resnet.state_dict().items() if not k.startswith("fc.")})
-    pixels = torch.randn(2, 3, 70, 91, generator=torch.Generator().manual_seed(0))
-    maps = nn.Sequential(*list(resnet.children())[:-2])(pixels)
-    assert maps.std() > 0.1
-    torch.testing.assert_close(grid(pixels), maps, rtol=1e-4, atol=1e-4)
-
-
-def test_the_detectors_last_stage_is_dilated_in_place_of_its_stride(resnet):
-    last = stage(3, 1024, 512, 1, dilation=2).eval()
-    last.load_state_dict({ours(f"layer4.{k}")[5:]: v for k, v in resnet.layer4.state_dict().items()})
+def test_the_detectors_last_stage_is_dilated_in_place_of_its_stride():
+    layer4, last = caffe_resnet().layer4, stage(3, 1024, 512, 1, dilation=2).eval()
+    last.load_state_dict({rename(f"top.0.{name}")[5:]: value for name, value in layer4.state_dict().items()})
     maps = torch.randn(1, 1024, 5, 4, generator=torch.Generator().manual_seed(0))
-    layer4 = resnet.layer4
-    strides = [layer4[0].conv1, layer4[0].downsample[0]]
-    try:
-        for convolution in strides:
-            convolution.stride = (1, 1)
-        for block in layer4:
-            block.conv2.dilation = block.conv2.padding = (2, 2)
-        expected = layer4(maps)
-    finally:
-        for convolution in strides:
-            convolution.stride = (2, 2)
-        for block in layer4:
-            block.conv2.dilation = block.conv2.padding = (1, 1)
+    for convolution in (layer4[0].conv1, layer4[0].downsample[0]):
+        convolution.stride = (1, 1)
+    for block in layer4:
+        block.conv2.dilation = block.conv2.padding = (2, 2)
+    expected = layer4(maps)
     assert expected.shape == (1, 2048, 5, 4)
     torch.testing.assert_close(last(maps), expected, rtol=1e-4, atol=1e-4)
 
@@ -119,7 +52,7 @@ def pooled_by_hand(maps, box, size=14):
     return result
 
 
-def test_regions_are_pooled_as_a_loop_does(network):
+def test_regions_are_pooled_as_a_loop_does(network, monkeypatch):
     random = np.random.default_rng(0)
     maps = random.standard_normal((5, 20, 30)).astype(np.float32)
     corner, extent = random.random((12, 2)) * [479, 319], random.random((12, 2)) * [479, 319]
@@ -134,11 +67,8 @@ def test_regions_are_pooled_as_a_loop_does(network):
             seen.append(pooled)
             return pooled
 
-    last, network.res5 = network.res5, Seen()
-    try:
-        features = network.region_features(torch.from_numpy(maps)[None], torch.from_numpy(boxes))
-    finally:
-        network.res5 = last
+    monkeypatch.setattr(network, "res5", Seen())
+    features = network.region_features(torch.from_numpy(maps)[None], torch.from_numpy(boxes))
     expected = np.stack([pooled_by_hand(maps, box) for box in boxes])
     np.testing.assert_array_equal(seen[0].numpy(), expected)
     np.testing.assert_allclose(features.numpy(), expected.mean((2, 3)), atol=1e-5)
@@ -161,7 +91,7 @@ def test_logits_and_deltas_go_by_row_cell_and_anchor():
     assert deltas.reshape(6, 48).tolist() == [[100 * cell + row for row in range(48)] for cell in range(6)]
 
 
-def test_proposals_come_from_the_anchors_of_their_cell(network):
+def test_proposals_come_from_the_anchors_of_their_cell(network, monkeypatch):
     maps, wanted = torch.zeros(1, 1024, 20, 20), (9 * 20 + 11) * 12 + 4  # row 9, column 11, the square of 64 pixels
 
     class Head(nn.Module):
@@ -170,11 +100,8 @@ def test_proposals_come_from_the_anchors_of_their_cell(network):
             logits[wanted], deltas[wanted, 1] = 5, 0.25
             return logits, deltas
 
-    head, network.rpn = network.rpn, Head()
-    try:
-        boxes = network.propose(maps, 320, 320, 16)
-    finally:
-        network.rpn = head
+    monkeypatch.setattr(network, "rpn", Head())
+    boxes = network.propose(maps, 320, 320, 16)
     # [-24, -24, 39, 39] about (8, 8), moved by (176, 144), then down by 16; 64 wide.
     assert boxes[0].tolist() == [152, 136, 216, 200]
     assert len(boxes) <= 300

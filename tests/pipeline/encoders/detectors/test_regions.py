@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from encoder_contract import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xret.pipeline.encoders.detectors.regions import Selection, surviving
-from xret.pipeline.errors import EncoderError
 
 # Boxes 0 and 1 overlap, 2 lies apart, 3 covers 2.
 OVERLAPS = torch.tensor([[1, 0.6, 0, 0], [0.6, 1, 0, 0], [0, 0, 1, 0.9], [0, 0, 0.9, 1.0]])
@@ -82,8 +82,6 @@ def test_the_rule_is_that_of_loops(count, classes, seed, levels, fewest, more):
 
 @pytest.mark.parametrize("regions", [(0, 5), (6, 5), (1, 301), (-1, -1)])
 def test_numbers_that_make_no_sense_are_refused(regions):
-    with pytest.raises(
-        EncoderError, match=rf"--regions {regions[0]}-{regions[1]}: .* from 1 to 300.* have 36 or 10-100"
-    ):
-        Selection(*regions, 300, 0.2, 0.3)
+    sentence = rf"--regions {regions[0]}-{regions[1]}: .* from 1 to 300.* have 36 or 10-100"
+    refused(sentence, Selection, *regions, 300, 0.2, 0.3)
     assert Selection(1, 300, 300, 0.2, 0.3).most == 300

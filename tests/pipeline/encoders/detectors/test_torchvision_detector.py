@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from encoder_contract import RegionContract, picture
+from encoder_contract import RegionContract, picture, refused
 from loaded import image_encoder
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
-
-from xret.pipeline.errors import EncoderError
 
 
 def load(weights, regions):
@@ -34,11 +32,6 @@ class TestRegions(RegionContract):
     def encoder(self, encoder_of_module):
         return encoder_of_module
 
-    def test_declares_itself(self, encoder):
-        assert (encoder.name, encoder.channels) == ("fasterrcnn_resnet50_fpn_v2", 1024)
-        assert encoder.identity["preprocessing"]["shorter"] == 800
-        assert encoder._network.rpn._post_nms_top_n["training"] > encoder.rows
-
     def test_box_feature_and_score_belong_together(self, encoder, tmp_path):
         path = picture(tmp_path / "p.png", (150, 120))
         image = encoder.decode(path)[0]
@@ -63,16 +56,13 @@ class TestRegions(RegionContract):
 @pytest.mark.parametrize(
     ("weights", "regions", "message"),
     [
-        ("imagenett", (36, 36), r"'imagenett'.*did you mean 'imagenet'"),
-        ("random:x", (36, 36), "SEED"),
         ("absent.pth", (36, 36), "'absent.pth' are no file"),
         ("random:0", (5, 4), "--regions 5-4"),
         ("random:0", (1, 1001), "from 1 to 1000"),
     ],
 )
 def test_unknown_words_are_refused(weights, regions, message):
-    with pytest.raises(EncoderError, match=message):
-        load(weights, regions)
+    refused(message, load, weights, regions)
 
 
 @pytest.mark.slow

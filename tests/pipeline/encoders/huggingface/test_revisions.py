@@ -5,11 +5,11 @@ import shutil
 import huggingface_hub.constants
 import numpy as np
 import pytest
+from encoder_contract import refused
 from loaded import text_encoder
 from small_bert import save_bert
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.errors import EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.reading.origin import Origin
@@ -18,25 +18,18 @@ from xret.pipeline.store import FeatureCache
 OLD, NEW = "a" * 40, "b" * 40
 
 
-def fill_cache(root, name, commits, refs):
-    """Lay out what was downloaded of a model: {commit: folder} and {branch or tag: commit}."""
-    model = root / f"models--{name.replace('/', '--')}"
-    for commit, folder in commits.items():
-        shutil.copytree(folder, model / "snapshots" / commit)
-    for ref, commit in refs.items():
-        (model / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
-        (model / "refs" / ref).write_text(commit)
-
-
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
+    """Lay out what was downloaded of ``someone/bert``; return the folder beside it, with a folder for each commit."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    model = tmp_path / "hub" / "models--someone--bert"
     for commit, seed in ((OLD, 0), (NEW, 1)):
         (tmp_path / commit).mkdir()
-        save_bert(tmp_path / commit, seed)
-    commits = {commit: tmp_path / commit for commit in (OLD, NEW)}
-    fill_cache(tmp_path / "hub", "someone/bert", commits, {"main": NEW, "refs/pr/1": OLD, "v1.0": OLD})
+        shutil.copytree(save_bert(tmp_path / commit, seed), model / "snapshots" / commit)
+    for ref, commit in {"main": NEW, "refs/pr/1": OLD, "v1.0": OLD}.items():
+        (model / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+        (model / "refs" / ref).write_text(commit)
     return tmp_path
 
 
@@ -67,8 +60,7 @@ def test_a_set_keeps_the_commit_when_a_branch_moves(cache, tiny_dataset, text):
 
 @pytest.mark.parametrize("name", ["someone/bert@nowhere", "someone/bert@", "someone/bert@-x", "someone/bert@v1 0"])
 def test_a_revision_that_is_not_there_is_a_sentence(cache, name):
-    with pytest.raises(EncoderError, match=f"weights '{name}'"):
-        text_encoder(f"hf:{name}")
+    refused(f"weights '{name}'", text_encoder, f"hf:{name}")
 
 
 def test_a_folder_may_have_an_at_in_its_name(cache):

@@ -30,7 +30,7 @@ from ...pipeline.reading.reattachment import find_pictures, manifests_in, unread
 from ...pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
-from ..evaluation.scoring import Embedded, Side, embed_side
+from ..evaluation.scoring import Scored, Side, embed_side
 from ..modules.embedding import Embedding, each
 from ..runs.encoders import find_encoders
 
@@ -60,7 +60,7 @@ class Found(NamedTuple):
     c: Region
 
 
-def crop_tables(seen: Embedded, data_root: Path | None, ties: Ties) -> dict[str, NumberTable]:
+def crop_tables(seen: Scored, data_root: Path | None, ties: Ties) -> dict[str, NumberTable]:
     """Embed crops and captions A and C of triplets, and compare the ones with the others.
 
     Returns ``crops``, a row a threshold with the accuracies of binary selection, and with Gaussians ``uncertainty of
@@ -72,8 +72,8 @@ def crop_tables(seen: Embedded, data_root: Path | None, ties: Ties) -> dict[str,
     """
     if data_root is None:
         raise CacheError("crops are cut out of the images; name their folder with --data-root DIR")
-    cache, device = seen.ranker.cache, str(seen.scores.similarity.device)
-    regions, inside = regions_in(cache.dataset, data_root), set(seen.scores.file_names)
+    cache, device = seen.ranker.cache, str(seen.similarity.device)
+    regions, inside = regions_in(cache.dataset, data_root), set(seen.file_names)
     names = sorted(name for name in regions if name in inside)
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
@@ -212,7 +212,7 @@ def selection_accuracy(similarity: Tensor, ties: Ties) -> list[float]:
 
 @torch.no_grad()
 def _tables(
-    seen: Embedded, found: list[Found], images: Side, captions: Side, rows: list[list[int]], ties: Ties
+    seen: Scored, found: list[Found], images: Side, captions: Side, rows: list[list[int]], ties: Ties
 ) -> dict[str, NumberTable]:
     """Return the tables; `rows` are those of A and C of each triplet in both sides."""
 

@@ -14,7 +14,7 @@ from ...pipeline.errors import XretError
 from ...pipeline.wording import printable
 from ..evaluation.metrics import Ties, require_ties
 from ..evaluation.number_table import NumberTable
-from ..evaluation.scoring import Embedded, compare, embed_split, open_run
+from ..evaluation.scoring import Scored, compare, embed_split, open_run
 from .crops import crop_tables
 from .elements import element_tables
 from .embeddings import coefficient_tables, cost_table, uncertainty_tables
@@ -85,12 +85,12 @@ def diagnose(
     return Diagnosis(tables, reasons)
 
 
-def _elements(seen: Embedded, ties: Ties) -> Tables:
+def _elements(seen: Scored, ties: Ties) -> Tables:
     images, captions = seen.image.embedding, seen.text.embedding
     if not (isinstance(images, Tensor) and isinstance(captions, Tensor) and seen.is_set):
         return {}
-    return element_tables(images, captions, seen.scores.caption_image, partial(_compare, seen), ties)
+    return element_tables(images, captions, seen.caption_image, partial(_compare, seen), ties)
 
 
-def _compare(seen: Embedded, images: Tensor, captions: Tensor) -> Tensor:
-    return compare(seen.model, images, captions, seen.scores.texts)
+def _compare(seen: Scored, images: Tensor, captions: Tensor) -> Tensor:
+    return compare(seen.model, images, captions, seen.texts)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..evaluation.number_table import NumberTable, Rows
-from ..evaluation.scoring import Embedded
+from ..evaluation.scoring import Scored
 from ..modules.aggregators.gpo import GPO
 from ..modules.embedding import Embedding, Sequence, each
 
@@ -17,7 +17,7 @@ RANKS = 10  # columns that a table of coefficients has
 SAMPLES = 10  # at either end of uncertainty
 
 
-def cost_table(seen: Embedded) -> dict[str, NumberTable]:
+def cost_table(seen: Scored) -> dict[str, NumberTable]:
     """Return the multiply-accumulates that comparing a pair takes, and the shapes of the embeddings."""
     macs, image, text = cost(seen.image.embedding, seen.text.embedding, seen.model.similarity)
     rows: Rows = [["multiply-accumulates", macs]]
@@ -59,18 +59,18 @@ def _one(embedding: Embedding) -> Embedding:
     return Sequence(embedding.rows[middle][None, : int(embedding.length[middle])], embedding.length[middle][None])
 
 
-def uncertainty_tables(seen: Embedded) -> dict[str, NumberTable]:
+def uncertainty_tables(seen: Scored) -> dict[str, NumberTable]:
     """Return mean and deciles of the log-determinant of the covariances, and the samples at both ends.
 
     Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representations*, section 3.3 and Figures 4-7.
     Captions that say the same are listed once. Empty without Gaussians.
     """
-    images, captions, scores = seen.image.uncertainty, seen.text.uncertainty, seen.scores
+    images, captions = seen.image.uncertainty, seen.text.uncertainty
     if images is None or captions is None:
         return {}
-    owners = scores.caption_image.tolist()
-    first = {text: row for row, text in reversed(list(enumerate(scores.texts)))}  # caption with a text
-    caption_of = dict(zip(reversed(owners), reversed(scores.texts), strict=True))  # the first of an image
+    owners = seen.caption_image.tolist()
+    first = {text: row for row, text in reversed(list(enumerate(seen.texts)))}  # caption with a text
+    caption_of = dict(zip(reversed(owners), reversed(seen.texts), strict=True))  # the first of an image
     deciles, rows = torch.linspace(0, 1, 11, dtype=torch.float64), Rows()
     sides = {"images": images.double().cpu(), "captions": captions.double().cpu()}
     for name, values in sides.items():
@@ -83,16 +83,16 @@ def uncertainty_tables(seen: Embedded) -> dict[str, NumberTable]:
         ascending = sorted(samples, key=values.tolist().__getitem__)
         for end, some in (("least", ascending[:SAMPLES]), ("most", ascending[::-1][:SAMPLES])):
             if name == "images":
-                rows = [[scores.file_names[row], caption_of.get(row, ""), values[row].item()] for row in some]
+                rows = [[seen.file_names[row], caption_of.get(row, ""), values[row].item()] for row in some]
             else:
-                rows = [[scores.file_names[owners[row]], scores.texts[row], values[row].item()] for row in some]
+                rows = [[seen.file_names[owners[row]], seen.texts[row], values[row].item()] for row in some]
             header = ["file", "caption", "uncertainty"]
             tables[f"{end} uncertain {name}"] = NumberTable(f"The {end} uncertain {name}.", header, rows)
     return tables
 
 
 @torch.no_grad()
-def coefficient_tables(seen: Embedded) -> dict[str, NumberTable]:
+def coefficient_tables(seen: Scored) -> dict[str, NumberTable]:
     """Return the weight of each rank for each GPO (*Learning the Best Pooling Strategy*, VSE-infinity, Figure 5).
 
     Those of the most frequent lengths; of many ranks ten, from the first to the last.

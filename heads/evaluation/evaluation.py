@@ -21,7 +21,7 @@ from ..runs.features import Sets, require_views
 from .metrics import WAYS, Ties, chance_rsum, require_ties
 from .paper_rows import ROWS, row_of
 from .protocols import Measure, load_protocol
-from .scoring import Ranker, Scores, embed_split, in_one_space, is_store, open_frozen, open_run
+from .scoring import Ranker, Scored, embed_split, in_one_space, is_store, open_frozen, open_run
 
 T = TypeVar("T")
 FEW = 100  # fewer images say next to nothing: one of them is a percent of the recalls, and chance finds many
@@ -165,9 +165,9 @@ def _evaluate(
     if views and max(counts) == 1:
         require_views(rankers[0].sets[0])
     measures = load_measures(rankers[0], protocol)
-    scores = embed_split(rankers[0], split, device, counts[0]).scores
+    scores = embed_split(rankers[0], split, device, counts[0])
     for ranker, count in zip(rankers[1:], counts[1:], strict=True):
-        _add(scores, embed_split(ranker, split, device, count).scores, f"{ranker.name} and {rankers[0].name}")
+        _add(scores, embed_split(ranker, split, device, count), f"{ranker.name} and {rankers[0].name}")
     scores.similarity.div_(len(rankers))
     return tables(rankers, scores, measures, ties, counts)
 
@@ -181,7 +181,7 @@ def load_measures(ranker: Ranker, protocol: str = "auto") -> dict[str, Measure]:
 
 def tables(
     rankers: Several[Ranker],
-    scores: Scores,
+    scores: Scored,
     measures: dict[str, Measure],
     ties: Ties = "pessimistic",
     views: tuple[int, ...] = (1,),
@@ -208,7 +208,7 @@ def _of_each(protocols: Iterable[str], make: Callable[[str], T]) -> dict[str, T]
     return made
 
 
-def _result(protocol: str, measure: Measure, scores: Scores, rankers: Several[Ranker], ties: Ties) -> Result:
+def _result(protocol: str, measure: Measure, scores: Scored, rankers: Several[Ranker], ties: Ties) -> Result:
     found, images, captions = measure(scores, ties), len(scores.ids), len(scores.texts)
     run = rankers[0].run if len(rankers) == 1 else None
     row = row_of(rankers[0].cache.dataset, protocol) if run is not None and scores.split == "test" else None
@@ -231,7 +231,7 @@ def _result(protocol: str, measure: Measure, scores: Scores, rankers: Several[Ra
     )
 
 
-def _add(scores: Scores, other: Scores, names: str) -> None:
+def _add(scores: Scored, other: Scored, names: str) -> None:
     """Add another run's similarities, brought into the same order; RunError if their images or captions differ."""
     ours, theirs = _captions(scores), _captions(other)
     image_at = {name: row for row, name in enumerate(other.ids)}
@@ -247,7 +247,7 @@ def _add(scores: Scores, other: Scores, names: str) -> None:
     scores.similarity.add_(other.similarity[rows][:, columns])
 
 
-def _captions(scores: Scores) -> list[tuple[str, int, str]]:
+def _captions(scores: Scored) -> list[tuple[str, int, str]]:
     """Return what distinguishes the captions: the id of the image, the number and the text."""
     owners = [scores.ids[row] for row in scores.caption_image.tolist()]
     return list(zip(owners, scores.sentid.tolist(), scores.texts, strict=True))

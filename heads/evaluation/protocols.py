@@ -30,9 +30,9 @@ from ...pipeline.errors import RunError, nearest
 from . import metrics
 from .metrics import Table, Ties
 from .precision import best_ranks, map_at_r, plausible_matches, r_precision
-from .scoring import Scores
+from .scoring import Scored
 
-Measure = Callable[[Scores, Ties], Table]
+Measure = Callable[[Scored, Ties], Table]
 Matches = tuple[Tensor, Tensor]  # which captions are right for each image, bool `[I, C]`, and the other way, `[C, I]`
 ZETAS = (0, 1, 2)  # object classes in which plausible matches may differ
 
@@ -61,7 +61,7 @@ def load_protocol(name: str, annotations: str = "") -> Measure:
     return partial(plausible, read_classes(Path(annotations)))
 
 
-def _own_captions(protocol: str, scores: Scores, ties: Ties) -> Table:
+def _own_captions(protocol: str, scores: Scored, ties: Ties) -> Table:
     if protocol == "1k-folds" and len(scores.ids) != metrics.FOLDED:
         raise RunError(
             f"protocol 1k-folds needs exactly {metrics.FOLDED:,} images and split '{scores.split}' has "
@@ -84,7 +84,7 @@ def load_judgements(protocol: str) -> Any:
     return Metrics()
 
 
-def judged(truth: Any, protocol: str, scores: Scores, ties: Ties) -> Table:
+def judged(truth: Any, protocol: str, scores: Scored, ties: Ties) -> Table:
     """Return the table of ``eccv`` (``mAP@R``, ``R-P``, ``R@1``), ``cxc`` or ``rpc2`` (``RPC2``, ``RPC2 1K``).
 
     `truth`, an `eccv_caption.Metrics`, holds the ids of the test split and the right items of each query. RunError
@@ -159,7 +159,7 @@ def read_classes(file: Path) -> dict[int, np.ndarray]:
     return classes
 
 
-def plausible(classes: Mapping[int, np.ndarray], scores: Scores, ties: Ties) -> Table:
+def plausible(classes: Mapping[int, np.ndarray], scores: Scored, ties: Ties) -> Table:
     """Return ``PMRP``, ``zeta 0``, ``zeta 1``, ``zeta 2`` and, of 5,000 images, ``PMRP 1K``.
 
     `classes` are those of `read_classes`; RunError where an image has none.
@@ -176,7 +176,7 @@ def plausible(classes: Mapping[int, np.ndarray], scores: Scores, ties: Ties) -> 
 
 
 def _precision_table(
-    name: str, scores: Scores, matches: Iterable[Matches], ties: Ties, names: Sequence[str] = ()
+    name: str, scores: Scored, matches: Iterable[Matches], ties: Ties, names: Sequence[str] = ()
 ) -> Table:
     """Return the R-Precision (%) of both ways, the mean over all `matches`, and that of each by its name if it has one.
 

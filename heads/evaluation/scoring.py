@@ -114,22 +114,6 @@ def in_one_space(sets: Sets) -> bool:
 
 
 @dataclass(frozen=True)
-class Scores:
-    """How a run compares the usable images and captions of a split."""
-
-    split: str
-    similarity: Tensor  # [I, C]; larger is closer
-    caption_image: Tensor  # the image (its row here) of each caption, int64 [C] on the CPU
-    ids: list[str]  # of the images, as the store has them
-    file_names: list[str]
-    cocoid: np.ndarray  # the images' numbers in COCO, int64 [I]; -1 where there is none
-    sentid: np.ndarray  # the captions' numbers, int64 [C]
-    texts: list[str]
-    skipped: int  # samples that could not be read when the features were extracted
-    log_circular_variance: float | None  # of the embedding sets, of images in their first view; None of vectors
-
-
-@dataclass(frozen=True)
 class Side:
     """One modality of a split."""
 
@@ -149,15 +133,24 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Embedded:
-    """A split as a ranker embeds it, images in their first view, and compares it."""
+class Scored:
+    """The usable samples of a split as a ranker embeds them, images in their first view, and compares them."""
 
     ranker: Ranker
     model: Model
     batches: Batches
     image: Side
     text: Side
-    scores: Scores
+    split: str
+    similarity: Tensor  # [I, C]; larger is closer
+    caption_image: Tensor  # the image (its row here) of each caption, int64 [C] on the CPU
+    ids: list[str]  # of the images, as the store has them
+    file_names: list[str]
+    cocoid: np.ndarray  # the images' numbers in COCO, int64 [I]; -1 where there is none
+    sentid: np.ndarray  # the captions' numbers, int64 [C]
+    texts: list[str]
+    skipped: int  # samples that could not be read when the features were extracted
+    log_circular_variance: float | None  # of the embedding sets; None of vectors
 
     @property
     def run(self) -> Run:
@@ -171,7 +164,7 @@ class Embedded:
         return self.image.elements.shape[1] > 1 or self.text.elements.shape[1] > 1
 
 
-def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1) -> Embedded:
+def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1) -> Scored:
     """Embed a split and compare its images and captions.
 
     Similarities are the mean over the first `views` views of an image. This is right for whatever an embedding is: the
@@ -194,8 +187,13 @@ def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1
             similarity += compare(model, embed_all(model.embed_images, of_view), text.embedding, texts)
         both = [side.embedding for side in (image, text)]
         sets = [one for one in both if isinstance(one, Tensor) and one.ndim == 3 and one.shape[1] > 1]
-        scores = Scores(
-            split=split,
+        return Scored(
+            ranker,
+            model,
+            batches,
+            image,
+            text,
+            split,
             similarity=similarity.div_(views),
             caption_image=torch.as_tensor(batches.caption_image),
             ids=batches.ids(),
@@ -206,7 +204,6 @@ def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1
             skipped=batches.skipped,
             log_circular_variance=log_circular_variance(*sets) if len(sets) == 2 else None,
         )
-    return Embedded(ranker, model, batches, image, text, scores)
 
 
 def embed_side(embed: Callable[[Features], Aggregated], parts: Iterable[Features]) -> Side:

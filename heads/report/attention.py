@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...pipeline.reading.joined_sets import JoinedSets, are_upright, parts_of
 from ...pipeline.store import ImageSet
-from ..evaluation.scoring import Embedded
+from ..evaluation.scoring import Scored
 from ..modules.embedding import Sequence
 from ..modules.similarity import CrossAttention
 from .examples import PageRun, drawn, nearest
@@ -71,7 +71,7 @@ def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Att
     """Return what the attention is, in words, how it looks over `count` random images, or why there is none."""
     seen, compare = run.seen, run.seen.model.compare
     words = isinstance(compare, CrossAttention)
-    images = np.unique(seen.scores.caption_image.numpy()) if words else np.arange(len(seen.scores.ids))
+    images = np.unique(seen.caption_image.numpy()) if words else np.arange(len(seen.ids))
     chosen = drawn(images, count, seed)
     slots = None if words else slot_attention(seen, chosen)
     if not words and slots is None:
@@ -93,14 +93,14 @@ def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Att
 
 
 @torch.no_grad()
-def slot_attention(seen: Embedded, images: list[int]) -> Tensor | None:
+def slot_attention(seen: Scored, images: list[int]) -> Tensor | None:
     """Return the last iteration's attention over the rows of some images, mean of its heads, ``[B, K, N]``, or None."""
     made = seen.model.embed_images(seen.batches.image_source.fetch(np.array(images))())
     return None if made.attention is None else made.attention[-1].float().mean(1).cpu()
 
 
 @torch.no_grad()
-def word_attention(seen: Embedded, image: int, caption: int) -> Tensor:
+def word_attention(seen: Scored, image: int, caption: int) -> Tensor:
     """Return the cross-attention between the rows of an image and the words of a caption, ``[N, L]``."""
     images, captions, compare = seen.image.embedding, seen.text.embedding, seen.model.compare
     assert isinstance(images, Sequence) and isinstance(captions, Sequence) and isinstance(compare, CrossAttention)
@@ -108,7 +108,7 @@ def word_attention(seen: Embedded, image: int, caption: int) -> Tensor:
     return compare.weights(one, other)[0, 0][: int(one.length), : int(other.length)].cpu()
 
 
-def words_of(seen: Embedded, caption: int) -> list[str]:
+def words_of(seen: Scored, caption: int) -> list[str]:
     """Return the words of a caption as the run reads them, with its ends; tokens of a language model are numbered."""
     row, labels = seen.batches.caption_rows[[caption]], list[str]()
     for features in parts_of(seen.batches.caption_set):
@@ -133,7 +133,7 @@ def place_of(run: PageRun, image: int) -> Place | None:
         return Place(picture, np.tile(corner, 2) + boxes * np.tile(size, 2))
     boxes, size = features.array("boxes", row)[0], features.array("size", row)[0]
     if (picture.size[0] - picture.size[1]) * (int(size[0]) - int(size[1])) < 0:  # imports do not say how they turned it
-        picture = run.pictures.hold(run.seen.scores.file_names[image], not are_upright(features)) or picture
+        picture = run.pictures.hold(run.seen.file_names[image], not are_upright(features)) or picture
     return Place(picture, boxes[: int(features.length[row][0])] / np.tile(size, 2))
 
 
@@ -171,31 +171,31 @@ def _why_no_places(run: PageRun, images: list[int]) -> str:
 
 def _slots(run: PageRun, row: int, place: Place, attention: Tensor, found: Tensor) -> Attended:
     """Draw one image; `attention` is ``[K, N]``, `found` the caption nearest to each of K elements."""
-    scores, name = run.seen.scores, run.seen.scores.ids[row]
+    seen, name = run.seen, run.seen.ids[row]
     shares = 100 * attention.sum(1) / attention.sum().clamp(min=1e-9)
     maps = []
     for k, (weights, share, text) in enumerate(zip(attention, shares.tolist(), found.tolist(), strict=True), 1):
-        own, shows = int(scores.caption_image[text]) == row, f"Attention of slot {k} over image {name}"
-        maps.append(place.map(weights.numpy(), shows, f"slot {k}, {share:.0f} %", scores.texts[text], own))
+        own, shows = int(seen.caption_image[text]) == row, f"Attention of slot {k} over image {name}"
+        maps.append(place.map(weights.numpy(), shows, f"slot {k}, {share:.0f} %", seen.texts[text], own))
     return Attended(name, "slots", place.picture, run.first_caption(row), "", maps)
 
 
 def _words(run: PageRun, image: int, place: Place, by_word: bool) -> list[Attended]:
     """Draw one image with the closest of its own captions, and with the one found first if that is another's."""
-    way, scores, name = run.ways["image_to_text"], run.seen.scores, run.seen.scores.ids[image]
+    way, seen, name = run.ways["image_to_text"], run.seen, run.seen.ids[image]
     closest, rank = way.right(image)
     pairs = [(closest, f"the closest of its own captions, rank {rank:,}")]
     if rank > 1:
         pairs.append((int(way.found[image]), "the caption that is found first, of another image"))
     attended = []
     for caption, title in pairs:
-        weights, words = word_attention(run.seen, image, caption), words_of(run.seen, caption)
-        even, score = 100 / weights.shape[0 if by_word else 1], float(scores.similarity[image, caption])
+        weights, words = word_attention(seen, image, caption), words_of(seen, caption)
+        even, score = 100 / weights.shape[0 if by_word else 1], float(seen.similarity[image, caption])
         note = f" (similarity {score:.2f}; spread evenly, each weight would be {even:.1f} %)"
         note += f", {len(words) - WORDS} more words are not shown" if len(words) > WORDS else ""
         maps = [
             place.map(over.numpy(), f"Attention of '{word}' over image {name}", word, f"{100 * over.max():.1f} %")
             for word, over in zip(words[:WORDS], weights.T[:WORDS], strict=True)
         ]
-        attended.append(Attended(name, title, place.picture, scores.texts[caption], note, maps))
+        attended.append(Attended(name, title, place.picture, seen.texts[caption], note, maps))
     return attended

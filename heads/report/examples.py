@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...pipeline.reading.joined_sets import are_upright
 from ..evaluation.number_table import NumberTable, shown
-from ..evaluation.scoring import Embedded
+from ..evaluation.scoring import Scored
 from .pictures import Picture, Pictures
 
 DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
@@ -94,14 +94,14 @@ class PageRun:
     """A run on the page: its name there, the run on its split, and the pictures."""
 
     name: str
-    seen: Embedded
+    seen: Scored
     pictures: Pictures
 
     @cached_property
     def ways(self) -> dict[str, Way]:
         """Both directions, by the keys of `DIRECTIONS`."""
-        seen, similarity = self.seen, self.seen.scores.similarity
-        images, owners = np.arange(len(similarity)), seen.scores.caption_image.numpy()
+        seen, similarity = self.seen, self.seen.similarity
+        images, owners = np.arange(len(similarity)), seen.caption_image.numpy()
         left, right = seen.image.elements, seen.text.elements
         return {
             "image_to_text": Way(similarity, images, owners, left, right, self.image, self.caption),
@@ -110,20 +110,20 @@ class PageRun:
 
     def picture(self, image: int) -> Picture | None:
         """Return the picture of an image as its feature set saw it; None if it cannot be read."""
-        return self.pictures.hold(self.seen.scores.file_names[image], are_upright(self.seen.batches.image_set))
+        return self.pictures.hold(self.seen.file_names[image], are_upright(self.seen.batches.image_set))
 
     def first_caption(self, image: int) -> str:
         """Return the first caption of an image; an empty text if it has none."""
-        own = (self.seen.scores.caption_image == image).nonzero()[:, 0]
-        return self.seen.scores.texts[int(own[0])] if len(own) else ""
+        own = (self.seen.caption_image == image).nonzero()[:, 0]
+        return self.seen.texts[int(own[0])] if len(own) else ""
 
     def image(self, row: int) -> Item:
         """Return an image as the page shows it."""
-        return Item(self.first_caption(row), self.seen.scores.ids[row], self.picture(row))
+        return Item(self.first_caption(row), self.seen.ids[row], self.picture(row))
 
     def caption(self, row: int) -> Item:
         """Return a caption as the page shows it."""
-        return Item(self.seen.scores.texts[row])
+        return Item(self.seen.texts[row])
 
 
 def gallery(way: Way, count: int, top: int, seed: int) -> list[Example]:

@@ -101,7 +101,7 @@ def render(page: dict[str, Any]) -> str:
 
 def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str) -> dict[str, Any]:
     """Return what the template fills in; of several runs there is less of each."""
-    samples = [(run.seen.scores.ids, run.seen.scores.texts) for run in runs]
+    samples = [(run.seen.ids, run.seen.texts) for run in runs]
     alike = all(one == samples[0] for one in samples)
     compared = len(runs) > 1 and alike
     absent = [] if alike else [("comparison", "the runs do not see the same images and captions")]
@@ -113,7 +113,7 @@ def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str)
     page = {
         "runs": [run.name for run in runs],
         "dataset": runs[0].seen.ranker.cache.dataset,
-        "split": runs[0].seen.scores.split,
+        "split": runs[0].seen.split,
         "directions": DIRECTIONS,
         "facts": facts_table(runs),
         "evaluation": evaluation_tables(_evaluations(runs, device)),
@@ -133,10 +133,10 @@ def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str)
 def _evaluations(runs: Several[PageRun], device: str) -> list[tuple[str, Any]]:
     """Return what the runs reach, by name, and what their frozen encoders reach that lie in one space."""
     seen = {run.name: run.seen for run in runs}
-    found = [(name, tables([one.ranker], one.scores, load_measures(one.ranker))) for name, one in seen.items()]
+    found = [(name, tables([one.ranker], one, load_measures(one.ranker))) for name, one in seen.items()]
     rankers = {(one.ranker.cache.url, *(part.name for part in one.ranker.sets)): one.ranker for one in seen.values()}
     for ranker in rankers.values():
-        if untrained := evaluate_untrained(ranker.sets, runs[0].seen.scores.split, device=device):
+        if untrained := evaluate_untrained(ranker.sets, runs[0].seen.split, device=device):
             found.append((untrained.runs[0], untrained))
     return found
 

@@ -84,16 +84,16 @@ def test_all_elements_have_the_rsum_and_the_variance_of_the_table(run_of, tmp_pa
 
 
 def test_uncertainty_by_hand():
-    scores = SimpleNamespace(
-        caption_image=torch.tensor([0, 0, 1, 2, 2]),
-        file_names=["a.jpg", "b.jpg", "c.jpg"],
-        texts=["a dog", "a cat", "a cat", "a hat", "a cup"],
-    )
+    scores = {
+        "caption_image": torch.tensor([0, 0, 1, 2, 2]),
+        "file_names": ["a.jpg", "b.jpg", "c.jpg"],
+        "texts": ["a dog", "a cat", "a cat", "a hat", "a cup"],
+    }
     images, captions = torch.tensor([0.5, -1.0, 2.0]), torch.tensor([4.0, 3.0, 3.0, 1.0, 2.0])
 
     def seen(one, other):
         sides = [SimpleNamespace(uncertainty=values) for values in (one, other)]
-        return SimpleNamespace(image=sides[0], text=sides[1], scores=scores)
+        return SimpleNamespace(image=sides[0], text=sides[1], **scores)
 
     assert uncertainty_tables(seen(images, None)) == {}
     found = uncertainty_tables(seen(images, captions))
@@ -113,7 +113,7 @@ def test_uncertainty_is_the_log_determinant_of_what_the_run_gives(run_of):
     assert found["uncertainty"].rows[0][1] == pytest.approx(sum(determinants) / len(determinants))
     best = max(range(len(determinants)), key=determinants.__getitem__)
     name, _, value = found["most uncertain images"].rows[0]
-    assert (name, value) == (seen.scores.file_names[best], pytest.approx(determinants[best]))
+    assert (name, value) == (seen.file_names[best], pytest.approx(determinants[best]))
     assert len(found["least uncertain images"].rows) == 10
 
 

@@ -19,7 +19,6 @@ from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import WAYS, recalls
 from xret.heads.evaluation.precision import plausible_matches
 from xret.heads.evaluation.protocols import judged, load_judgements, load_protocol, plausible, read_classes, relevance
-from xret.heads.evaluation.scoring import Scores
 from xret.pipeline.errors import CacheError, RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,8 +32,8 @@ EXTENDED_OFFSET = 498
 
 def scores_of(similarity, cocoid, sentid, owner):
     """Return scores as of a split with these numbers, the rest of it empty."""
-    numbers = np.asarray(cocoid), np.asarray(sentid)
-    return Scores("test", similarity, torch.as_tensor(owner), [], [], *numbers, [], 0, None)
+    numbers = {"cocoid": np.asarray(cocoid), "sentid": np.asarray(sentid)}
+    return SimpleNamespace(split="test", similarity=similarity, caption_image=torch.as_tensor(owner), **numbers)
 
 
 def truth_of(images, captions, eccv, cxc):

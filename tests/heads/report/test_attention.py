@@ -101,7 +101,7 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch, size):
 
 def test_images_that_cannot_be_read_are_left_out(tmp_path, setdiv, shown, folder):
     shutil.copytree(folder / "images", tmp_path / "images")
-    names = setdiv.seen.scores.file_names
+    names = setdiv.seen.file_names
     (tmp_path / "images" / names[0]).write_bytes(b"no picture")
     _, images, reason = attention_of_run(shown("setdiv", tmp_path), len(names), 0)
     assert (len(images), reason) == (len(names) - 1, "")
@@ -168,27 +168,27 @@ def test_weights_are_those_that_the_run_compares_with(scan):
     assert weights.shape == (len(regions), len(words))
     relevance = torch.cosine_similarity(words, weights.T @ regions)
     scale = seen.run.recipe.similarity["lambda_lse"]
-    torch.testing.assert_close((scale * relevance).logsumexp(0) / scale, seen.scores.similarity[image, caption])
+    torch.testing.assert_close((scale * relevance).logsumexp(0) / scale, seen.similarity[image, caption])
 
 
 def test_words_are_those_that_the_run_reads(scan, run_of, shown, folder, tmp_path):
-    for caption, text in enumerate(scan.seen.scores.texts):
+    for caption, text in enumerate(scan.seen.texts):
         assert words_of(scan.seen, caption) == text.split()
     tokens = shown(run_of("tokens", ("grid", "tokens"))).seen
-    assert words_of(tokens, 4) == [f"token {number}" for number in range(1, len(tokens.scores.texts[4].split()) + 1)]
+    assert words_of(tokens, 4) == [f"token {number}" for number in range(1, len(tokens.texts[4].split()) + 1)]
     ends = shown(run_of("ends", ("grid", "words"), "adapter.words.ends=true"), folder)
-    assert words_of(ends.seen, 0) == ["<start>", *ends.seen.scores.texts[0].split(), "<end>"]
+    assert words_of(ends.seen, 0) == ["<start>", *ends.seen.texts[0].split(), "<end>"]
     assert word_attention(ends.seen, 0, 0).shape[1] == len(words_of(ends.seen, 0))
     assert attention_of_run(ends, 1, 0)[1]
     other = make_store(tmp_path / "other.zarr", words="zebra")
     unknown = shown(run_of("t-i", ("grid", "words")), store=other).seen
-    assert words_of(unknown, 0) == ["(unknown word)", *unknown.scores.texts[0].split()[1:]]
+    assert words_of(unknown, 0) == ["(unknown word)", *unknown.texts[0].split()[1:]]
 
 
 def test_maps_show_the_weights_of_the_closest_own_caption_and_of_the_first_result(scan):
     what, images, reason = attention_of_run(scan, 3, 0)
     assert (what[:9], reason) == ("Each word", "")
-    scores = scan.seen.scores
+    scores = scan.seen
     for name in {image.name for image in images}:
         row = scores.ids.index(name)
         own = [c for c, owner in enumerate(scores.caption_image.tolist()) if owner == row]

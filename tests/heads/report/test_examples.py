@@ -20,7 +20,7 @@ def ranked(scores):
 
 
 def test_a_gallery_is_the_head_of_the_ranking(setdiv):
-    scores = setdiv.seen.scores
+    scores = setdiv.seen
     for direction, matrix in (("image_to_text", scores.similarity), ("text_to_image", scores.similarity.T)):
         examples = gallery(setdiv.ways[direction], 6, 5, 3)
         assert len(examples) == 6
@@ -52,7 +52,7 @@ def test_a_failure_shows_the_right_answer_its_rank_and_its_score(setdiv):
             if rank == 1:
                 assert one.missed is None
                 continue
-            said = setdiv.seen.scores.texts[own[0]] if direction == "image_to_text" else setdiv.seen.scores.ids[own[0]]
+            said = setdiv.seen.texts[own[0]] if direction == "image_to_text" else setdiv.seen.ids[own[0]]
             assert (one.missed.text if direction == "image_to_text" else one.missed.name) == said
             assert (one.missed.right, one.missed.note) == (True, f"rank {rank}: {number(scores[own[0]])}")
             assert way.example(query, ranking[:rank]).missed is None  # it is there already
@@ -72,7 +72,7 @@ def test_each_element_finds_what_is_nearest_to_it():
 @pytest.mark.parametrize("right", [True, False])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_successes_succeed_and_failures_fail(setdiv, direction, right):
-    way, scores = setdiv.ways[direction], setdiv.seen.scores
+    way, scores = setdiv.ways[direction], setdiv.seen
     hits = dict(zip(way.queries.tolist(), way.hits.tolist(), strict=True))
     for shown in by_element(way, right, 3, 0):
         assert [item.note.split(":")[0] for item in shown.found] == [f"element {k}" for k in (1, 2, 3, 4)]
@@ -108,7 +108,7 @@ def test_where_runs_disagree_each_says_its_score_and_the_rank_of_the_right_one(s
 def test_agreement_is_counted_query_by_query(setdiv, shown):
     runs, right = [setdiv, shown("vsepp")], []
     for run in runs:
-        owner, scores = run.seen.scores.caption_image.tolist(), run.seen.scores.similarity
+        owner, scores = run.seen.caption_image.tolist(), run.seen.similarity
         to_text = [owner[ranked(row)[0]] == i for i, row in enumerate(scores)]
         right.append(to_text + [ranked(scores[:, c])[0] == own for c, own in enumerate(owner)])
     only = [sum(a and not b for a, b in zip(*pair, strict=True)) for pair in (right, right[::-1])]

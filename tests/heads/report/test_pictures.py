@@ -87,7 +87,7 @@ def test_imported_boxes_lie_in_the_picture_of_their_size(tmp_path, size):
         kind="roi", grid=None, identity={}, length=np.array([1]), array=lambda name, rows: arrays[name][rows]
     )
     batches = SimpleNamespace(image_set=features, image_rows=np.array([0]))
-    seen = SimpleNamespace(batches=batches, scores=SimpleNamespace(file_names=["a.png"]))
+    seen = SimpleNamespace(batches=batches, file_names=["a.png"])
     place = place_of(PageRun("run", seen, pictures_of(tmp_path, "a.png")), 0)
     assert place.picture.size == size
     np.testing.assert_allclose(place.boxes * np.tile(size, 2), box)

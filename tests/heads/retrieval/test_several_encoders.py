@@ -108,12 +108,10 @@ def test_words_and_tokens_have_labels_in_the_order_of_their_rows(folder, tmp_pat
     view = embed_split(open_run(run), "test", torch.device("cpu"))
     assert isinstance(view.model.compare, CrossAttention)
     labels = words_of(view, 1)
-    words = view.scores.texts[1].split()
+    words = view.texts[1].split()
     assert labels[: len(words)] == words
     assert labels[len(words) :] == [f"token {number + 1}" for number in range(len(labels) - len(words))]
-    assert (
-        len(labels) == word_attention(view, int(view.scores.caption_image[1]), 1).shape[1] == int(view.text.length[1])
-    )
+    assert len(labels) == word_attention(view, int(view.caption_image[1]), 1).shape[1] == int(view.text.length[1])
 
 
 def test_the_backbone_of_a_single_set_is_put_back_beside_several(folder, tmp_path):

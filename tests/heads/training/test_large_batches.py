@@ -16,8 +16,6 @@ from xret.heads.modules.losses.blocks import compared_pairs
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.objective import Objective, embed_in_parts, goes_in_blocks, same_text
-from xret.heads.training.train import train
-from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 
@@ -160,18 +158,6 @@ def test_nothing_but_a_part_is_kept(store):
             embed_in_parts(trial.model.embed_captions, features, parts)
         kept[chunk] = sum(held)
     assert kept[2] < kept[None] / 10
-
-
-def test_batch_normalisation_is_refused_before_anything_is_made(tmp_path):
-    url = make_store(tmp_path / "roi.zarr", train=8, val=4, test=4, image="roi")
-    with pytest.raises(
-        RecipeError,
-        match=r"data\.chunk embeds .* image\.adapter\.layer\.mlp\.1 needs it whole; .*KIND\.batch_norm=false",
-    ):
-        train(url, recipe_of("setdiv", "data.chunk=3"), tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run").exists()
-    recipe = recipe_of("setdiv", "data.chunk=3", "adapter.roi.batch_norm=false")
-    assert train(url, recipe, tmp_path / "run", device="cpu").trained == 1
 
 
 @given(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_store import make_store
+from small_trainings import recipe_of as small_recipe
 
-from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import embed
 from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.recipes.recipe import load_recipe
@@ -15,35 +15,17 @@ from xret.heads.training import trainer
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import learning_rate
 from xret.heads.training.train import train
-from xret.pipeline.errors import RecipeError
 from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SMALL = [
-    "model.dim=16",
-    "data.batch_size=16",
-    "adapter.words.word_dim=8",
-    "aggregator.image.head_dim=8",
-    "aggregator.text.head_dim=8",
-    "schedule.epochs=2",
-    "loss.triplet.warmup_epochs=0",
-]
-ENDS = "adapter.words.ends=true"
-IN_TRAINING = [
-    "adapter.grid.output_dropout=0.3",
-    "adapter.words.dropout=0.3",
-    "adapter.words.state_dropout=0.3",
-    "aggregator.image.dropout=0.3",
-    "aggregator.text.dropout=0.3",
-    "augment.image=0.3",
-    "augment.image_varies=true",
-    "augment.mask_words=0.3",
-]
+DROPPED = ["adapter.grid.output_dropout", "adapter.words.dropout", "adapter.words.state_dropout"]
+DROPPED += ["aggregator.image.dropout", "aggregator.text.dropout", "augment.image", "augment.mask_words"]
+IN_TRAINING = [*(f"{key}=0.3" for key in DROPPED), "augment.image_varies=true"]
 
 
 def recipe_of(*settings):
-    return load_recipe("setdiv", [*SMALL, *settings])
+    return small_recipe("setdiv", 2, "loss.triplet.warmup_epochs=0", *settings)
 
 
 def sets_of(store):
@@ -54,19 +36,6 @@ def sets_of(store):
 def model_of(store, recipe):
     torch.manual_seed(0)
     return build_model(recipe, *map(feature_facts, sets_of(store)))
-
-
-def test_a_head_is_trained_as_the_script_trains_it_and_evaluated(store, tmp_path):
-    recipe = recipe_of(
-        *IN_TRAINING, ENDS, "optimizer.decay=all", "schedule.by=step", "aggregator.text.positions=circle"
-    )
-    train(store, recipe, tmp_path / "run", device="cpu")
-    vocabulary = sets_of(store)[1].vocabulary
-    assert Run(tmp_path / "run").vocabulary == vocabulary
-    weights = load_file(tmp_path / "run" / "model.safetensors")
-    assert len(weights["text.adapter.embedding.weight"]) == len(vocabulary) + 3
-    first, second = (evaluate([tmp_path / "run"], device="cpu").results for _ in range(2))
-    assert first == second
 
 
 def test_what_acts_in_training_alone_leaves_evaluation_as_it_is(store):
@@ -113,13 +82,6 @@ def test_a_loss_that_writes_captions_writes_them_whole(store, augment):
     assert torch.equal(written[0].length, batch.captions.length)
     assert (read[0] == len(sets_of(store)[1].vocabulary)).any() == ("mask_words=1" in augment)
     assert (read[0] > 0).sum() < (batch.captions.token > 0).sum() or augment == ["mask_words=1"]
-
-
-def test_masks_need_words(tmp_path):
-    url = make_store(tmp_path / "tokens.zarr", text="tokens")
-    with pytest.raises(RecipeError, match=r"augment\.mask_words masks words, and captions of kind 'tokens' are states"):
-        train(url, recipe_of("augment.mask_words=0.2"), tmp_path / "run", device="cpu")
-    assert not (tmp_path / "run").exists()
 
 
 def test_regions_get_no_positions_of_a_grid(tmp_path, caplog):

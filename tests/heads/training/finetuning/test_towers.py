@@ -24,16 +24,8 @@ from xret.pipeline.reading.end_to_end import read_window
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-HEAD = {
-    "model.dim": 16,
-    "data.unit": "image",
-    "data.batch_size": 12,  # an epoch is one step
-    "augment.image": 0,
-    "augment.text": 0,
-    "loss.triplet.negatives": "all",
-    "loss.triplet.reduction": "mean",
-    "optimizer.lr": 0.003,
-}
+HEAD = {"model.dim": 16, "data.unit": "image", "data.batch_size": 12, "optimizer.lr": 0.003}  # an epoch is one step
+HEAD |= {"augment": {"image": 0, "text": 0}, "loss.triplet": {"negatives": "all", "reduction": "mean"}}
 SLOTS = {"aggregator.image.head_dim": 8, "aggregator.text.head_dim": 8, "aggregator.image.positions": "grid"}
 FROZEN = {"finetune.image_frozen": 99, "finetune.text_frozen": 99}
 BOTH = ["image", "text"]

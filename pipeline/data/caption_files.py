@@ -1,17 +1,24 @@
-"""Caption files, Karpathy's and COCO's JSON, CSV, TSV and JSON lines, read into one entry an image."""
+"""Caption files, read into an entry for each image: Karpathy's and COCO's JSON, CSV, TSV, JSON lines, imagefolders."""
 
+import csv
+import json
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from ..documents import DocumentError, read_json
+from ..documents import DocumentError, parse_json, read_json
 from ..errors import ManifestError
-from .caption_rows import caption_rows, split_of
-from .manifest import Columns
+from ..wording import some_of
+from .manifest import SPLITS, Columns
 
 Fault = Callable[[str, str], None]  # takes where and what is wrong: raises, or notes that a sample is left out
+
+_IMAGE = "file_name"  # the default column
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_NO_CAPTION = "it has no caption; add one, or take the row out"
 
 
 @dataclass(slots=True)
@@ -26,21 +33,82 @@ class Entry:
     place: tuple[int, int, int] | None = None  # of a picture that lies in a file with others, see `sources`
 
 
+@dataclass(slots=True)
+class CaptionRow:
+    """One row of a file."""
+
+    where: str  # file and line, for messages
+    image: Any  # whatever stands where the file name should
+    captions: list[str]  # perhaps none
+    split: str | None  # None where there is no such column
+
+
 def read_entries(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
-    """Read a caption file in its own order.
+    """Read a caption file in its own order; of rows, in the order of each image's first.
 
     Args:
         path: the file; its suffix says which format it has.
-        columns: what its columns or keys are called; of JSON they are always the same.
-        fault: hears of a row without captions.
+        columns: the names of its columns or keys; those of JSON are always the same.
+        fault: called for a row without captions.
 
     Raises:
-        ManifestError: the file cannot be read or has no image, or an image or row is wrong; the message names it.
+        ManifestError: the file cannot be read, or an image or row is wrong; the message names it.
     """
-    entries = _read_json(path) if path.suffix == ".json" else _read_rows(path, columns, fault)
-    if not entries:
-        raise ManifestError(f"{path}: it has no images; a data set needs at least one.")
-    return entries
+    if path.suffix == ".json":
+        return _read_json(path)
+    entries: dict[str, Entry] = {}
+    for row in caption_rows(path, columns):
+        name = file_name(row.image, row.where)
+        if not row.captions:
+            fault(f"{row.where} ('{name}')", _NO_CAPTION)
+            continue
+        entry = entries.setdefault(name, Entry(name, row.split, []))
+        if entry.split != row.split:
+            both = f"'{row.split or 'none'}' here and '{entry.split or 'none'}' before"
+            raise ManifestError(f"{row.where}: the split of '{name}' is {both}; give it one split.")
+        entry.captions += [(text, None) for text in row.captions]
+    return list(entries.values())
+
+
+def read_imagefolder(folder: Path, columns: Columns, fault: Fault) -> list[Entry]:
+    """Read each ``metadata.jsonl`` and ``metadata.csv`` below a folder, in order of the paths.
+
+    Unless the manifest names a column of splits, the first folder of a metadata file below `folder` is its split; and
+    the first folder of a picture is, if it is called as a split.
+
+    Raises:
+        ManifestError: a row is wrong.
+    """
+    entries: dict[str, Entry] = {}
+    for path in sorted(path for kind in ("jsonl", "csv") for path in folder.rglob(f"metadata.{kind}")):
+        below = path.parent.relative_to(folder)
+        for row in caption_rows(path, columns, split=None):
+            name = file_name(row.image, row.where, below.as_posix())
+            split, first = row.split, name.partition("/")[0]
+            if columns.split is None and (below.parts or first in (*SPLITS, "validation")):
+                split = below.parts[0] if below.parts else first
+            if name in entries:
+                raise ManifestError(f"{row.where}: '{name}' stands here a second time; give a picture one row.")
+            if row.captions:
+                entries[name] = Entry(name, split, [(text, None) for text in row.captions])
+            else:
+                fault(f"{row.where} ('{name}')", _NO_CAPTION)
+    return list(entries.values())
+
+
+def file_name(name: Any, where: str, folder: str = "") -> str:
+    """Join and normalise a path below the image folder."""
+    if not isinstance(name, str) or not name.strip():
+        raise ManifestError(f"{where}: the file name is missing; name the image of these captions.")
+    if "\\" in name + folder or "\0" in name + folder:
+        raise ManifestError(f"{where}: '{folder}{name}' is not a path with forward slashes; correct it.")
+    joined = posixpath.normpath(posixpath.join(folder, name))
+    if joined in (".", "..") or joined.startswith(("/", "../")):
+        raise ManifestError(f"{where}: '{joined}' leaves the image folder; name a file inside it.")
+    return joined
+
+
+# --- JSON
 
 
 def _read_json(path: Path) -> list[Entry]:
@@ -57,17 +125,14 @@ def _read_json(path: Path) -> list[Entry]:
     annotations = document.get("annotations")
     if isinstance(annotations, list) and not any(isinstance(one, dict) and "sentences" in one for one in images):
         images = _with_sentences(images, annotations, path)
-    entries = []
-    named: dict[str, int] = {}
-    known: dict[str, int] = {}
+    entries: list[Entry] = []
+    numbers: dict[tuple[str, str], int] = {}
     for index, image in enumerate(images):
         where = f"{path}: images[{index}]"
-        entry = _karpathy_entry(image, where)
-        if (other := named.setdefault(entry.file_name, index)) != index:
-            raise ManifestError(f"{where}: images[{other}] has the file '{entry.file_name}' already; remove one.")
-        if entry.imgid is not None and (other := known.setdefault(entry.imgid, index)) != index:
-            raise ManifestError(f"{where}: images[{other}] has the imgid {entry.imgid} already; correct one.")
-        entries.append(entry)
+        entries.append(entry := _karpathy_entry(image, where))
+        for kind, key in (("file", entry.file_name), ("imgid", entry.imgid)):
+            if key is not None and (other := numbers.setdefault((kind, key), index)) != index:
+                raise ManifestError(f"{where}: images[{other}] has the {kind} '{key}' already; correct one.")
     return entries
 
 
@@ -97,32 +162,27 @@ def _with_sentences(images: list[Any], annotations: list[Any], path: Path) -> li
 
 
 def _karpathy_entry(image: Any, where: str) -> Entry:
-    """Check one element of ``images``; keys that are not needed are left alone."""
-    if not isinstance(image, dict):
-        raise ManifestError(f"{where} is not a mapping with 'filename' and 'sentences'; correct it.")
-    folder = image.get("filepath", "")
-    if not isinstance(folder, str):
-        raise ManifestError(f"{where}: 'filepath' is not a text; correct it.")
+    """Check one element of ``images``; other keys are left alone."""
+    if not isinstance(image, dict) or not isinstance(folder := image.get("filepath", ""), str):
+        raise ManifestError(f"{where} is not a mapping with 'filename', 'sentences' and texts in them; correct it.")
     name = file_name(image.get("filename", image.get("file_name")), where, folder)
     where = f"{where} ('{name}')"
-    sentences = image.get("sentences")
+    sentences, imgid = image.get("sentences"), image.get("imgid")
     if not isinstance(sentences, list) or not sentences:
         raise ManifestError(f"{where} has no sentences; give it at least one, or leave the image out.")
-    imgid = image.get("imgid")
     captions = []
     for index, sentence in enumerate(sentences):
         text = _sentence_text(sentence)
         if text is None:
             raise ManifestError(f"{where}: sentences[{index}] has neither 'raw' nor 'tokens'; correct it.")
-        if imgid is not None and sentence.get("imgid", imgid) != imgid:
-            other = sentence["imgid"]
+        if imgid is not None and (other := sentence.get("imgid", imgid)) != imgid:
             raise ManifestError(f"{where}: sentences[{index}] is of imgid {other}, not {imgid}; correct one.")
         captions.append((text, _whole(sentence, "sentid", where)))
     if not isinstance(imgid, int | str | None) or isinstance(imgid, bool) or imgid == "":
         raise ManifestError(f"{where}: 'imgid' is neither a whole number nor a text; correct it.")
     cocoid = _whole(image, "cocoid", where)
     identity = None if imgid is None else str(imgid)
-    return Entry(name, split_of(image, "split", where), captions, identity, -1 if cocoid is None else cocoid)
+    return Entry(name, _split(image, "split", where), captions, identity, -1 if cocoid is None else cocoid)
 
 
 def _sentence_text(sentence: Any) -> str | None:
@@ -144,29 +204,109 @@ def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:
     return value
 
 
-def file_name(name: Any, where: str, folder: str = "") -> str:
-    """Join and normalise a path below the image folder."""
-    if not isinstance(name, str) or not name.strip():
-        raise ManifestError(f"{where}: the file name is missing; name the image of these captions.")
-    if "\\" in name + folder or "\0" in name + folder:
-        raise ManifestError(f"{where}: '{folder}{name}' is not a path with forward slashes; correct it.")
-    joined = posixpath.normpath(posixpath.join(folder, name))
-    if joined in (".", "..") or joined.startswith(("/", "../")):
-        raise ManifestError(f"{where}: '{joined}' leaves the image folder; name a file inside it.")
-    return joined
+def _split(mapping: dict[str, Any], key: str | None, where: str) -> str | None:
+    """Return the split of an image or row; None without the key."""
+    if key is None or key not in mapping:
+        return None
+    split = mapping[key]
+    if not isinstance(split, str) or not split:
+        raise ManifestError(f"{where}: the split is empty or not a text; name one of {', '.join(SPLITS)}.")
+    return split
 
 
-def _read_rows(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
-    """Gather the rows of a CSV, TSV or JSONL file by image, in the order of each image's first row."""
-    entries: dict[str, Entry] = {}
-    for row in caption_rows(path, columns):
-        name = file_name(row.image, row.where)
-        if not row.captions:
-            fault(f"{row.where} ('{name}')", "it has no caption; add one, or take the row out")
+# --- Rows
+
+
+def caption_rows(path: Path, columns: Columns, split: str | None = "split") -> Iterator[CaptionRow]:
+    """Yield the rows of a CSV, TSV or JSONL file, without empty lines.
+
+    A caption field holds a text, in JSON also null or a list of texts. Where captions have several columns, an empty
+    field is no caption.
+
+    Args:
+        path: the file; its suffix says which format it has.
+        columns: the names of its columns or keys.
+        split: the default column of splits, which may be missing. None: splits are not looked for.
+
+    Raises:
+        ManifestError: the file cannot be read, a column is missing, or a row is wrong; the message names the line.
+    """
+    before: tuple[str, ...] | None = None
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            for line, row in _json_lines(file, path) if path.suffix == ".jsonl" else _csv_rows(file, path, columns):
+                where, keys = f"{path}: line {line}", tuple(row)
+                if keys != before:
+                    image, captions, by = _names(columns, keys, split, where)
+                    before = keys
+                if row[image] is not _HEADER:
+                    yield CaptionRow(where, row[image], _texts(row, captions, where), _split(row, by, where))
+    except OSError as error:
+        raise ManifestError(f"{path}: the caption file cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: this is not UTF-8 ({error.reason}); save it as UTF-8.") from error
+
+
+_HEADER = object()  # stands in every column of a table's first row
+
+
+def _csv_rows(file: TextIO, path: Path, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the line and the fields of each row; first those of the header, so that it is checked before all rows."""
+    separator = columns.separator or _SEPARATORS[path.suffix]
+    reader = csv.reader(file, delimiter=separator, strict=True)
+    try:
+        header = next(reader, [])
+        named = [name for name in header if name]
+        if not named or len({*named}) < len(named):
+            raise ManifestError(f"{path}: line 1: it names no columns, or two that are called the same; correct it.")
+        yield 1, dict.fromkeys(header, _HEADER)
+        for row in reader:
+            if row and len(row) != len(header):
+                counts = f"{len(row)} fields where the header has {len(header)}"
+                advice = f"quote a text that has {json.dumps(separator)} in it"
+                raise ManifestError(f"{path}: line {reader.line_num}: {counts}; {advice}.")
+            if row:
+                yield reader.line_num, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise ManifestError(f"{path}: line {reader.line_num}: not valid CSV ({error}); correct it.") from error
+
+
+def _json_lines(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(file, 1):
+        if not text.strip():
             continue
-        entry = entries.setdefault(name, Entry(name, row.split, []))
-        if entry.split != row.split:
-            both = f"'{row.split or 'none'}' here and '{entry.split or 'none'}' before"
-            raise ManifestError(f"{row.where}: the split of '{name}' is {both}; give it one split.")
-        entry.captions += [(text, None) for text in row.captions]
-    return list(entries.values())
+        try:
+            row = parse_json(text)
+        except DocumentError as error:
+            raise ManifestError(f"{path}: line {line}: not valid JSON ({error}); correct it.") from error
+        if not isinstance(row, dict):
+            raise ManifestError(f"{path}: line {line}: not a mapping of columns to values; correct it.")
+        yield line, row
+
+
+def _names(
+    columns: Columns, there: tuple[str, ...], split: str | None, where: str
+) -> tuple[str, tuple[str, ...], str | None]:
+    """Return the columns of picture, captions and split; the last may be missing unless the manifest names it."""
+    image, captions, split = columns.image or _IMAGE, columns.captions_in(there), columns.split or split
+    wanted = [image, *captions, *([split] if columns.split else [])]
+    if missing := [name for name in wanted if name not in there]:
+        listed = ", ".join(some_of([f"'{name}'" for name in there], 20))
+        advice = "name the right ones, or the separator of a table, in the manifest"
+        raise ManifestError(f"{where}: there is no column '{missing[0]}'; it has {listed}: {advice}.")
+    like = [name for name in there if split and get_close_matches(split, [name.strip().lower()], cutoff=0.8)]
+    if like and split not in there:
+        advice = "rename it, or name it as split_column in the manifest"
+        raise ManifestError(f"{where}: there is no column '{split}', and one called '{like[0]}'; {advice}.")
+    return image, captions, split
+
+
+def _texts(row: dict[str, Any], columns: tuple[str, ...], where: str) -> list[str]:
+    """Return the captions of a row: those of its columns, one after the other."""
+    texts: list[Any] = []
+    for column in columns:
+        value = row[column]
+        texts += value if isinstance(value, list) else [value]
+    if not all(isinstance(text, str | None) for text in texts):
+        raise ManifestError(f"{where}: a caption is no text; correct it.")
+    return [text for text in texts if text is not None and (len(columns) == 1 or text.strip())]

@@ -14,27 +14,17 @@ from ..errors import ManifestError, nearest
 
 SPLITS = ("train", "val", "test", "other")
 PROTOCOLS = ("full", "1k-folds", "eccv", "cxc", "pmrp", "rpc2")  # what `xret eval` knows
-CAPTION_FORMATS = (".json", ".csv", ".tsv", ".jsonl")
-SEPARATORS = {".csv": ",", ".tsv": "\t"}
-CAPTIONS = ("caption", "text")  # columns of captions where the manifest names none: the first that is there
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Where pictures and captions lie together, as a manifest names it."""
-
-    kind: str  # ``tar``, ``parquet`` or ``dataset``
-    files: dict[str | None, str]  # pattern or folder by split; None: each sample says its own
+CAPTIONS = ("caption", "text")  # default columns of captions: the first that is there
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What the columns of tables and the keys of JSON lines are called, as a manifest names them."""
+    """The names of a table's columns, or of the keys of JSON lines."""
 
-    image: str | None = None  # None: ``file_name``, and of those that hold the pictures themselves ``image``
+    image: str | None = None  # by default ``file_name``, or ``image`` where it holds the pictures themselves
     captions: tuple[str, ...] = ()  # none: see `captions_in`
-    split: str | None = None  # None: of caption files ``split`` if there is one
-    separator: str | None = None  # between the columns of a CSV or TSV; None: as its suffix says
+    split: str | None = None  # by default ``split`` in caption files if there is one
+    separator: str | None = None  # between the columns of a CSV or TSV; None: by the suffix
 
     def captions_in(self, there: Collection[str]) -> tuple[str, ...]:
         """Return the columns of captions among those that are there."""
@@ -46,19 +36,18 @@ class Manifest:
     """A manifest that was read and checked; `images` and `captions` exist."""
 
     name: str  # of the data set, ``[a-z0-9_-]+``
-    images: Path  # folder; of what is packed, that where relative names start
-    captions: Path | None  # file, one of `CAPTION_FORMATS`; None of what is packed
+    images: Path  # the folder where names of pictures, or of the files that hold them, start
+    captions: Path | None  # file with one of the suffixes in `BESIDE`; None unless `kind` is ``folder``
     path: Path  # of the YAML
     columns: Columns = field(default_factory=Columns)
-    packed: Packed | None = None  # pictures and captions that lie together; None of a folder
-    is_imagefolder: bool = False  # of what is packed: pictures lie in a folder with metadata after all
+    kind: str = "folder"  # or ``imagefolder``, ``tar``, ``parquet``, ``arrow``
+    packed: dict[str | None, str] = field(default_factory=dict)  # pattern or folder by split; None: each sample has one
     protocols: tuple[str, ...] = ("full",)  # what ``--protocol auto`` evaluates
     merge_splits: dict[str, str] = field(default_factory=dict)  # split of the source → split that its images join
     captions_per_image: int | None = None  # how many of each image are kept; None: all
     counts: dict[str, int] | None = None  # images by split, after merging; None where nothing is promised
     licence: str | None = None  # terms under which the data may be used
     homepage: str | None = None  # where the data comes from
-    data_root: Path | None = None  # the folder at which relative paths start; None: the YAML's own
 
     @property
     def listing(self) -> Path:
@@ -84,62 +73,42 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
             or caption file is missing.
     """
     path = _find(dataset)
-    values = _read_yaml(path)
-    faults = _faults(values)
-    if faults:
+    values = _read(path)
+    if faults := _faults(values):
         raise ManifestError(f"{path}: {'; '.join(faults)}.")
-    root = None if data_root is None else Path(data_root)
-    folder = root or path.parent
+    texts = values.pop("caption_columns", ())
+    names = values.pop("image_column", None), (texts,) if isinstance(texts, str) else tuple(texts)
+    columns = Columns(*names, values.pop("split_column", None), values.pop("separator", None))
     values["protocols"] = tuple(values.get("protocols", ["full"]))
-    packed, columns = _packed(values), _columns(values)
-    kept = {key: value for key, value in values.items() if key not in (*PACKED, *COLUMNS)}
-    if packed is not None:
-        within = _imagefolder(folder, packed)
-        start = folder.resolve() if within is None else within
-        kept |= {"images": start, "captions": None, "packed": packed, "is_imagefolder": within is not None}
-        return Manifest(**kept, columns=columns, path=path, data_root=root)
-    images, captions = folder / values["images"], folder / values["captions"]
-    missing = [] if _holds(images.is_dir) else [f"the image folder {images} is missing"]
-    missing += [] if _holds(captions.is_file) else [f"the caption file {captions} is missing"]
+    folder = path.parent if data_root is None else Path(data_root)
+    kind = next((kind for kind in PACKED if kind in values), None)
+    if kind is not None:
+        where = values.pop(kind)
+        values |= {"kind": kind, "packed": where if isinstance(where, dict) else {None: where}, "captions": None}
+        values["images"] = folder.resolve()
+        if kind == "dataset":
+            values |= _dataset(folder / where)
+        return Manifest(**values, columns=columns, path=path)
+    values |= {"images": folder / values["images"], "captions": folder / values["captions"]}
+    missing = [] if values["images"].is_dir() else [f"the image folder {values['images']} is missing"]
+    missing += [] if values["captions"].is_file() else [f"the caption file {values['captions']} is missing"]
     if missing:
-        advice = "correct the manifest, or give the folder that its relative paths start from as --data-root"
-        raise ManifestError(f"{path}: {' and '.join(missing)}; {advice}.")
-    found = {**kept, "images": images, "captions": captions}
-    return Manifest(**found, columns=columns, path=path, data_root=root)
+        raise ManifestError(f"{path}: {' and '.join(missing)}; {_CORRECT}.")
+    return Manifest(**values, columns=columns, path=path)
 
 
-def _packed(values: dict[Any, Any]) -> Packed | None:
-    """Return where pictures and captions lie together; None where they lie apart."""
-    for kind in PACKED:
-        if kind in values:
-            files = values[kind] if isinstance(values[kind], dict) else {None: values[kind]}
-            return Packed(kind, files)
-    return None
+_CORRECT = "correct the manifest, or give the folder that its relative paths start from as --data-root"
 
 
-def _columns(values: dict[Any, Any]) -> Columns:
-    texts = values.get("caption_columns", ())
-    captions = (texts,) if isinstance(texts, str) else tuple(texts)
-    return Columns(values.get("image_column"), captions, values.get("split_column"), values.get("separator"))
-
-
-def _imagefolder(folder: Path, packed: Packed) -> Path | None:
-    """Return the folder of a ``dataset`` that is an `imagefolder`; None where it was saved, or is a URL.
-
-    Raises:
-        ManifestError: there is no data set.
-    """
-    name = next(iter(packed.files.values()))
-    if packed.kind != "dataset" or "://" in name:
-        return None
-    place = folder / name
-    if any(_holds((place / one).is_file) for one in ("state.json", "dataset_dict.json")):
-        return None
-    if _holds(place.is_dir) and any(next(place.rglob(f"metadata.{kind}"), None) for kind in ("jsonl", "csv")):
-        return place.resolve()
+def _dataset(place: Path) -> dict[str, Any]:
+    """Return the values of a manifest that follow from whether a data set was saved or is an imagefolder."""
+    if any((place / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        return {"kind": "arrow"}
+    if any(next(place.rglob(f"metadata.{suffix}"), None) for suffix in ("jsonl", "csv")):
+        return {"kind": "imagefolder", "images": place.resolve(), "packed": {}}
     raise ManifestError(
         f"{place}: there is neither a data set that `save_to_disk` wrote nor an imagefolder with metadata.jsonl or"
-        " metadata.csv; correct the manifest, or give the folder that its relative paths start from as --data-root."
+        f" metadata.csv; {_CORRECT}."
     )
 
 
@@ -148,9 +117,9 @@ def _find(dataset: str | Path) -> Path:
     if isinstance(dataset, str) and dataset in bundled:
         return bundled[dataset]
     path = Path(dataset)
-    if _holds(path.is_file):
+    if path.is_file():
         return path
-    if _holds(path.is_dir):
+    if path.is_dir():
         raise ManifestError(f"{path} is a folder; name the manifest (a YAML file) in it.")
     if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
         raise ManifestError(f"There is no manifest {path}; name a YAML file or one of {', '.join(bundled)}.")
@@ -158,15 +127,7 @@ def _find(dataset: str | Path) -> Path:
     raise ManifestError(f"Unknown data set '{dataset}'{hint}; known are {known}, or give the path of a manifest.")
 
 
-def _holds(test: Callable[[], bool]) -> bool:
-    """Return what the file system says; a path that cannot be looked up counts as absent."""
-    try:
-        return test()
-    except (OSError, ValueError):
-        return False
-
-
-def _read_yaml(path: Path) -> dict[Any, Any]:
+def _read(path: Path) -> dict[Any, Any]:
     try:
         values = read_yaml(path)
     except OSError as error:
@@ -174,41 +135,29 @@ def _read_yaml(path: Path) -> dict[Any, Any]:
     except DocumentError as error:
         raise ManifestError(f"{path}: this is not valid YAML ({error}); correct it.") from error
     if not isinstance(values, dict):
-        raise ManifestError(f"{path}: a manifest is a mapping with at least {', '.join(REQUIRED)}; write them.")
+        raise ManifestError(f"{path}: a manifest is a mapping with at least name, images, captions; write them.")
     return values
 
 
 def _faults(values: dict[Any, Any]) -> list[str]:
     """Return what is wrong with the keys and values, a phrase each."""
     faults = [f"unknown key '{key}'{nearest(str(key), list(KEYS))}" for key in values if key not in KEYS]
-    faults += [f"'{key}' is missing" for key in _required(values) if key not in values]
-    if len(named := [key for key in ("images", *PACKED) if key in values]) > 1:
-        faults.append(f"{' and '.join(named)} are named, and pictures lie in one of them")
-    elif named and named != ["images"]:
-        beside = ["captions", *(COLUMNS if named == ["tar"] else ["separator"])]
-        faults += [f"'{key}' goes not with '{named[0]}'" for key in beside if key in values]
-        if isinstance(values[named[0]], dict) and "split_column" in values:
-            faults.append(f"'{named[0]}' and 'split_column' both say the split; leave one out")
-    elif _is_text(values.get("captions")):
-        suffix = Path(values["captions"]).suffix
-        beside = [*(COLUMNS if suffix == ".json" else ["separator"] if suffix == ".jsonl" else ())]
-        faults += [f"'{key}' goes not with a {suffix} file" for key in beside if key in values]
-    wrong = [(key, expected) for key, (expected, fits) in KEYS.items() if key in values and not fits(values[key])]
-    return faults + [f"'{key}' must be {expected}, not {_shown(values[key])}" for key, expected in wrong]
-
-
-def _required(values: dict[Any, Any]) -> tuple[str, ...]:
-    return ("name",) if any(kind in values for kind in PACKED) else REQUIRED
-
-
-def _is_packed(value: Any) -> bool:
-    return _is_text(value) or (value != {} and _is_mapping(value, _is_text, _is_text))
-
-
-def _shown(value: Any) -> str:
-    """Show a value in a line; aliases can make the value of a small YAML huge."""
-    text = reprlib.repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    faults += [
+        f"'{key}' must be {expected}, not {reprlib.repr(values[key])[:60]}"
+        for key, (expected, fits) in KEYS.items()
+        if key in values and not fits(values[key])
+    ]
+    packed = [key for key in PACKED if key in values]
+    required = ["name"] if packed else ["name", "images", "captions"]
+    faults += [f"'{key}' is missing" for key in required if key not in values]
+    if faults:
+        return faults
+    form = packed[0] if packed else Path(values["captions"]).suffix
+    others = [*packed[1:], *(key for key in ("images", "captions", *COLUMNS) if key in values)]
+    wrong = [key for key in others if key not in BESIDE[form]]
+    if packed and isinstance(values[form], dict):
+        wrong += [key for key in ("split_column",) if key in values]
+    return [f"'{key}' cannot be combined with '{form}'" for key in wrong]
 
 
 def _is_text(value: Any) -> bool:
@@ -223,11 +172,29 @@ def _is_mapping(value: Any, key: Callable[[Any], bool], inside: Callable[[Any], 
     return isinstance(value, dict) and all(key(k) and inside(v) for k, v in value.items())
 
 
-REQUIRED = ("name", "images", "captions")
+def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and value != [] and all(map(fits, value)) and len({*value}) == len(value)
+
+
+def _is_packed(value: Any) -> bool:
+    return _is_text(value) or (value != {} and _is_mapping(value, _is_text, _is_text))
+
+
 PACKED = ("tar", "parquet", "dataset")  # keys of what holds pictures and captions together
 COLUMNS = ("image_column", "caption_columns", "split_column", "separator")
+# Keys that may stand beside a form of pictures and captions: what holds both, or the suffix of a caption file.
+BESIDE: dict[str, tuple[str, ...]] = {
+    "tar": (),
+    "parquet": COLUMNS[:3],
+    "dataset": COLUMNS[:3],
+    ".json": ("images", "captions"),
+    ".jsonl": ("images", "captions", *COLUMNS[:3]),
+    ".csv": ("images", "captions", *COLUMNS),
+    ".tsv": ("images", "captions", *COLUMNS),
+}
+_SUFFIXES = tuple(form for form in BESIDE if form.startswith("."))
 _FILES = "a text such as shards/{000..127}.tar, or a mapping from splits to such texts"
-# Of each key what its value must be, and the test of that.
+# What the value of each key must be, and the test of that.
 KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "name": (
         "a text made of a-z, 0-9, _ and -",
@@ -235,8 +202,8 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     ),
     "images": ("a text", _is_text),
     "captions": (
-        f"a file that ends in {', '.join(CAPTION_FORMATS)}",
-        lambda value: isinstance(value, str) and Path(value).suffix in CAPTION_FORMATS,
+        f"a file that ends in {', '.join(_SUFFIXES)}",
+        lambda value: isinstance(value, str) and Path(value).suffix in _SUFFIXES,
     ),
     "tar": (_FILES, _is_packed),
     "parquet": (_FILES, _is_packed),
@@ -244,10 +211,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "image_column": ("a text", _is_text),
     "caption_columns": (
         "a text or a list of different texts",
-        lambda value: (
-            _is_text(value)
-            or (isinstance(value, list) and value != [] and all(map(_is_text, value)) and len({*value}) == len(value))
-        ),
+        lambda value: _is_text(value) or _is_list(value, _is_text),
     ),
     "split_column": ("a text", _is_text),
     "separator": (
@@ -263,10 +227,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         f"a mapping from {', '.join(SPLITS)} to numbers of images",
         lambda value: _is_mapping(value, lambda split: split in SPLITS, lambda count: _is_count(count, 0)),
     ),
-    "protocols": (
-        f"a list of {', '.join(PROTOCOLS)}",
-        lambda value: isinstance(value, list) and value != [] and all(name in PROTOCOLS for name in value),
-    ),
+    "protocols": (f"a list of {', '.join(PROTOCOLS)}", lambda value: _is_list(value, lambda name: name in PROTOCOLS)),
     "licence": ("a text", _is_text),
     "homepage": ("a text", _is_text),
 }

@@ -3,8 +3,8 @@
 import gc
 import hashlib
 import json
+import logging
 import re
-import sys
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ from ..wording import counted, printable, some_of
 from .caption_files import Entry
 from .manifest import SPLITS, Manifest
 from .sources import FOLDER, Contents, PictureReader, Place, Source, open_pictures, read_contents
+
+log = logging.getLogger("xret")
 
 _OTHER_NAMES = {"validation": "val"}  # of splits, wherever they stand
 _NOTED = 1000  # samples that are left out, of which a store keeps the reasons
@@ -71,8 +73,7 @@ def read_samples(manifest: Manifest, skip: bool = False) -> Samples:
     with _collector_paused():
         contents = read_contents(manifest, skip)
         if left_out := contents.left_out:
-            note = f"{counted(len(left_out), 'sample')} left out: {'; '.join(some_of(left_out))}."
-            print(printable(note), file=sys.stderr)
+            log.warning("%s left out: %s.", counted(len(left_out), "sample"), printable("; ".join(some_of(left_out))))
         return _build(contents, manifest)
 
 
@@ -146,16 +147,15 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
     if without:
         splits = [_hashed_split(name) for name in without]
         shares = ", ".join(f"{splits.count(split)} {split}" for split in SPLITS[:3])
-        print(f"{manifest.listing} names no splits: {shares} by SHA-256 of the file name.", file=sys.stderr)
+        log.warning("%s names no splits: %s by SHA-256 of the file name.", manifest.listing, shares)
         return splits
     joins = {**_OTHER_NAMES, **manifest.merge_splits}
     merged = [joins.get(str(entry.split), str(entry.split)) for entry in entries]
     strange = Counter(split for split in merged if split not in (*SPLITS, "restval"))
     if strange:
-        found = ", ".join(f"{count} in '{split}'" for split, count in strange.items())
+        found = printable(", ".join(f"{count} in '{split}'" for split, count in strange.items()))
         advice = "map them to train, val or test with merge_splits to use them"
-        note = f"{manifest.listing}: images of unknown splits count as 'other' ({found}); {advice}."
-        print(printable(note), file=sys.stderr)
+        log.warning("%s: images of unknown splits count as 'other' (%s); %s.", manifest.listing, found, advice)
     return [split if split in SPLITS else "other" for split in merged]
 
 

@@ -1,10 +1,8 @@
 """Where samples and pictures come from: a folder, tar shards, Parquet, or a saved data set, each read where it lies."""
 
-from .base import FOLDER, Contents, PictureReader, Source
-from .files import is_url, require_same
-from .folder import FolderReader, missing_from
-from .handles import Place
+from .files import is_url
 from .reading import find_source, open_pictures, read_contents
+from .source import FOLDER, Contents, FolderReader, PictureReader, Place, Source, missing_from
 
 __all__ = [
     "FOLDER",
@@ -18,5 +16,4 @@ __all__ = [
     "missing_from",
     "open_pictures",
     "read_contents",
-    "require_same",
 ]

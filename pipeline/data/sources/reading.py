@@ -1,30 +1,19 @@
-"""Reads what a manifest names, whichever kind of source it is."""
+"""Lists what a manifest names, and opens its pictures, whichever kind of source it is."""
 
-import hashlib
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from ...documents import DocumentError, parse_json
+from ...documents import DocumentError, read_json
 from ...errors import ManifestError
-from ..caption_files import Entry, Fault, file_name, read_entries
-from ..manifest import CAPTIONS, Manifest, Packed
-from .base import FOLDER, Contents, PictureReader, Source
-from .files import File, find_files, look_at, look_at_all, read_all, url_of
-from .folder import FolderReader
-from .handles import Place
-from .imagefolder import imagefolder_entries
-from .tables import IMAGE, ArrowReader, ParquetReader, Row, table_rows
+from ..caption_files import Entry, Fault, read_entries, read_imagefolder
+from ..manifest import Manifest
+from .files import File, find_files, look_at_all, url_of
+from .source import FOLDER, Contents, FolderReader, PictureReader, Place, Source
+from .tables import IMAGE, TableReader, table_entries
 from .tar import TarReader, tar_entries
 
-_READERS: dict[str, Callable[[Source, str | Path, Mapping[str, Place]], PictureReader]] = {
-    "folder": lambda _, folder, __: FolderReader(folder),
-    "tar": TarReader,
-    "parquet": ParquetReader,
-    "arrow": ArrowReader,
-}
+_Files = list[tuple[File, str | None]]  # with the split of all that is in each
 
 
 def open_pictures(source: Source, folder: str | Path, places: Mapping[str, Place]) -> PictureReader:
@@ -34,33 +23,15 @@ def open_pictures(source: Source, folder: str | Path, places: Mapping[str, Place
         source: the files that they lie in.
         folder: where the names of pictures, or of the files that hold them, start.
         places: of each picture by its name, where they lie in files with others.
-
-    Raises:
-        ManifestError: this xret does not know the source's kind.
     """
-    if source.kind not in _READERS:
-        raise ManifestError(f"the store's pictures lie in '{source.kind}', which this xret cannot read; extract again.")
-    return _READERS[source.kind](source, folder, places)
+    if source.kind == "folder":
+        return FolderReader(folder)
+    return (TarReader if source.kind == "tar" else TableReader)(source, folder, places)
 
 
 def find_source(manifest: Manifest) -> Source:
     """Return the files that a manifest names as they are now, without reading them; errors as of `find_files`."""
-    if manifest.packed is None or manifest.is_imagefolder:
-        return FOLDER
-    return _source_of(manifest, manifest.packed, list(_files(manifest, manifest.packed)))
-
-
-def _source_of(manifest: Manifest, packed: Packed, listed: list[tuple[File, str | None]]) -> Source:
-    kind = "arrow" if packed.kind == "dataset" else packed.kind
-    files = tuple(file for file, _ in listed)
-    name, times = Counter(file.name for file in files).most_common(1)[0] if files else ("", 0)
-    if times > 1:
-        raise ManifestError(f"{manifest.path}: {name} is named twice; name each file once.")
-    columns, image = manifest.columns, manifest.columns.image or IMAGE
-    decide: list[Any] = [manifest.name, packed.kind, packed.files, image, columns.captions or CAPTIONS[:1]]
-    decide += [columns.split, manifest.merge_splits, manifest.captions_per_image, manifest.counts]
-    keys = hashlib.sha256(json.dumps(decide).encode()).hexdigest()
-    return Source(kind, files, image if kind != "tar" else "", keys)
+    return _source_of(manifest, _files(manifest))
 
 
 def read_contents(manifest: Manifest, skip: bool = False) -> Contents:
@@ -71,100 +42,69 @@ def read_contents(manifest: Manifest, skip: bool = False) -> Contents:
         skip: leave out samples without captions; else the first one is an error.
 
     Raises:
-        ManifestError: a file is missing, changed or damaged, or what it says is wrong or contradicts itself.
+        ManifestError: a file is missing or damaged, or its content is wrong or contradicts itself.
     """
     left_out: list[str] = []
 
-    def fault(where: str, reason: str) -> None:
+    def fault(where: str, advice: str) -> None:
         if not skip:
-            raise ManifestError(f"{where}: {reason}, or go on with --on-error skip.")
-        left_out.append(f"{where}: {reason}")
+            raise ManifestError(f"{where}: {advice}, or go on with --on-error skip.")
+        left_out.append(f"{where}: {advice}")
 
+    files = _files(manifest)
+    source = _source_of(manifest, files)
+    urls = [(url_of(manifest.images, file.name), split) for file, split in files]
     if manifest.captions is not None:
-        return Contents(read_entries(manifest.captions, manifest.columns, fault), left_out=left_out)
-    packed = manifest.packed
-    assert packed is not None, "a manifest names captions, or what they lie in"
-    if manifest.is_imagefolder:
-        source, entries = FOLDER, imagefolder_entries(manifest.images, manifest.columns, fault)
+        entries = read_entries(manifest.captions, manifest.columns, fault)
+    elif source == FOLDER:
+        entries = read_imagefolder(manifest.images, manifest.columns, fault)
+    elif source.kind == "tar":
+        entries = _from_tars(urls, fault)
     else:
-        listed = list(_files(manifest, packed))
-        source = _source_of(manifest, packed, listed)
-        read = _from_tars if packed.kind == "tar" else _from_tables
-        entries = read(manifest, listed, fault)
+        entries = table_entries(source.kind, urls, manifest.columns, fault)
     if not entries:
-        named = ", ".join(packed.files.values())
-        raise ManifestError(f"{manifest.path}: {named} holds no picture with a caption; correct the manifest.")
+        raise ManifestError(f"{manifest.listing}: it has no images with captions; a data set needs at least one.")
     return Contents(entries, source, left_out)
 
 
-def _files(manifest: Manifest, packed: Packed) -> Iterator[tuple[File, str | None]]:
-    """Yield the files, in the order of the manifest, and the split of all that is in each."""
-    for split, pattern in packed.files.items():
-        if packed.kind == "dataset":
-            yield from _saved(manifest.images, pattern, manifest.columns.split is None)
-        else:
-            yield from ((file, split) for file in find_files(manifest.images, pattern))
+def _files(manifest: Manifest) -> _Files:
+    """Return the files of tars and tables in the order of the manifest."""
+    if manifest.kind == "arrow":
+        return _saved(manifest.images, manifest.packed[None], by_folder=manifest.columns.split is None)
+    return [(file, split) for split, name in manifest.packed.items() for file in find_files(manifest.images, name)]
 
 
-def _saved(folder: Path, name: str, by_folder: bool) -> Iterator[tuple[File, str | None]]:
-    """Yield the files of a data set that was saved, or of each of its splits."""
-    parts: dict[str, str | None] = {name: None}
-    if splits := _document(folder, f"{name}/dataset_dict.json", "splits"):
-        parts = {f"{name}/{split}": str(split) if by_folder else None for split in splits}
-    for part, split in parts.items():
-        named = _document(folder, f"{part}/state.json", "_data_files") or []
-        yield from ((file, split) for file in look_at_all(folder, [f"{part}/{one['filename']}" for one in named]))
+def _source_of(manifest: Manifest, listed: _Files) -> Source:
+    files = tuple(file for file, _ in listed)
+    for name, times in Counter(file.name for file in files).items():
+        if times > 1:
+            raise ManifestError(f"{manifest.path}: {name} is named twice; name each file once.")
+    if not files:
+        return FOLDER
+    return Source(manifest.kind, files, "" if manifest.kind == "tar" else manifest.columns.image or IMAGE)
 
 
-def _document(folder: Path, name: str, key: str) -> list[Any] | None:
-    """Return a list of a small JSON document; None where there is no such file."""
-    where = url_of(folder, name)
+def _saved(folder: Path, name: str, by_folder: bool) -> _Files:
+    """Return the Arrow files of a data set that ``save_to_disk`` of `datasets` wrote, or of each of its splits."""
+    place = folder / name
     try:
-        file = look_at(folder, name)
-    except ManifestError:
-        return None
-    try:
-        document = parse_json(read_all(folder, file).decode())
-        if not isinstance(document[key], list):
-            raise TypeError(f"'{key}' is no list")
-    except (DocumentError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ManifestError(f"{where}: this is not what `save_to_disk` writes ({error}); save it again.") from error
-    found: list[Any] = document[key]
-    return found
+        splits = read_json(place / "dataset_dict.json")["splits"] if (place / "dataset_dict.json").exists() else [""]
+        named = []
+        for split in splits:
+            of_split = split if split and by_folder else None
+            for one in read_json(place / split / "state.json")["_data_files"]:
+                named.append((str(Path(name, split, one["filename"])), of_split))
+    except (OSError, DocumentError, LookupError, TypeError) as error:
+        raise ManifestError(f"{place}: this is not what `save_to_disk` writes ({error}); save it again.") from error
+    files = look_at_all(folder, [name for name, _ in named])
+    return [(file, split) for file, (_, split) in zip(files, named, strict=True)]
 
 
-def _from_tars(manifest: Manifest, files: list[tuple[File, str | None]], fault: Fault) -> list[Entry]:
-    folder = manifest.images
-    entries: list[Entry] = []
-    where: dict[str, File] = {}
-    for number, (file, split) in enumerate(files):
-        for entry in tar_entries(folder, number, file, split, fault):
-            if (other := where.setdefault(entry.file_name, file)) is not file:
-                raise ManifestError(
-                    f"{url_of(folder, file.name)}: {entry.file_name} is in {url_of(folder, other.name)} already;"
-                    " remove one of them."
-                )
-            entries.append(entry)
-    return entries
-
-
-def _from_tables(manifest: Manifest, files: list[tuple[File, str | None]], fault: Fault) -> list[Entry]:
-    rows: list[Row] = []
-    before = 0
-    for number, (file, split) in enumerate(files):
-        found, count = table_rows(manifest, number, file, split, fault)
-        for row in found:
-            row.number += before
-        rows += found
-        before += count
-    paths = {row.path for row in rows if row.path is not None and _is_name(row.path)}
-    for row in rows:
-        row.entry.file_name = str(row.path) if len(paths) == len(rows) else f"{row.number:08d}"
-    return [row.entry for row in rows]
-
-
-def _is_name(path: str) -> bool:
-    try:
-        return file_name(path, "") == path
-    except ManifestError:
-        return False
+def _from_tars(urls: list[tuple[str, str | None]], fault: Fault) -> list[Entry]:
+    entries: dict[str, Entry] = {}
+    for number, (url, split) in enumerate(urls):
+        for entry in tar_entries(url, number, split, fault):
+            if (other := entries.setdefault(entry.file_name, entry)) is not entry:
+                places = [urls[one.place[0]][0] for one in (other, entry) if one.place]
+                raise ManifestError(f"{entry.file_name} is in {' and '.join(places)}; remove one of them.")
+    return list(entries.values())

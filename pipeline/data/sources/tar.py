@@ -1,27 +1,42 @@
 """Tar shards as webdataset names them: ``key.jpg`` with ``key.txt`` or ``key.json``.
 
 A key ends at the first dot of a file's name. The JSON has ``caption``, a text, or ``captions``, a list of texts, which
-go before the text file, and perhaps ``split``. A hard link is what it leads to. Members with other suffixes are left
-alone, as is ``key.seg.png`` beside a picture of its key.
+go before the text file, and perhaps ``split``. Members with other suffixes are left alone, as is ``key.seg.png`` beside
+a picture of its key.
 """
 
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
+import fsspec
+
 from ...documents import DocumentError, parse_json
-from ...errors import ManifestError
-from ..caption_files import Entry, Fault
-from .files import File, open_file, url_of
-from .handles import PackedReader, Place, UnreadPicture
+from ...errors import ManifestError, SampleError
+from ...wording import reason
+from ..caption_files import Entry, Fault, file_name
+from ..images import PictureFile, check_bytes
+from .source import PackedReader, Place
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "jp2")
-_KINDS = {**dict.fromkeys(PICTURES, "picture"), "txt": "text", "json": "document"}
-_READ = ("captions", "caption", "split")  # of a JSON document
-_MOST_BYTES = 10_000_000  # of captions
-_PADDING = 1 << 20  # bytes of zeros that may stand after an archive's end
+_PADDING = 1 << 20  # bytes of zeros that may follow an archive's end
+
+
+class TarReader(PackedReader):
+    """Pictures in tar files; a place is an offset and so many bytes."""
+
+    def _read(self, url: str, name: str, first: int, second: int) -> PictureFile:
+        where = f"{url}: {name}"
+        try:
+            check_bytes(second)
+        except ValueError as error:
+            raise SampleError(where, str(error)) from error
+        fs, path = fsspec.core.url_to_fs(url)
+        data = fs.cat_file(path, start=first, end=first + second) if second else b""
+        if len(data) != second:
+            raise ValueError("the file ends before it")
+        return PictureFile(data, where)
 
 
 @dataclass(slots=True)
@@ -29,183 +44,103 @@ class _Sample:
     """The members of one key."""
 
     name: str = ""  # of the picture
-    place: Place = (0, 0, 0)  # number of the file, offset and length of the picture
+    place: Place = (0, 0, 0)
     text: str | None = None
     document: dict[str, Any] | None = None
-    astray: tuple[tuple[str, str], ...] = ()  # names of links that lead nowhere, and what to do
-    dotted: tuple[str, ...] = ()  # of pictures with further dots
+    dotted: str = ""  # a picture with further dots in its name
+    links: list[str] = field(default_factory=list)
 
 
-class TarReader(PackedReader[tuple[BinaryIO, int]]):
-    """Pictures in tar files; a place is an offset and so many bytes."""
-
-    def begin(self, number: int) -> tuple[BinaryIO, int]:
-        """Open an archive."""
-        file = self.source.files[number]
-        return open_file(self.folder, file), file.size
-
-    def find(self, handle: tuple[BinaryIO, int], first: int, second: int) -> UnreadPicture:
-        """Return the bytes from an offset, so many."""
-        opened, size = handle
-        if first + second > size:
-            raise IndexError(first + second)
-
-        def take() -> bytes:
-            opened.seek(first)
-            data = opened.read(second)
-            if len(data) < second:
-                raise EOFError("the file ends before it")
-            return data
-
-        return UnreadPicture(second, take)
-
-    def end(self, handle: tuple[BinaryIO, int]) -> None:
-        """Close an archive."""
-        handle[0].close()
-
-
-def tar_entries(folder: str | Path, number: int, file: File, split: str | None, fault: Fault) -> Iterator[Entry]:
+def tar_entries(url: str, number: int, split: str | None, fault: Fault) -> Iterator[Entry]:
     """Yield the pictures of one archive, in its order; the pictures themselves are not read.
 
     Args:
-        folder: where the file's name starts.
-        number: of the file, which stands in the places.
-        file: the archive.
+        url: of the archive.
+        number: of the file, for the places.
         split: of all its pictures; None: as its JSON says.
-        fault: hears of a picture without captions, of captions without a picture, and of what is not read.
+        fault: called for a picture without captions, captions without a picture, and links.
 
     Raises:
-        ManifestError: it is damaged or incomplete, or has two members of a key that say the same thing.
+        ManifestError: it is damaged or incomplete, or two members of a key say the same thing.
     """
-    url = url_of(folder, file.name)
     samples: dict[str, _Sample] = {}
     try:
-        with open_file(folder, file) as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
-            end = 0
+        with fsspec.open(url, "rb").open() as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # they would fill the memory
-                end = archive.offset
                 if not member.isdir():
                     _take(samples, archive, member, number, url)
-            _require_end(opened, end, file.size, url)
+            _require_end(opened, archive.offset, url)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise ManifestError(f"{url}: this is no whole tar file ({error}); restore it.") from error
+        raise ManifestError(f"{url}: this is not a whole tar file ({reason(error)}); restore it.") from error
     for key, sample in samples.items():
-        captions = _captions(sample, f"{url}: {sample.name}") if sample.name else None
-        for name, reason in _faults(key, sample, captions is not None):
-            fault(f"{url}: {name}", reason)
-        if captions is None:
-            continue
-        told = (sample.document or {}).get("split")
-        if split is None and told is not None and (not isinstance(told, str) or not told):
-            raise ManifestError(f"{url}: {key}.json: the split is no text; correct it.")
-        yield Entry(sample.name, split or told, [(text, None) for text in captions], place=sample.place)
-
-
-def _faults(key: str, sample: _Sample, captioned: bool) -> Iterator[tuple[str, str]]:
-    """Yield names of members that are not read, or lack something, and what to do."""
-    yield from sample.astray
-    if not sample.name:
-        for name in sample.dotted:
-            yield (
-                name,
-                f"its key ends at the first dot, and '{key}' has no picture; take the other dots out of its name",
-            )
-        if not sample.astray and not sample.dotted:
-            name = f"{key}.{'txt' if sample.document is None else 'json'}"
-            yield name, f"it has no picture; add {key}.jpg or the like, or take it out"
-    elif not captioned and not sample.astray:
-        yield sample.name, f"it has no captions; add {key}.txt or {key}.json, or take the picture out"
+        captions = _captions(sample, f"{url}: {sample.name or key}")
+        if sample.links:
+            advice = "pack the file itself, as tar --dereference --hard-dereference does"
+            fault(f"{url}: {sample.links[0]}", f"it is a link, or sparse; {advice}")
+        elif sample.name and captions:
+            yield Entry(sample.name, split or (sample.document or {}).get("split"), captions, place=sample.place)
+        elif sample.name:
+            fault(f"{url}: {sample.name}", f"it has no captions; add {key}.txt or {key}.json, or take the picture out")
+        elif sample.dotted:
+            advice = f"its key ends at the first dot, and '{key}' has no picture; take the other dots out of its name"
+            fault(f"{url}: {sample.dotted}", advice)
+        else:
+            fault(f"{url}: {key}", f"these captions have no picture; add {key}.jpg or the like, or take them out")
 
 
 def _take(
     samples: dict[str, _Sample], archive: tarfile.TarFile, member: tarfile.TarInfo, number: int, url: str
 ) -> None:
-    """Take a member into the sample of its key, if it is of any use."""
-    key, name, suffix = _parts(member.name)
-    kind = _KINDS.get(suffix)
-    dotted = kind is None and suffix.rpartition(".")[2] in PICTURES
-    if not (kind or dotted) or name.rpartition("/")[2].startswith((".", "__")):
+    """Add a member to the sample of its key, unless it is of another kind."""
+    above, _, last = member.name.rpartition("/")
+    stem, _, suffix = last.partition(".")
+    suffix = suffix.lower()
+    is_picture = suffix.rpartition(".")[2] in PICTURES
+    if not (is_picture or suffix in ("txt", "json")) or last.startswith((".", "__")):
         return
-    if name.startswith("/") or "\\" in name or "\0" in name or ".." in name.split("/"):
-        raise ManifestError(f"{url}: '{name}' leaves the archive's folder; name its members otherwise.")
+    name, key = file_name(last, url, above), file_name(stem, url, above)
     sample = samples.setdefault(key, _Sample())
-    if kind is None:
-        sample.dotted += (name,)
+    if is_picture and suffix not in PICTURES:
+        sample.dotted = name
         return
-    held = {"picture": sample.name or None, "text": sample.text, "document": sample.document}
-    if held[kind] is not None:
-        what = {"picture": "two pictures", "text": "two texts", "document": "two JSON documents"}[kind]
-        raise ManifestError(f"{url}: the key '{key}' has {what}, the second one is {name}; remove one of them.")
-    if not member.isreg():
-        _take_link(samples, sample, member, kind)
+    if not member.isreg() or member.sparse is not None:
+        sample.links.append(name)
         return
-    if kind == "picture":
-        if member.sparse is not None:
-            raise ManifestError(f"{url}: {name} is stored as a sparse file; pack it whole.")
+    if (sample.name or None) if is_picture else (sample.text if suffix == "txt" else sample.document) is not None:
+        raise ManifestError(f"{url}: the key '{key}' has {name} and another file like it; remove one of them.")
+    if is_picture:
         sample.name, sample.place = name, (number, member.offset_data, member.size)
         return
-    if member.size > _MOST_BYTES:
-        raise ManifestError(
-            f"{url}: {name} has {member.size:,} bytes, and captions at most {_MOST_BYTES:,}; shorten it."
-        )
     file = archive.extractfile(member)
     assert file is not None, "a regular file"
     try:
-        text = file.read().decode("utf-8-sig")
-        if kind == "text":
-            sample.text = text.strip()
+        if suffix == "txt":
+            sample.text = file.read().decode("utf-8-sig").strip()
             return
-        document = parse_json(text)
-    except UnicodeDecodeError as error:
-        raise ManifestError(f"{url}: {name} is not UTF-8 ({error.reason}); save it as UTF-8.") from error
-    except DocumentError as error:
-        raise ManifestError(f"{url}: {name} is not valid JSON ({error}); correct it.") from error
-    if not isinstance(document, dict):
-        raise ManifestError(f"{url}: {name} is no mapping with 'caption' or 'captions'; correct it.")
-    sample.document = {key: document[key] for key in _READ if key in document}
+        document = parse_json(file.read())
+    except (UnicodeDecodeError, DocumentError) as error:
+        raise ManifestError(f"{url}: {name} is not UTF-8 or not valid JSON ({error}); correct it.") from error
+    if not isinstance(document, dict) or not isinstance(document.get("split", ""), str | None):
+        raise ManifestError(f"{url}: {name} is not a mapping with captions and texts; correct it.")
+    sample.document = {one: document[one] for one in ("captions", "caption", "split") if document.get(one)}
 
 
-def _take_link(samples: dict[str, _Sample], sample: _Sample, member: tarfile.TarInfo, kind: str) -> None:
-    """Take what a hard link leads to, a member before it."""
-    _, name, _ = _parts(member.name)
-    key, target, suffix = _parts(member.linkname)
-    other = samples.get(key) if member.islnk() and _KINDS.get(suffix) == kind else None
-    if other is not None and kind == "picture" and other.name == target:
-        sample.name, sample.place = name, other.place
-    elif other is not None and kind == "text" and other.text is not None:
-        sample.text = other.text
-    elif other is not None and kind == "document" and other.document is not None:
-        sample.document = other.document
-    else:
-        how = "--hard-dereference" if member.islnk() else "--dereference"
-        sample.astray += ((name, f"it is a link, and not read; pack the file itself, as tar {how} does"),)
-
-
-def _parts(name: str) -> tuple[str, str, str]:
-    """Return the key of a member, its name, and its suffix in lower case: all after the first dot."""
-    above, slash, last = name.removeprefix("./").rpartition("/")
-    stem, _, suffix = last.partition(".")
-    return f"{above}{slash}{stem}", f"{above}{slash}{last}", suffix.lower()
-
-
-def _captions(sample: _Sample, where: str) -> list[str] | None:
-    """Return the captions of a picture; None where it has none."""
+def _captions(sample: _Sample, where: str) -> list[tuple[str, int | None]]:
+    """Return the captions of a key, perhaps none."""
     document = sample.document or {}
-    for told in (document.get("captions"), document.get("caption")):
-        texts = [told] if isinstance(told, str) else told
-        if texts:
-            if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-                raise ManifestError(f"{where}: its captions are neither a text nor a list of texts; correct them.")
-            return texts
-    return None if sample.text is None else [sample.text]
+    found = document.get("captions") or document.get("caption")
+    if found is None:
+        return [] if sample.text is None else [(sample.text, None)]
+    texts = [found] if isinstance(found, str) else found
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ManifestError(f"{where}: its captions are not a text or a list of texts; correct them.")
+    return [(text, None) for text in texts]
 
 
-def _require_end(opened: BinaryIO, end: int, size: int, url: str) -> None:
-    """Refuse an archive that was cut off, or after whose end something else stands."""
+def _require_end(opened: BinaryIO, end: int, url: str) -> None:
+    """Refuse an archive that was cut off, or one that another follows."""
     opened.seek(end)
     rest = opened.read(_PADDING)
-    if len(rest) < tarfile.BLOCKSIZE or any(rest[: tarfile.BLOCKSIZE]):
-        raise ManifestError(f"{url}: the archive is cut off or damaged at byte {end:,}; restore it.")
-    if any(rest) or end + len(rest) < size:
-        raise ManifestError(f"{url}: something stands after the end of the archive at byte {end:,}; pack it anew.")
+    if len(rest) < tarfile.BLOCKSIZE or any(rest):
+        raise ManifestError(f"{url}: the archive is cut off or goes on after its end, at byte {end:,}; restore it.")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.caption_rows import caption_rows
+from ...data.caption_files import caption_rows
 from ...data.manifest import Columns
 from ...errors import require_pyarrow
 from .source import Source, SourceError, Table, require_fitting, sha256, shown

@@ -1,11 +1,20 @@
-"""Caption files: what each form may hold, and what is answered to one that is wrong."""
+"""Caption files: what each form may hold, written by Python's own csv and json, and the refusal of a wrong one."""
 
+import csv
+import io
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_data import PackedData
 from small_captions import image, karpathy, manifest, refusal
 
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import Caption, read_samples
+from xret.pipeline.errors import ManifestError
+
+# --- JSON
 
 
 def test_coco_style(tmp_path):
@@ -48,36 +57,6 @@ def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
     assert found.images[1].captions == (Caption("a bird .", 30), Caption("a beak", 32))
 
 
-@pytest.mark.parametrize(
-    ("images", "annotations", "said"),
-    [
-        (
-            [{"id": 1, "file_name": "a.jpg"}],
-            [{"image_id": 1, "bbox": []}],
-            "annotations[0] has no 'caption'; take COCO's",
-        ),
-        (
-            [{"id": 1, "file_name": "a.jpg"}],
-            [{"image_id": [1], "caption": "a"}],
-            "annotations[0] is of image [1], which",
-        ),
-        ([{"id": 1, "file_name": "a.jpg"}], [{"image_id": 2, "caption": "a"}], "is of image 2, which is not among"),
-        ([{"id": 1, "file_name": "a.jpg"}], [], "images[0] ('a.jpg') has no sentences"),
-        ([{"file_name": "a.jpg"}], [], "images[0] has no 'id', by which annotations name it"),
-        ([{"id": True, "file_name": "a.jpg"}], [], "images[0]: 'id' is True, not a whole number"),
-        ([{"id": 1}], [{"image_id": 1, "caption": "a"}], "images[0]: the file name is missing"),
-        ([7], [], "images[0] is not a mapping"),
-        (
-            [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}],
-            [{"image_id": 1, "caption": "a"}],
-            "imgid 1",
-        ),
-    ],
-)
-def test_a_wrong_file_of_cocos_form(tmp_path, images, annotations, said):
-    assert said in refusal(manifest(tmp_path, json.dumps({"images": images, "annotations": annotations})))
-
-
 def test_annotations_beside_sentences_are_left_alone(tmp_path):
     plain = read_samples(karpathy(tmp_path / "one", [image(1, id=5)]))
     boxes = {"images": [image(1, id=5)], "annotations": [{"image_id": 5, "bbox": [0, 0, 1, 1]}]}
@@ -86,11 +65,6 @@ def test_annotations_beside_sentences_are_left_alone(tmp_path):
     coco = {"images": [{"id": 5, "file_name": "5.jpg"}], "annotations": named}
     (found,) = read_samples(manifest(tmp_path / "three", json.dumps(coco))).images
     assert found.captions == (Caption("a", 0), Caption("b", 1))
-
-
-def test_flickr_style_has_no_folder_and_no_coco_numbers(tmp_path):
-    samples = read_samples(karpathy(tmp_path, [image(7), image(8, "val", ["b", "c"])]))
-    assert [(i.file_name, i.cocoid) for i in samples.images] == [("7.jpg", -1), ("8.jpg", -1)]
 
 
 def test_without_ids_the_file_name_and_running_numbers_serve(tmp_path):
@@ -110,139 +84,253 @@ def test_regions_and_what_else_an_image_carries_are_left_alone(tmp_path):
     assert plain == read_samples(karpathy(tmp_path / "two", [image(1, regions=[region], license=4)]))
 
 
-def test_csv_and_jsonl_say_the_same(tmp_path):
-    rows = [
-        ("b.jpg", 'A "quoted", long\ncaption', "test"),
-        ("sub/a.jpg", "Vögel · 鳥", "train"),
-        ("b.jpg", "", "test"),
-        ("c.jpg", ".", "train"),
-    ]
-    quoted = "\r\n".join(",".join('"' + field.replace('"', '""') + '"' for field in row) for row in rows)
-    lines = "\n\n".join(json.dumps(dict(zip(("file_name", "caption", "split"), row, strict=True))) for row in rows)
-    one = read_samples(manifest(tmp_path / "csv", f"\ufefffile_name,caption,split\r\n{quoted}\r\n\r\n", ".csv"))
-    two = read_samples(manifest(tmp_path / "jsonl", f"\ufeff{lines}\n", ".jsonl"))
-    assert one == two
-    assert one.splits == {"train": (0, 2), "test": (2, 3)}
-    assert [i.id for i in one.images] == ["sub/a.jpg", "c.jpg", "b.jpg"]
-    assert one.images[2].captions == (Caption('A "quoted", long\ncaption', 0), Caption("", 1))
-    assert one.images[0].captions == (Caption("Vögel · 鳥", 2),)
-    assert [i.cocoid for i in one.images] == [-1, -1, -1]
-
-
-def test_columns_may_stand_in_any_order(tmp_path):
-    samples = read_samples(manifest(tmp_path, "split,caption,file_name\nval,a bird,x.jpg\n", ".csv"))
-    assert (samples.images[0].file_name, samples.images[0].split) == ("x.jpg", "val")
+def coco(*annotations, **image):
+    return {"images": [{"id": 1, "file_name": "a.jpg", **image}], "annotations": annotations}
 
 
 def without(mapping, *keys):
     return {key: value for key, value in mapping.items() if key not in keys}
 
 
-NO_SPLIT = without(image(2), "split")
-ALIEN = image(1, texts=["a", "b"])
-ALIEN["sentences"][1]["imgid"] = 5
+OF_ANOTHER = image(1, texts=["a", "b"])
+OF_ANOTHER["sentences"][1]["imgid"] = 5
+TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
 
 
 @pytest.mark.parametrize(
     ("images", "phrase"),
     [
-        ([], "it has no images"),
+        ([], "it has no images with captions"),
         ("text", "this is not a Karpathy JSON, it has no list 'images'"),
         (["text"], "images[0] is not a mapping"),
         ([image(1), without(image(2), "filename")], "images[1]: the file name is missing"),
         ([image(1, filename=" ")], "images[0]: the file name is missing"),
         ([image(1, filename=3)], "images[0]: the file name is missing"),
-        ([image(1, filepath=3)], "images[0]: 'filepath' is not a text"),
+        ([image(1, filepath=3)], "images[0] is not a mapping with 'filename', 'sentences' and texts"),
         ([image(1, filename="../1.jpg")], "images[0]: '../1.jpg' leaves the image folder"),
-        ([image(1, filename="a/../../1.jpg")], "'../1.jpg' leaves the image folder"),
-        ([image(1, filename="/etc/1.jpg")], "'/etc/1.jpg' leaves the image folder"),
-        ([image(1, filename="/etc/1.jpg", filepath="val2014")], "'/etc/1.jpg' leaves the image folder"),
         ([image(1, filename="//etc/1.jpg")], "leaves the image folder"),
+        ([image(1, filename="/etc/1.jpg", filepath="val2014")], "'/etc/1.jpg' leaves the image folder"),
         ([image(1, filepath="/etc")], "'/etc/1.jpg' leaves the image folder"),
-        ([image(1, filepath="a/../..")], "'../1.jpg' leaves the image folder"),
         ([image(1, filepath="a", filename="../../x/1.jpg")], "'../x/1.jpg' leaves the image folder"),
-        ([image(1, filename="..")], "'..' leaves the image folder"),
         ([image(1, filename="a/..")], "'.' leaves the image folder"),
         ([image(1, filename="a\\1.jpg")], "is not a path with forward slashes"),
         ([image(1, filename="a\0.jpg")], "is not a path with forward slashes"),
-        ([image(1), image(2, filename="1.jpg")], "images[1]: images[0] has the file '1.jpg' already"),
         ([image(1), image(2, filename="x/../1.jpg")], "images[1]: images[0] has the file '1.jpg' already"),
-        ([image(1), image(1, filename="2.jpg")], "images[1]: images[0] has the imgid 1 already"),
+        ([image(1), image(1, filename="2.jpg")], "images[1]: images[0] has the imgid '1' already"),
         ([image(1, sentences=[])], "images[0] ('1.jpg') has no sentences"),
         ([without(image(1), "sentences")], "images[0] ('1.jpg') has no sentences"),
         ([image(1, sentences=["a bird"])], "sentences[0] has neither 'raw' nor 'tokens'"),
         ([image(1, sentences=[{"raw": None, "tokens": [3]}])], "sentences[0] has neither 'raw' nor 'tokens'"),
-        ([ALIEN], "sentences[1] is of imgid 5, not 1"),
+        ([OF_ANOTHER], "sentences[1] is of imgid 5, not 1"),
         ([image(1, sentences=[{"raw": "a", "sentid": "x"}])], "'sentid' is 'x', not a whole number"),
         ([image(1, cocoid=2**63)], "'cocoid' is 9223372036854775808, not a whole number of 64 bits"),
-        ([image(1, cocoid=True)], "'cocoid' is True, not a whole number"),
         ([image(1, imgid=1.5, sentences=[{"raw": "a"}])], "'imgid' is neither a whole number nor a text"),
-        ([image(1, imgid="", sentences=[{"raw": "a"}])], "'imgid' is neither a whole number nor a text"),
         ([image(1, split="")], "images[0] ('1.jpg'): the split is empty or not a text"),
         ([image(1, split=None)], "the split is empty or not a text"),
-        ([image(1), NO_SPLIT], "some images have a split and some, such as '2.jpg', have none"),
+        ([image(1), without(image(2), "split")], "some images have a split and some, such as '2.jpg', have none"),
         ([image(1, texts=["\ud800"])], "image '1.jpg' has half of a character pair"),
+        (coco({"image_id": 1, "bbox": []}), "annotations[0] has no 'caption'; take COCO's"),
+        (coco({"image_id": [1], "caption": "a"}), "annotations[0] is of image [1], which is not among"),
+        (coco({"image_id": 2, "caption": "a"}), "is of image 2, which is not among"),
+        (coco(), "images[0] ('a.jpg') has no sentences"),
+        (coco(id=None), "images[0] has no 'id', by which annotations name it"),
+        (coco(id=True), "images[0]: 'id' is True, not a whole number"),
+        (coco({"image_id": 1, "caption": "a"}, file_name=None), "images[0]: the file name is missing"),
+        ({"images": TWICE, "annotations": [{"image_id": 1, "caption": "a"}]}, "has the imgid '1' already"),
     ],
 )
-def test_a_wrong_karpathy_file(tmp_path, images, phrase):
-    assert phrase in refusal(karpathy(tmp_path, images))
+def test_a_wrong_json(tmp_path, images, phrase):
+    document = images if isinstance(images, dict) else {"images": images}
+    assert phrase in refusal(manifest(tmp_path, json.dumps(document)))
+
+
+# --- Rows
+
+ROWS = [
+    ("sub/a.jpg", ['A "quoted", long\ncaption', "Vögel; 鳥"], "train"),
+    ("b.jpg", ["one\ttab"], "val"),
+    ("c.jpg", ["x", "y", "z"], "test"),
+]
+KEYS = "image_column: photo\nsplit_column: part\n"
+
+
+def table(rows, **how):
+    """Return rows as a CSV."""
+    file = io.StringIO(newline="")
+    csv.writer(file, **how).writerows(rows)
+    return file.getvalue()
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def long_rows(header):
+    return [header, *((name, text, split) for name, texts, split in ROWS for text in texts)]
+
+
+def wide_rows():
+    filled = [(*texts, "", "")[:3] for _, texts, _ in ROWS]
+    rows = ((n, *texts, split, name) for n, ((name, _, split), texts) in enumerate(zip(ROWS, filled, strict=True)))
+    return [("id", "en", "de", "fr", "part", "photo"), *rows]
+
+
+ONE, WIDE = f"{KEYS}caption_columns: en\n", f"{KEYS}caption_columns: [en, de, fr]\n"
+FORMS = {
+    "usual names": (".csv", table(long_rows(("file_name", "caption", "split"))), ""),
+    "text": (".csv", table(long_rows(("file_name", "text", "split"))), ""),
+    "byte order mark": (".csv", "\ufeff" + table(long_rows(("file_name", "text", "split"))), ""),
+    "everything quoted": (".csv", table(long_rows(("file_name", "text", "split")), quoting=csv.QUOTE_ALL), ""),
+    "other names": (".csv", table(long_rows(("photo", "en", "part"))), ONE),
+    "several": (".csv", table(wide_rows()), WIDE),
+    "semicolons": (".csv", table(wide_rows(), delimiter=";"), f'{WIDE}separator: ";"\n'),
+    "tabs": (".tsv", table(wide_rows(), delimiter="\t"), WIDE),
+    "tabs by key": (".csv", table(wide_rows(), delimiter="\t"), f'{WIDE}separator: "\\t"\n'),
+    "commas by key": (".tsv", table(wide_rows()), f'{WIDE}separator: ","\n'),
+    "a list": (".jsonl", lines({"photo": n, "en": texts, "part": s, "w": 3} for n, texts, s in ROWS), ONE),
+    "null": (
+        ".jsonl",
+        lines({"photo": n, "part": s, "de": None, "en": texts[:1], "fr": texts[1:]} for n, texts, s in ROWS),
+        WIDE,
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_data_set_in_any_form_has_the_same_samples(tmp_path, form):
+    suffix, text, more = FORMS[form]
+    samples = read_samples(manifest(tmp_path, text, suffix, more))
+    assert [(i.file_name, [c.text for c in i.captions], i.split) for i in samples.images] == ROWS
+    plain = manifest(
+        tmp_path / "plain", lines({"file_name": n, "caption": t, "split": s} for n, t, s in ROWS), ".jsonl"
+    )
+    assert samples.digest == read_samples(plain).digest
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), min_size=1, max_size=6),
+    st.sampled_from([",", ";", "\t", "|"]),
+    st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
+)
+def test_any_text_comes_back(tmp_path_factory, texts, separator, quoting):
+    rows = [("file_name", "caption"), *((f"{n}.jpg", text) for n, text in enumerate(texts))]
+    text = table(rows, delimiter=separator, quoting=quoting)
+    found = read_samples(
+        manifest(tmp_path_factory.mktemp("any"), text, ".csv", f"separator: {json.dumps(separator)}\n")
+    )
+    assert {i.file_name: i.captions[0].text for i in found.images} == {f"{n}.jpg": t for n, t in enumerate(texts)}
+
+
+def test_columns_in_any_order_and_empty_captions(tmp_path):
+    samples = read_samples(manifest(tmp_path, "split,caption,file_name\r\nval,,x.jpg\r\n\r\nval,.,x.jpg\r\n", ".csv"))
+    (only,) = samples.images
+    assert (only.file_name, only.id, only.split, only.cocoid) == ("x.jpg", "x.jpg", "val", -1)
+    assert only.captions == (Caption("", 0), Caption(".", 1))
+
+
+def test_the_metadata_of_an_imagefolder_are_a_captions_file(tmp_path):
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rows = [{"file_name": f"{n}.jpg", "text": f"bird {n}", "licence": "free"} for n in range(9)]
+    (folder / "metadata.jsonl").write_text(lines(rows))
+    (tmp_path / "a.yaml").write_text("name: birds\nimages: images\ncaptions: images/metadata.jsonl\n")
+    (tmp_path / "b.yaml").write_text("name: birds\ndataset: images\n")
+    one, other = (read_samples(load_manifest(tmp_path / f"{name}.yaml")) for name in "ab")
+    assert one == other
+    assert {image.file_name: image.captions[0].text for image in one.images} == {
+        row["file_name"]: row["text"] for row in rows
+    }
+
+
+def test_validation_is_val_wherever_it_stands(tmp_path, caplog):
+    folder = tmp_path / "in" / "validation"
+    folder.mkdir(parents=True)
+    (folder / "metadata.csv").write_text("file_name,caption\na.jpg,a bird\n")
+    (tmp_path / "folders.yaml").write_text("name: birds\ndataset: in\n")
+    row = {"file_name": "a.jpg", "caption": "a bird", "split": "validation"}
+    found = [
+        karpathy(tmp_path / "1", [image(1, "validation")]),
+        manifest(tmp_path / "2", table([row, row.values()]), ".csv"),
+        manifest(tmp_path / "3", table([row, row.values()], delimiter="\t"), ".tsv"),
+        manifest(tmp_path / "4", lines([row]), ".jsonl"),
+        load_manifest(tmp_path / "folders.yaml"),
+    ]
+    data = PackedData(tmp_path / "packed", count=1)
+    data.as_tars(files=1)
+    data.as_parquet(files=1)
+    found.append(load_manifest(data.manifest("t", tar={"validation": "shard-00.tar"})))
+    found.append(load_manifest(data.manifest("p", parquet={"validation": "part-0.parquet"}, caption_columns="texts")))
+    for one in found:
+        assert read_samples(one).splits == {"val": (0, 1)}
+    assert caplog.text == ""
+    other = manifest(tmp_path / "5", lines([row]), ".jsonl", "merge_splits: {validation: test}\n")
+    assert read_samples(other).splits == {"test": (0, 1)}
+
+
+FOUND = '{"file_name": "a", "caption": "b", "split": "val"}\n'
 
 
 @pytest.mark.parametrize(
-    ("suffix", "text", "phrase"),
+    ("suffix", "text", "more", "phrase"),
     [
-        (".json", "", "this is not valid JSON"),
-        (".json", '{"images": [', "this is not valid JSON (Expecting value: line 1 column 13"),
-        (".json", b"\xff\xff\xff", "this is not valid JSON"),
-        (".json", "[" * 100_000, "this is not valid JSON"),
-        (".json", '{"images": 1, "images": []}', "this is not valid JSON (the key 'images' stands twice in a mapping)"),
-        (".json", "[]", "this is not a Karpathy JSON, it has no list 'images'; convert it"),
-        (".jsonl", "", "it has no images"),
-        (".jsonl", '{"file_name": "a", "caption": "b"}\n{', "line 2: not valid JSON"),
-        (".jsonl", "3\n", "line 1: not a mapping of columns to values"),
-        (".jsonl", b'{"file_name": "\xff"}', "this is not UTF-8"),
+        (".json", "", "", "this is not valid JSON"),
+        (".json", '{"images": [', "", "this is not valid JSON (Expecting value: line 1 column 13"),
+        (".json", b"\xff\xff\xff", "", "this is not valid JSON"),
+        (".json", "[" * 100_000, "", "this is not valid JSON"),
+        (".json", '{"images": 1, "images": []}', "", "the key 'images' stands twice in a mapping"),
+        (".json", "[]", "", "this is not a Karpathy JSON, it has no list 'images'; convert it"),
+        (".jsonl", "", "", "it has no images"),
+        (".jsonl", f"{FOUND}{{", "", "line 2: not valid JSON"),
+        (".jsonl", "3\n", "", "line 1: not a mapping of columns to values"),
+        (".jsonl", b'{"file_name": "\xff"}', "", "this is not UTF-8"),
+        (".jsonl", '{"photo": "a", "en": "b"}', WIDE, "line 1: there is no column 'de'; it has 'photo', 'en': name"),
+        (".jsonl", f'{FOUND}{{"text": "c"}}', "", "line 2: there is no column 'file_name'"),
+        (".jsonl", '{"file_name": "a", "caption": 3}', "", "line 1: a caption is no text"),
+        (".jsonl", '{"file_name": "a", "text": ["b", 3]}', "", "line 1: a caption is no text"),
         (
             ".jsonl",
-            '{"filename": "a.jpg", "caption": "b"}',
-            "line 1: there is no column 'file_name'; it has 'filename', 'caption': name the right ones as image_column",
+            '{"file_name": "a", "text": []}',
+            "",
+            "line 1 ('a'): it has no caption; add one, or take the row out",
         ),
-        (".jsonl", '{"file_name": "a.jpg"}', "line 1: there is no column 'caption'; it has 'file_name'"),
-        (".jsonl", '{"file_name": "a.jpg", "caption": 3}', "line 1: a caption is no text"),
-        (".jsonl", '{"file_name": 3, "caption": "a bird"}', "line 1: the file name is missing"),
-        (".jsonl", '{"file_name": "a", "caption": "b", "split": 3}', "line 1: the split is empty or not a text"),
-        (".csv", "", "line 1: it is empty, and the first line names the columns"),
-        (".csv", "file_name,caption,split\n", "it has no images"),
-        (".csv", "a.jpg,a bird\n", "line 1: there is no column 'file_name'; it has 'a.jpg', 'a bird'"),
-        (".csv", "file_name,caption,splitt\na,b,c\n", "line 1: there is no column 'split', and one called 'splitt'"),
-        (".csv", "file_name,caption,caption\na,b,c\n", "line 1: two columns are called 'caption'"),
-        (".csv", "file_name,caption\na.jpg,a bird, flying\n", "line 2: 3 fields where the header has 2; quote"),
-        (".csv", "file_name,caption\na.jpg\n", "line 2: 1 fields where the header has 2"),
-        (".csv", 'file_name,caption\na.jpg,"a "bird"\n', "line 2: not valid CSV"),
-        (".csv", 'file_name,caption\na.jpg,"open\n', "not valid CSV"),
-        (".csv", b"file_name,caption\na.jpg,\xe4\n", "this is not UTF-8"),
-        (".csv", "file_name,caption\n,a bird\n", "line 2: the file name is missing"),
-        (".csv", "file_name,caption\n../a.jpg,a bird\n", "line 2: '../a.jpg' leaves the image folder"),
-        (".csv", "file_name,caption\n/a.jpg,a bird\n", "line 2: '/a.jpg' leaves the image folder"),
-        (".csv", "file_name,caption,split\na.jpg,b,\n", "line 2: the split is empty"),
+        (".jsonl", '{"file_name": "a", "text": null}', "", "line 1 ('a'): it has no caption"),
+        (".jsonl", '{"file_name": 3, "caption": "a bird"}', "", "line 1: the file name is missing"),
+        (".jsonl", '{"file_name": "a", "caption": "b", "split": 3}', "", "line 1: the split is empty or not a text"),
+        (".jsonl", FOUND + '{"file_name": "a", "caption": "b"}', "", "split of 'a' is 'none' here and 'val' before"),
+        (".jsonl", FOUND + '{"file_name": "b", "caption": "b"}', "", "some, such as 'b', have none"),
+        (".csv", "", "", "line 1: it names no columns"),
+        (".csv", "\n\nfile_name,text\n", "", "line 1: it names no columns"),
+        (".csv", "file_name,text,text\na,b,c\n", "", "line 1: it names no columns, or two that are called the same"),
+        (".csv", "file_name,caption,split\n", "", "it has no images"),
+        (".csv", "photo,en\n", "", "line 1: there is no column 'file_name'; it has 'photo', 'en': name the right"),
+        (".csv", "file_name;text\na;b\n", "", "it has 'file_name;text': name the right ones, or the separator"),
+        (".csv", "file_name,text\na,b\n", 'separator: ";"\n', "it has 'file_name,text': name the right ones, or the"),
+        (".csv", f"{','.join(f'c{n}' for n in range(99))}\n", "", "'c19', and 79 more: name the right ones"),
+        (".tsv", "photo\ttext\na\tb\n", KEYS, "line 1: there is no column 'part'; it has 'photo', 'text': name"),
+        (".csv", "file_name,caption,Split\na,b,c\n", "", "line 1: there is no column 'split', and one called 'Split';"),
+        (".csv", "file_name,caption,splitt\na,b,c\n", "", "there is no column 'split', and one called 'splitt'"),
+        (".csv", "file_name,caption\na.jpg,a bird, flying\n", "", "line 2: 3 fields where the header has 2; quote"),
+        (".csv", "file_name,caption\na.jpg\n", "", "line 2: 1 fields where the header has 2"),
+        (".tsv", 'file_name\ttext\na\t"b\nc"\nd\te\tf\n', "", "line 4: 3 fields where the header has 2; quote a text"),
+        (".csv", 'file_name,caption\na.jpg,"a "bird"\n', "", "line 2: not valid CSV"),
+        (".csv", 'file_name,caption\na.jpg,"open\n', "", "not valid CSV"),
+        (".csv", b"file_name,caption\na.jpg,\xe4\n", "", "this is not UTF-8"),
+        (".tsv", "file_name\ttext\n".encode("utf-16"), "", "this is not UTF-8"),
+        (".csv", "file_name,caption\n,a bird\n", "", "line 2: the file name is missing"),
+        (".csv", "file_name,caption\n../a.jpg,a bird\n", "", "line 2: '../a.jpg' leaves the image folder"),
+        (".csv", "photo,en,de,fr,part\na,,x,,train\nb,, ,,train\n", WIDE, "line 3 ('b'): it has no caption; add one"),
+        (".csv", "photo,text,part\na,b,\n", KEYS, "line 2: the split is empty"),
         (
             ".csv",
-            "file_name,caption,split\na.jpg,b,train\nb.jpg,b,val\na.jpg,c,test\n",
-            "line 4: the split of 'a.jpg' is 'test' here and 'train' before; give it one split",
-        ),
-        (
-            ".jsonl",
-            '{"file_name": "a", "caption": "b", "split": "val"}\n{"file_name": "a", "caption": "b"}',
-            "line 2: the split of 'a' is 'none' here and 'val' before",
-        ),
-        (
-            ".jsonl",
-            '{"file_name": "a", "caption": "b", "split": "val"}\n{"file_name": "b", "caption": "b"}',
-            "some images have a split and some, such as 'b', have none",
+            "file_name,caption,split\na,b,train\nb,b,val\na,c,test\n",
+            "",
+            "line 4: the split of 'a' is 'test' here",
         ),
     ],
 )
-def test_a_wrong_caption_file(tmp_path, suffix, text, phrase):
-    assert phrase in refusal(manifest(tmp_path, text, suffix))
+def test_a_wrong_caption_file(tmp_path, suffix, text, more, phrase):
+    assert phrase in refusal(manifest(tmp_path, text, suffix, more))
 
 
 def test_a_caption_file_that_vanished(tmp_path):
@@ -250,3 +338,27 @@ def test_a_caption_file_that_vanished(tmp_path):
         gone = manifest(tmp_path, "", suffix)
         gone.captions.unlink()
         assert "the caption file cannot be read (No such file or directory)" in refusal(gone)
+
+
+def test_rows_without_captions_are_left_out_where_that_is_asked_for(tmp_path, caplog):
+    text = "file_name,en,de\na.jpg,x,\nb.jpg,,\na.jpg,,y\n"
+    samples = read_samples(manifest(tmp_path, text, ".csv", "caption_columns: [en, de]\n"), skip=True)
+    assert [(i.file_name, [c.text for c in i.captions]) for i in samples.images] == [("a.jpg", ["x", "y"])]
+    (reason,) = samples.left_out
+    assert reason.startswith(f"{tmp_path / 'captions.csv'}: line 3 ('b.jpg'): it has no caption")
+    assert "1 sample left out: " in caplog.text
+
+
+def test_rows_of_an_imagefolder_at_fault(tmp_path):
+    data = PackedData(tmp_path / "data", count=6)
+    path = data.as_imagefolder()
+    file = data.folder / "images" / "val" / "metadata.jsonl"
+    for text, phrase in (
+        ('{"file_name": "../../a.png", "text": "t"}', "line 1: '../a.png' leaves the image folder"),
+        ('{"file_name": "a.png", "text": null}', "line 1 ('val/a.png'): it has no caption"),
+        ('{"file_name": "a.png", "text": "t"}\n' * 2, "line 2: 'val/a.png' stands here a second time"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ManifestError) as caught:
+            read_samples(load_manifest(path))
+        assert phrase in str(caught.value)

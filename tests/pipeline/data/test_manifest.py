@@ -10,6 +10,7 @@ from xret.pipeline.data.manifest import bundled_manifests, load_manifest
 from xret.pipeline.errors import ManifestError
 
 GOOD = "name: birds\nimages: images\ncaptions: captions.json\n"
+LINES = GOOD.replace(".json", ".jsonl")
 
 # Images of the usual splits: Karpathy and Fei-Fei 2015 for the first three (COCO after its restval has joined train),
 # for RSICD the file that the manifest's own comment describes.
@@ -87,28 +88,37 @@ def test_relative_paths_begin_at_data_root_if_given_else_at_the_manifest(tmp_pat
         ("name: birds\ncaptions: captions.json\n", "'images' is missing"),
         ("name: birds\nimages: images\n", "'captions' is missing"),
         (GOOD.replace("birds", "My Birds"), "'name' must be a text made of a-z, 0-9, _ and -, not 'My Birds'"),
-        (GOOD.replace("birds", "7"), "'name' must be a text made of a-z, 0-9, _ and -, not 7"),
         (GOOD.replace("birds", '"birds\\n"'), "'name' must be a text"),
-        (GOOD.replace("images: images", "images:"), "'images' must be a text, not None"),
         (GOOD.replace("images: images", "images: [a, b]"), "'images' must be a text, not ['a', 'b']"),
         (
             GOOD.replace(".json", ".txt"),
-            "'captions' must be a file that ends in .json, .csv, .tsv, .jsonl, not 'captions.txt'",
+            "'captions' must be a file that ends in .json, .jsonl, .csv, .tsv, not 'captions.txt'",
         ),
         (GOOD + "captions_per_image: 0\n", "'captions_per_image' must be a whole number of at least 1, not 0"),
         (GOOD + "captions_per_image: true\n", "'captions_per_image' must be a whole number of at least 1, not True"),
-        (GOOD + "captions_per_image: 2.5\n", "'captions_per_image' must be a whole number of at least 1, not 2.5"),
         (GOOD + "merge_splits: [restval]\n", "'merge_splits' must be a mapping from the source's split names"),
         (GOOD + "merge_splits: {restval: training}\n", "to train, val, test, other, not {'restval': 'training'}"),
-        (GOOD + "merge_splits: {restval: [train]}\n", "'merge_splits' must be"),
         (GOOD + "counts: 5\n", "'counts' must be a mapping from train, val, test, other to numbers of images, not 5"),
         (GOOD + "counts: {train: -1}\n", "'counts' must be"),
         (GOOD + "counts: {restval: 5}\n", "'counts' must be"),
         (GOOD + "protocols: full\n", "'protocols' must be a list of full, 1k-folds, eccv, cxc, pmrp, rpc2, not 'full'"),
-        (GOOD + "protocols: []\n", "'protocols' must be a list"),
         (GOOD + "protocols: [5k]\n", "'protocols' must be a list"),
         (GOOD + "licence: 5\n", "'licence' must be a text"),
         (GOOD + "homepage:\n", "'homepage' must be a text"),
+        (GOOD + "image_column: a\n", "'image_column' cannot be combined with '.json'"),
+        (LINES + 'separator: ";"\n', "'separator' cannot be combined with '.jsonl'"),
+        (LINES + "separator: ';;'\n", """'separator' must be one character, as ";" or "\\t", not ';;'"""),
+        (LINES + "separator: '\"'\n", "'separator' must be one character"),
+        (LINES + "separator: x\n", "'separator' must be one character"),
+        (LINES + "caption_columns: [a, 3]\n", "'caption_columns' must be a text or a list of different texts"),
+        (LINES + "caption_columns: [a, a]\n", "'caption_columns' must be a text or a list of different texts"),
+        (GOOD + "tar: a.tar\n", "'images' cannot be combined with 'tar'; 'captions' cannot"),
+        ("name: a\ntar: a.tar\nsplit_column: s\n", "'split_column' cannot be combined with 'tar'"),
+        ("name: a\ntar: {}\n", "'tar' must be a text such as"),
+        ("name: a\ntar: a.tar\nparquet: b\n", "'parquet' cannot be combined with 'tar'"),
+        ("name: a\nparquet: {train: a}\nsplit_column: s\n", "'split_column' cannot be combined with 'parquet'"),
+        ("name: a\nparquet: 3\n", "'parquet' must be"),
+        ("name: a\nparquet: a\ncaption_columns: []\n", "'caption_columns' must be"),
     ],
 )
 def test_a_wrong_key_or_value_is_named(tmp_path, text, phrase):
@@ -172,16 +182,13 @@ def test_absent_images_and_captions_are_named_with_the_way_out(tmp_path):
     assert f"the caption file {tmp_path / 'captions.json'} is missing" in message
     assert "--data-root" in message
     assert "image folder" not in message
+    nowhere = tmp_path / "nowhere.yaml"
+    nowhere.write_text("name: a\ndataset: images\n")
+    assert "there is neither a data set that `save_to_disk` wrote nor an imagefolder" in refusal(nowhere)
     (tmp_path / "images").rmdir()
     (tmp_path / "images").write_text("a file, not a folder")
     assert f"the image folder {tmp_path / 'images'} is missing and the caption file" in refusal(path)
     assert f"the image folder {tmp_path / 'away' / 'images'} is missing" in refusal(path, tmp_path / "away")
-
-
-@pytest.mark.parametrize("name", ["x" * 5000, "a\\0b"])
-def test_a_path_that_cannot_exist_is_not_there(tmp_path, name):
-    path = write(tmp_path, GOOD.replace("images: images", f'images: "{name}"'))
-    assert "the image folder" in refusal(path)
 
 
 def test_a_data_set_that_is_not_known(tmp_path, monkeypatch):
@@ -193,7 +200,6 @@ def test_a_data_set_that_is_not_known(tmp_path, monkeypatch):
     assert "There is no manifest birds.yaml" in refusal("birds.yaml")
     assert f"There is no manifest {tmp_path / 'birds'}" in refusal(tmp_path / "birds")
     assert f"{tmp_path} is a folder; name the manifest" in refusal(tmp_path)
-    assert "Unknown data set" in refusal("x" * 5000)
 
 
 def test_every_bundled_manifest_keeps_its_promise(tmp_path):

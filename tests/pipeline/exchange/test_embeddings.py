@@ -42,7 +42,7 @@ def assert_holds(cache, names, texts, images, captions):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("flat", [False, True])
-def test_the_folder_of_clip_retrieval(tmp_path, capsys, dtype, flat):
+def test_the_folder_of_clip_retrieval(tmp_path, capsys, caplog, dtype, flat):
     pairs = Pairs(dtype=dtype)
     source = pairs.clip_retrieval(tmp_path / "e", parts=11, flat=flat)
     summary, cache = bring(source, tmp_path / "s", dtype=np.dtype(dtype).name)
@@ -53,7 +53,7 @@ def test_the_folder_of_clip_retrieval(tmp_path, capsys, dtype, flat):
     assert cache.image_set().identity["encoder"] == "ViT-B/32"
     assert set(cache.image_set().identity["files"]) > {"img_emb_00.npy", "metadata_10.parquet"}
     said = capsys.readouterr().err
-    assert "names no splits" in said
+    assert "names no splits" in caplog.text
     assert all(f"{one.name}: 120/120" in said for one in summary.sets)
     assert [one.shape for one in describe(cache.url).sets] == [(WIDTH,), (WIDTH,)]
 

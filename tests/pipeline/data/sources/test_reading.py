@@ -115,7 +115,7 @@ def test_rows_without_distinct_paths_are_numbered(data):
     assert sorted(contents(manifest, samples)) == sorted(bytes_ for _, bytes_, *_ in data.rows)
 
 
-def test_a_text_file_is_a_caption_and_json_goes_before_it(data, tmp_path, capsys):
+def test_a_text_file_is_a_caption_and_json_goes_before_it(data, tmp_path, caplog):
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         for name, text in (("d/1.TXT", "one\n"), ("d/2.txt", "two"), ("d/2.json", '{"caption": "zwei"}')):
             add(archive, name, text.encode())
@@ -127,7 +127,7 @@ def test_a_text_file_is_a_caption_and_json_goes_before_it(data, tmp_path, capsys
         "d/1.jpg": "one",
         "d/2.jpg": "zwei",
     }
-    assert "names no splits" in capsys.readouterr().err
+    assert "names no splits" in caplog.text
 
 
 def test_splits_are_those_that_the_manifest_names(data):

@@ -1,0 +1,131 @@
+"""The contract of a source: its content is listed once, and each of its pictures is opened by its name."""
+
+import os
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from ...errors import ManifestError, XretError
+from ...wording import reason
+from ..caption_files import Entry
+from ..images import PictureFile, read_picture
+from .files import File, look_at, url_of
+
+Place = tuple[int, int, int]  # number of the file; in a tar offset and bytes, in a table the row and 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files that pictures lie in, as they were when they were read."""
+
+    kind: str  # ``folder``, ``tar``, ``parquet`` or ``arrow``
+    files: tuple[File, ...] = ()  # none for a folder
+    column: str = ""  # the column of a table that holds the pictures
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the value that a store keeps."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "Source":
+        """Return the source that `to_json` wrote."""
+        return cls(**{**value, "files": tuple(File(**one) for one in value["files"])})
+
+
+FOLDER = Source("folder")
+
+
+@dataclass
+class Contents:
+    """The content of a source but for the pictures themselves."""
+
+    entries: list[Entry]  # in its own order
+    source: Source = FOLDER
+    left_out: list[str] = field(default_factory=list)  # samples that were skipped, a sentence each
+
+
+class PictureReader(Protocol):
+    """Opens pictures by their names; several threads may share one."""
+
+    @abstractmethod
+    def open(self, name: str) -> PictureFile | Path:
+        """Return the bytes of a picture; the path of a folder of frames, or of a file that cannot be read.
+
+        Raises:
+            SampleError: there is no such picture.
+            ManifestError: the file that holds it is missing, damaged, or has changed since it was read.
+        """
+
+    def close(self) -> None:
+        """Close the files; what was opened stays good."""
+        return
+
+
+class FolderReader(PictureReader):
+    """A folder of pictures: the name of each is its path below the folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def open(self, name: str) -> PictureFile | Path:
+        """Return the bytes of a file; the path of a folder of frames, or of a file that cannot be read."""
+        return read_picture(self.folder / name)
+
+
+class PackedReader(PictureReader):
+    """Opens pictures that lie in files with others.
+
+    Args:
+        source: the files.
+        folder: where their relative names start.
+        places: of each picture by its name.
+    """
+
+    def __init__(self, source: Source, folder: str | Path, places: Mapping[str, Place]) -> None:
+        self.source, self.folder, self._places = source, folder, places
+        self._unchanged: set[int] = set()
+
+    def open(self, name: str) -> PictureFile:
+        """Return the bytes of a picture; errors as of `PictureReader.open`."""
+        number, *at = self._places[name]
+        file = self.source.files[number]
+        url = url_of(self.folder, file.name)
+        if number not in self._unchanged:
+            now = look_at(self.folder, file.name)
+            if now != file:
+                raise ManifestError(
+                    f"{url}: it has changed since it was read ({file.size:,} bytes of {file.stamp} then,"
+                    f" {now.size:,} of {now.stamp} now); put the file back with its time (cp -p, rsync -t), or extract"
+                    " into a new store."
+                )
+            self._unchanged.add(number)
+        try:
+            return self._read(url, name, *at)
+        except XretError:
+            raise
+        except Exception as error:  # whatever a file system or a damaged file raises
+            raise ManifestError(f"{url}: '{name}' cannot be read ({reason(error)}); restore the file.") from error
+
+    @abstractmethod
+    def _read(self, url: str, name: str, first: int, second: int) -> PictureFile:
+        """Return the picture at a place in a file; SampleError where there are no bytes, or too many."""
+
+
+def missing_from(folder: Path, names: Iterable[str]) -> list[str]:
+    """Return the names of pictures that are not there; each folder is listed once, and no file opened."""
+    listed: dict[str, set[str]] = {}
+    missing = []
+    for name in names:
+        above, _, last = name.rpartition("/")
+        if above not in listed:
+            try:
+                with os.scandir(folder / above) as entries:
+                    listed[above] = {entry.name for entry in entries if not entry.is_symlink()}
+            except OSError:  # missing, or may not be listed
+                listed[above] = set()
+        # A link may lead nowhere, and a listing may spell a name otherwise than the file system takes it.
+        if last not in listed[above] and not os.path.exists(folder / name):  # noqa: PTH110 -- a name may be too long
+            missing.append(name)
+    return missing

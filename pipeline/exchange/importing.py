@@ -65,11 +65,24 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
         SampleError: the features of a sample are damaged, and `on_error` is ``fail``.
         OutputError, CacheError: the store cannot be written, holds something else, or a value does not fit the dtype.
     """
-    encoders = _encoders(options)
-    if manifest is None and options.format_ not in _PAIRS:
+    pairs = options.format_ in _PAIRS
+    if manifest is None and not pairs:
         raise SourceError(f"--from {options.format_} needs the data set: name a manifest as DATASET")
+    encoders = options.encoder or (() if pairs else (options.format_,))
+    if not 1 <= len(encoders) <= 1 + pairs:
+        raise SourceError(
+            f"--from {options.format_} needs the name of the model that made the features, as --encoder ViT-B/32; of"
+            " embeddings by two models --encoder IMAGES,CAPTIONS"
+        )
+    short = {encoder: _short(encoder) for encoder in encoders}
     source = _open_source(options)
-    facts = _facts(source, encoders, options)
+    tables = source.tables
+    widths = [table.channels for table in tables.values()]
+    if len(encoders) < len(tables) and widths[0] != widths[1]:
+        raise SourceError(
+            f"{options.source}: the images' embeddings are {widths[0]} wide and the captions' {widths[1]}, which are"
+            " not of one model; name both with --encoder IMAGES,CAPTIONS"
+        )
     if manifest is None:
         samples, matched_by, unmatched = _own_samples(source, options), None, 0
         entries = match_own(source, samples)
@@ -81,12 +94,16 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
     require_place(url, samples)
     with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
         filled = []
-        for modality, table in source.tables.items():
+        for (modality, table), encoder in zip(tables.items(), (encoders[0], encoders[-1]), strict=False):
+            identity = {"encoder": encoder, "imported": options.format_, **table.identity}
+            kind, local = ("roi", table.channels) if table.rows else ("global", None)
+            space = encoder if len(encoders) < len(tables) else None  # one model's images and captions compare
+            facts = SetFacts(short[encoder], kind, identity, options.dtype, local, table.channels, space=space)
             features: ImageSet | CaptionSet
             if modality == "images":
-                features = image_set(cache, facts[modality], table.rows, extras=table.extras, sizes=table.rows > 0)
+                features = image_set(cache, facts, table.rows, extras=table.extras, sizes=table.rows > 0)
             else:
-                features = caption_set(cache, facts[modality], None)
+                features = caption_set(cache, facts, None)
             filled.append(_fill(features, table, entries[modality], splits, options))
         counts = cache.images, cache.captions
         return Extraction(cache.dataset, cache.url, *counts, tuple(filled), matched_by=matched_by, unmatched=unmatched)
@@ -100,20 +117,14 @@ _REGIONS: dict[str, Callable[[Path], Table]] = {
 _PAIRS = {"embeddings": open_folder, "clip-retrieval": open_clip_retrieval}
 
 
-def _encoders(options: ImportOptions) -> list[tuple[str, str]]:
-    """Return the model of the images and that of the captions, each also as the name of a set begins."""
-    names = options.encoder or (() if options.format_ in _PAIRS else (options.format_,))
-    if len(names) not in ((1, 2) if options.format_ in _PAIRS else (1,)):
+def _short(encoder: str) -> str:
+    """Return a model's name as that of a feature set begins."""
+    short = re.sub(r"[^a-z0-9_.]+", "-", encoder.lower()).strip("-.")
+    if not short:
         raise SourceError(
-            f"--from {options.format_} needs the name of the model that made the features, as --encoder ViT-B/32; of"
-            " embeddings by two models --encoder IMAGES,CAPTIONS"
+            f"--encoder '{encoder}' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
         )
-    short = [re.sub(r"[^a-z0-9_.]+", "-", name.lower()).strip("-.") for name in names]
-    if not all(short):
-        raise SourceError(
-            f"--encoder '{','.join(names)}' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
-        )
-    return list(zip(names, short, strict=True))
+    return short
 
 
 def _open_source(options: ImportOptions) -> Source:
@@ -126,23 +137,6 @@ def _open_source(options: ImportOptions) -> Source:
         return _PAIRS[options.format_](path)
     regions = Hdf5Regions(path, options.arrays) if options.format_ == "hdf5" else _REGIONS[options.format_](path)
     return Source(regions)
-
-
-def _facts(source: Source, encoders: list[tuple[str, str]], options: ImportOptions) -> dict[str, SetFacts]:
-    """Return what the sets are; one model of images and captions makes features of one space."""
-    tables, facts = source.tables, {}
-    widths = [table.channels for table in tables.values()]
-    if len(encoders) == 1 and len(set(widths)) > 1:
-        raise SourceError(
-            f"{options.source}: the images' embeddings are {widths[0]} wide and the captions' {widths[1]}, which are"
-            " not of one model; name both with --encoder IMAGES,CAPTIONS"
-        )
-    for (modality, table), (name, short) in zip(tables.items(), (encoders[0], encoders[-1]), strict=False):
-        identity = {"encoder": name, "imported": options.format_, **table.identity}
-        kind, local = ("roi", table.channels) if table.rows else ("global", None)
-        space = name if len(encoders) < len(tables) else None
-        facts[modality] = SetFacts(short, kind, identity, options.dtype, local, table.channels, space=space)
-    return facts
 
 
 def _own_samples(source: Source, options: ImportOptions) -> Samples:

@@ -108,7 +108,7 @@ def test_recipes_of_global_features_train(store, tmp_path, recipe):
 
 def test_recipes_of_local_features_say_what_is_missing(store, tmp_path):
     said = refused("train-head", store, "--recipe", "setdiv", "--out", tmp_path / "run", *FEW)
-    assert "local features of images" in said and "mlp" in said
+    assert "local features" in said and "mlp" in said
     assert not (tmp_path / "run").exists()
 
 

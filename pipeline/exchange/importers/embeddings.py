@@ -20,6 +20,7 @@ import numpy as np
 from ...data.caption_files import caption_rows
 from ...data.manifest import Columns
 from ...errors import require_pyarrow
+from ...wording import some_of
 from .source import Source, SourceError, Table, require_fitting, sha256, shown
 
 _AT_ONCE = 1024  # rows compared
@@ -106,9 +107,8 @@ def open_clip_retrieval(folder: Path) -> Source:
     numbers = sorted(set().union(*parts.values()))
     if not numbers:
         raise SourceError(f"{folder} holds no img_emb_*.npy of clip-retrieval's inference; check --source")
-    for number in numbers:
-        for kind in (kind for kind in _KINDS if number not in parts[kind]):
-            raise SourceError(f"{folder} has no part {number} of {kind}; complete the folder, of images and texts")
+    if lacking := [f"{kind}_{number}" for kind in _KINDS for number in numbers if number not in parts[kind]]:
+        raise SourceError(f"{folder} lacks {', '.join(some_of(lacking))}; complete the folder, of images and texts")
     images, captions = (Matrix([parts[kind][number] for number in numbers]) for kind in ("img_emb", "text_emb"))
     index = [parts["metadata"][number] for number in numbers]
     return _source(images, captions, _metadata_lines(images, captions, index), index)

@@ -197,8 +197,11 @@ FAULTS = {
     "whole numbers": (change("img_emb", 0, lambda m: (9 * m).astype(np.int8)), r"is int8 20 x 16, not a matrix of"),
     "one vector": (change("img_emb", 0, lambda m: m[0]), r"is float16 16, not a matrix"),
     "objects": (change("img_emb", 0, lambda m: m.astype(object)), r"img_emb_00.npy cannot be read as a matrix"),
-    "no texts": (lambda source: shutil.rmtree(source / "text_emb"), r"has no part 0 of text_emb; complete"),
-    "a part is missing": (lambda source: (source / "text_emb/text_emb_01.npy").unlink(), r"has no part 1 of text_emb"),
+    "no texts": (
+        lambda source: shutil.rmtree(source / "text_emb"),
+        r"lacks text_emb_0, text_emb_1, text_emb_2; complete",
+    ),
+    "a part is missing": (lambda source: (source / "text_emb/text_emb_01.npy").unlink(), r"lacks text_emb_1; complete"),
     "no captions": (change("metadata", 0, lambda t: t.drop(["caption"])), r"no column 'caption', but image_path, sim"),
     "numbers": (
         change("metadata", 0, lambda t: t.set_column(1, "caption", pa.array(range(20)))),

@@ -1,4 +1,4 @@
-"""What tells pictures and captions apart, whatever their names and places: a digest of their content."""
+"""Digests of content tell pictures and captions apart, whatever their names and places."""
 
 import hashlib
 from pathlib import Path
@@ -9,7 +9,7 @@ from ..errors import SampleError
 from .images import PictureFile, frame_names, read_picture
 
 BYTES = 16  # of a digest
-NONE = bytes(BYTES)  # of what cannot be read
+NONE = bytes(BYTES)  # of a file that cannot be read
 
 
 def digest(data: bytes) -> bytes:
@@ -18,7 +18,7 @@ def digest(data: bytes) -> bytes:
 
 
 def digest_of(picture: PictureFile | Path) -> bytes:
-    """Return the digest of a file's bytes; of a folder, of its frames' names and digests; `NONE`: it cannot be read."""
+    """Return the digest of a file's bytes; for a folder, of its frames' names and digests; `NONE`: it is unreadable."""
     if isinstance(picture, PictureFile):
         return digest(picture.getvalue())
     try:
@@ -29,5 +29,5 @@ def digest_of(picture: PictureFile | Path) -> bytes:
 
 
 def as_row(digest: bytes) -> np.ndarray:
-    """Return a digest as it stands in a store, uint8 [16]."""
+    """Return a digest as a store keeps it, uint8 [16]."""
     return np.frombuffer(digest, dtype=np.uint8)

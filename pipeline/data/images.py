@@ -17,8 +17,6 @@ from ..wording import in_bytes
 
 LONGEST = 100  # longer side over shorter; beyond that, a resized picture would fill the memory or have no pixels left
 MOST_BYTES = 500_000_000  # of a file
-MOST_PIXELS = 175_000_000  # of a picture; Pillow refuses somewhat more by itself
-MOST_SCANS = 100  # of a JPEG; ten are usual, and each takes time for all pixels though it may have only 75 bytes
 # The readers of Pillow that are asked. Others start programs (EPS) or are seldom tested.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
 # By which a picture is known where no list names it: a frame, a picture in a folder.
@@ -33,37 +31,27 @@ class PictureFile(io.BytesIO):
         self.name = name
 
 
-AnyPicture = (
-    str | Path | bytes | bytearray | PictureFile | Image.Image
-)  # a file, what stands in one, or an open picture
+# A file, the content of one, or an open picture.
+AnyPicture = str | Path | bytes | bytearray | PictureFile | Image.Image
 
 
-def open_image(
-    picture: AnyPicture,
-    *,
-    upright: bool = False,
-    longest: int | None = None,
-    formats: tuple[str, ...] = FORMATS,
-    most_pixels: int = MOST_PIXELS,
-) -> Image.Image:
+def open_image(picture: AnyPicture, *, upright: bool = False, longest: int | None = None) -> Image.Image:
     """Decode a picture completely and as RGB; nothing else opens pictures.
 
-    Of 16 bits a channel the upper 8 are taken, of an animation the first frame; the suffix of the file does not matter.
-    Nothing stays of what else the file says, but an EXIF orientation that was not applied.
+    Sixteen bits a channel lose the lower 8; an animation is its first frame; the suffix of the file does not matter.
+    Of its metadata only an EXIF orientation that was not applied is kept.
 
     Args:
         picture: a file, the bytes of one, or a picture that is open already.
-        upright: turn and mirror it as its EXIF orientation says; a damaged one is as if there were none. Else the
-            pixels stay as they are stored. Pillow applies that of a TIFF file in any case.
+        upright: turn and mirror it as its EXIF orientation says, unless that is damaged. Else the pixels stay as they
+            are stored; Pillow always turns TIFF files.
         longest: how many times the shorter side the longer one may be.
-        formats: which of Pillow's readers are asked.
-        most_pixels: that its header may announce.
 
     Raises:
         SampleError: the file is missing, no file, empty, damaged, too large, too long and narrow, or no picture.
     """
     try:
-        with _open(picture, formats, most_pixels) as image:
+        with _open(picture) as image:
             if longest is not None and max(image.size) > longest * min(image.size):
                 raise ValueError(f"it is more than {longest} times as long as it is wide; crop it")
             decoded, orientation = _as_rgb(image), _orientation(image)
@@ -78,7 +66,7 @@ def open_image(
 def image_size(picture: Path | PictureFile, upright: bool = False) -> tuple[int, int]:
     """Return the width and height that `open_image` gives a picture, mostly without decoding it; errors likewise."""
     try:
-        with _open(picture, FORMATS, MOST_PIXELS) as image:
+        with _open(picture) as image:
             turned = upright and image.format != "TIFF" and _orientation(image) in _ON_A_SIDE
             return image.size[::-1] if turned else image.size
     except Exception as error:
@@ -104,8 +92,6 @@ def _orientation(image: Image.Image) -> int:
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # of a JPEG file; others stand within a scan
-_SCAN, _END, _BARE = 0xDA, 0xD9, (0x01, 0xD8)  # the last have no length
 _ON_A_SIDE = (5, 6, 7, 8)  # orientations that change places of width and height
 _SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32
 _warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
@@ -119,61 +105,33 @@ def _without_warnings() -> Iterator[None]:
 
 
 @contextmanager
-def _open(picture: AnyPicture, formats: tuple[str, ...], most_pixels: int) -> Iterator[Image.Image]:
+def _open(picture: AnyPicture) -> Iterator[Image.Image]:
     """Give a picture whose header has been read, without Pillow's warnings; one that is open already stays open."""
     if isinstance(picture, Image.Image):
-        _check_pixels(picture, most_pixels)
         yield picture
         return
-    data = _content(picture)
+    data = picture.getvalue() if isinstance(picture, PictureFile) else picture
+    if isinstance(data, str | Path):
+        data = _read(Path(data))
     if not data:
         raise ValueError("the file is empty")
     try:
         with _without_warnings():  # only bytes in memory are read under the lock
-            opened = Image.open(io.BytesIO(data), formats=formats)
+            opened = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError as error:
-        known = f"{', '.join(formats[:-1])} or {formats[-1]}"
-        raise ValueError(f"this is no {known} file") from error
+        raise ValueError(f"this is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file") from error
     except Image.DecompressionBombError as error:
-        raise _too_many_pixels(most_pixels) from error
+        raise ValueError("it has more pixels than Pillow opens; make it smaller") from error
     with opened:
-        _check_pixels(opened, most_pixels)
-        if opened.format in ("JPEG", "MPO") and _scans(data) > MOST_SCANS:
-            raise ValueError(f"it has more than {MOST_SCANS} scans; save it anew")
         yield opened
 
 
-def _scans(data: bytes | bytearray) -> int:
-    """Return how many scans the first picture of a JPEG file has; what follows it, as a phone's video, is none."""
-    scans, at = 0, 2
-    while (found := _MARKER.search(data, at)) is not None and found[0][1] != _END:
-        at, marker = found.end(), found[0][1]
-        scans += marker == _SCAN
-        if marker not in _BARE:
-            at += max(2, int.from_bytes(data[at : at + 2], "big"))
-    return scans
-
-
 def read_picture(path: Path) -> PictureFile | Path:
-    """Return what is in a file, or the path of what is none or cannot be read: whoever decodes it says so."""
-    try:
-        return picture_file(path)
-    except SampleError:
-        return path
-
-
-def picture_file(path: Path) -> PictureFile:
-    """Return what is in a file; SampleError where it is none or cannot be read."""
+    """Return the content of a file, or the path of a folder or of what cannot be read: decoding it says why."""
     try:
         return PictureFile(_read(path), str(path))
-    except (OSError, ValueError) as error:
-        raise SampleError(str(path), _reason(error)) from error
-
-
-def _content(picture: str | Path | bytes | bytearray | PictureFile) -> bytes | bytearray:
-    if isinstance(picture, bytes | bytearray):
-        return picture
-    return picture.getvalue() if isinstance(picture, PictureFile) else _read(Path(picture))
+    except (OSError, ValueError):
+        return path
 
 
 def _read(path: Path) -> bytes:
@@ -181,24 +139,10 @@ def _read(path: Path) -> bytes:
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError("this is a folder, a pipe or a device, and not a regular file")
-    check_bytes(status.st_size)
+    if status.st_size > MOST_BYTES:
+        raise ValueError(f"the file has {in_bytes(status.st_size)}, and a picture at most {in_bytes(MOST_BYTES)}")
     with path.open("rb") as file:
         return file.read(status.st_size)
-
-
-def check_bytes(size: int) -> None:
-    """Refuse the file of a picture that has too many bytes, with a ValueError."""
-    if size > MOST_BYTES:
-        raise ValueError(f"the file has {in_bytes(size)}, and a picture at most {in_bytes(MOST_BYTES)}")
-
-
-def _check_pixels(image: Image.Image, most: int) -> None:
-    if image.width * image.height > most:
-        raise _too_many_pixels(most)
-
-
-def _too_many_pixels(most: int) -> ValueError:
-    return ValueError(f"it has more than {most // 1_000_000} million pixels; make it smaller")
 
 
 def _named(picture: AnyPicture) -> str:
@@ -249,10 +193,3 @@ def thumbnail(picture: AnyPicture, side: int, upright: bool = False) -> Image.Im
     image = open_image(picture, upright=upright)
     image.thumbnail((side, side))
     return image
-
-
-def jpeg(image: Image.Image) -> bytes:
-    """Return a picture as a JPEG file; nothing is in it but its pixels."""
-    file = io.BytesIO()
-    image.save(file, "JPEG", quality=80)
-    return file.getvalue()

@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 import fsspec
 
 from ...documents import DocumentError, parse_json
-from ...errors import ManifestError, SampleError
+from ...errors import ManifestError
 from ...wording import reason
 from ..caption_files import Entry, Fault, file_name
-from ..images import PictureFile, check_bytes
+from ..images import PictureFile
 from .source import PackedReader, Place
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "jp2")
@@ -27,16 +27,11 @@ class TarReader(PackedReader):
     """Pictures in tar files; a place is an offset and so many bytes."""
 
     def _read(self, url: str, name: str, first: int, second: int) -> PictureFile:
-        where = f"{url}: {name}"
-        try:
-            check_bytes(second)
-        except ValueError as error:
-            raise SampleError(where, str(error)) from error
         fs, path = fsspec.core.url_to_fs(url)
         data = fs.cat_file(path, start=first, end=first + second) if second else b""
         if len(data) != second:
             raise ValueError("the file ends before it")
-        return PictureFile(data, where)
+        return PictureFile(data, f"{url}: {name}")
 
 
 @dataclass(slots=True)

@@ -1,13 +1,10 @@
 """Pictures as RGB: every mode and format, and what is none, damaged, too large or never ends."""
 
 import os
-import resource
 import struct
-import time
 import tracemalloc
 import warnings
 import zlib
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -56,13 +53,6 @@ def test_rgb_comes_back_exactly(tmp_path):
         assert np.array_equal(np.asarray(opened), pixels)
 
 
-def test_a_picture_outlives_its_file(tmp_path):
-    Image.fromarray(noise()).save(tmp_path / "a.jpg")
-    opened = open_image(tmp_path / "a.jpg")
-    (tmp_path / "a.jpg").unlink()
-    assert opened.getpixel((52, 36)) is not None
-
-
 def palette() -> Image.Image:
     picture = Image.new("P", (4, 3), 1)
     picture.putpalette([0, 0, 0, 10, 200, 30])
@@ -99,9 +89,6 @@ def test_sixteen_bits(tmp_path):
     rows = b"".join(b"\0" + struct.pack(">6H", *[0x1234, 0x5678, 0x9ABC] * 2) for _ in range(3))
     (tmp_path / "colour.png").write_bytes(png(2, 3, 16, 2, rows))
     assert open_image(tmp_path / "colour.png").getpixel((1, 2)) == (0x12, 0x56, 0x9A)
-    rows = b"".join(b"\0" + struct.pack(">4H", 0x1234, 0xFFFF, 0x5678, 0) for _ in range(3))
-    (tmp_path / "alpha.png").write_bytes(png(2, 3, 16, 4, rows))
-    assert open_image(tmp_path / "alpha.png").getpixel((1, 2)) == (0x56, 0x56, 0x56)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.ppm", "a.jp2", "big-endian.tiff"])
@@ -176,12 +163,6 @@ def test_only_readers_of_rasters_are_asked(tmp_path):
     assert "this is no JPEG" in failure(tmp_path / "b.pcx")
 
 
-def test_nothing_else_opens_pictures():
-    rooms = [Path(__file__).parents[3] / room for room in ("pipeline", "heads", "cli")]
-    openers = [path.name for room in rooms for path in room.rglob("*.py") if "Image.open(" in path.read_text()]
-    assert openers == ["images.py"]
-
-
 def test_the_size_of_a_picture_needs_no_pixels(tmp_path):
     (tmp_path / "a.png").write_bytes(png(40, 30, 8, 2, b""))
     assert image_size(tmp_path / "a.png") == (40, 30)
@@ -222,84 +203,13 @@ def test_damage_is_survived(tmp_path_factory, kind, data):
 
 def test_a_decompression_bomb_is_refused_by_its_header(tmp_path):
     (tmp_path / "bomb.png").write_bytes(png(60_000, 60_000, 8, 2, b"\0" * 100))
-    assert "more than 175 million pixels" in failure(tmp_path / "bomb.png")
-
-
-def test_a_picture_of_endless_scans_is_refused_before_the_first(tmp_path):
-    buffer = BytesIO()
-    Image.new("L", (7000, 7000)).save(buffer, "JPEG", progressive=True)
-    whole = buffer.getvalue()
-    last = whole[whole.rindex(b"\xff\xda") : -2]
-    (tmp_path / "scans.jpg").write_bytes(whole[:-2] + 100_000 * last + whole[-2:])  # 8 MB; two hours to decode
-    assert failure(tmp_path / "scans.jpg") == "it has more than 100 scans; save it anew"
-    (tmp_path / "usual.jpg").write_bytes(whole)
-    assert open_image(tmp_path / "usual.jpg").size == (7000, 7000)
-
-
-def test_what_follows_a_picture_is_none_of_its_scans(tmp_path):
-    buffer = BytesIO()
-    Image.fromarray(noise(40, 60)).save(buffer, "JPEG", progressive=True)
-    picture, video = buffer.getvalue(), 200 * b"\xff\xda\x00\x00"  # of a phone that films beside
-    (tmp_path / "motion.jpg").write_bytes(picture + video)
-    assert open_image(tmp_path / "motion.jpg").tobytes() == open_image(BytesIO(picture).getvalue()).tobytes()
-    inside = b"\xff\xed" + (len(video) + 2).to_bytes(2, "big") + video  # a segment that decoders pass over
-    (tmp_path / "segment.jpg").write_bytes(picture[:2] + inside + picture[2:])
-    assert open_image(tmp_path / "segment.jpg").size == (60, 40)
+    assert "more pixels than Pillow opens" in failure(tmp_path / "bomb.png")
 
 
 def test_a_large_picture_is_no_bomb(tmp_path, monkeypatch):
     Image.fromarray(noise(30, 50)).save(tmp_path / "large.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here, and refuses from twice as many
     assert open_image(tmp_path / "large.png").size == (50, 30)
-
-
-def test_the_pixels_of_an_open_picture_are_counted_too():
-    with pytest.raises(SampleError, match="the picture: it has more than 0 million pixels"):
-        open_image(Image.new("RGB", (50, 30)), most_pixels=1000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_ten_thousand_damaged_pictures(tmp_path, kind):
-    """Each is a picture or a sample that cannot be read, soon and in little memory, whatever bytes were changed."""
-    rng, path = np.random.default_rng(0), tmp_path / "damaged"
-    sources = []
-    for mode in ("RGB", "L", "1"):
-        picture = Image.fromarray(noise(17, 23)).convert(mode)
-        for options in ({}, {"optimize": True}, {"progressive": True, "compression": "tiff_lzw", "lossless": True}):
-            buffer = BytesIO()
-            picture.save(buffer, kind, **options)
-            sources.append(buffer.getvalue())
-    outcomes, slowest = Counter(), 0.0
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(10_000 // 6 + 1):
-        damaged = bytearray(sources[number % len(sources)])
-        way = ("cut", "bits", "header", "both")[int(rng.integers(4))]
-        if way in ("bits", "both"):
-            for place in rng.integers(0, len(damaged), int(rng.integers(1, 9))):
-                damaged[place] ^= 1 << int(rng.integers(8))
-        if way in ("header", "both"):
-            for place in rng.integers(0, min(64, len(damaged)), int(rng.integers(1, 5))):
-                damaged[place] = int(rng.choice([0, 1, 127, 128, 255]))
-        if way in ("cut", "both"):
-            del damaged[int(rng.integers(0, len(damaged))) :]
-        path.write_bytes(damaged)
-        began = time.perf_counter()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                opened = open_image(path)
-            except SampleError as error:
-                assert error.reason
-                outcomes["refused"] += 1
-            else:
-                assert opened.mode == "RGB"
-                outcomes["pictures"] += 1
-        slowest = max(slowest, time.perf_counter() - began)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
-    assert outcomes["refused"] and outcomes["pictures"], outcomes
-    assert slowest < 10, (slowest, outcomes)
-    assert grown < 3 << 20, (grown, outcomes)  # kB: the most pixels and their copies
 
 
 def test_threads_do_not_disturb_each_other(tmp_path):

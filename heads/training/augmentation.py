@@ -21,24 +21,15 @@ _AT_ONCE = 1024  # samples
 
 
 def drop_rows(features: Features, share: float, varies: bool = False) -> Features:
-    """Leave out each row with probability `share`, independently; a sample keeps at least one.
+    """Leave out each row of `[B, N, …]` with probability `share`, independently; a sample keeps at least one.
 
-    The order of what stays is kept. Chances are drawn on the CPU from torch's global generator, so that a seed means
-    the same on every device. The cached global feature stays what it is.
+    The order of what stays is kept, and `place` says where the cells of a map were; global features stay as they are.
+    Chances are drawn on the CPU from torch's global generator, so that a seed means the same on every device.
 
-    Args:
-        features: padded, `[B, N, …]`.
-        share: between 0 and 1; 0 returns the features themselves. Of several feature sets each keeps a row.
-        varies: draw the share of each sample: a number between 0 and 1, times `share`, but none where that number is
-            not above `share` itself (published code of VSE-infinity, for the cells of a grid).
-
-    Returns:
-        Features with shorter lengths, padded to the longest sample that is left. Of the cells of a map, `place` says
-        where they were.
+    `varies` draws the share of each sample: a number between 0 and 1, times `share`, but none where that number is not
+    above `share` itself (published code of VSE-infinity, for the cells of a grid).
     """
-    if share == 0:
-        return features
-    return set_by_set(lambda part: _drop_rows(part, share, varies), features)
+    return features if share == 0 else set_by_set(lambda part: _drop_rows(part, share, varies), features)
 
 
 def _drop_rows(features: Features, share: float, varies: bool) -> Features:
@@ -59,13 +50,8 @@ def _drop_rows(features: Features, share: float, varies: bool) -> Features:
 def mask_words(captions: Features, share: float, mask: int) -> Features:
     """Change the words of captions as `end_to_end.change_words` changes those of BERT's input; one word always stays.
 
-    What other feature sets have of the captions stays as it is. Of the words chosen 50% are masked,
-    10% replaced by any known word, 40% left out. Chances are drawn as those of `drop_rows`.
-
-    Args:
-        captions: word ids; id 0 stands for unknown words, and 1 to `mask - 1` for known ones.
-        share: the chance of a word to be chosen, above 0.
-        mask: the id of `<mask>`.
+    A word is chosen by the chance `share`, above 0; of those chosen 50% become `mask`, 10% any known word, of the ids 1
+    to `mask - 1`, and 40% are left out. Chances are drawn as those of `drop_rows`. Other feature sets stay as they are.
     """
     parts = [part if part.token is None else _mask_words(part, share, mask) for part in captions.parts]
     return side_by_side(parts)
@@ -124,11 +110,7 @@ def blend(images: Features, captions: Features, caption_image: Tensor, alpha: fl
     from torch's global generator. Rows are blended by their number; a blended sample is as long as the longer of the
     two. An image without a caption stays as it is. Where a head reads nothing but the mean of the rows, see `averaged`.
 
-    Args:
-        images: of B images.
-        captions: of C captions, at most one of an image; not words.
-        caption_image: the image of each caption, int64 `[C]`.
-        alpha: above 0.
+    `caption_image` is the image of each caption, int64 `[C]`; an image has at most one. Captions are no words.
     """
     share = torch.distributions.Beta(alpha, alpha).sample().item()
     partner = torch.randperm(len(caption_image)).to(caption_image.device, non_blocking=True)

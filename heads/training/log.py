@@ -91,12 +91,9 @@ def require_log(kind: str) -> None:
 
 @contextmanager
 def event_log(kind: str, run: Run, step: int) -> Iterator[Record]:
-    """Give a function that records named values at a step.
+    """Give a function that records named values at a step; what was recorded after `step` is taken back.
 
-    Args:
-        kind: ``none``, ``tensorboard`` (in the run's folder) or ``wandb`` (project ``xret``, named as the folder).
-        run: the run.
-        step: how many steps are done; what a killed training recorded after them is taken back.
+    `kind` is ``none``, ``tensorboard`` (in the run's folder) or ``wandb`` (project ``xret``, named as the folder).
     """
     if kind == "tensorboard":
         from torch.utils.tensorboard import SummaryWriter

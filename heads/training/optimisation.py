@@ -14,8 +14,6 @@ from ..recipes.blocks import Optimizer, Recipe, Schedule
 def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> torch.optim.Optimizer:
     """Return the recipe's optimiser over all weights, in groups: those of one decay, and of one learning rate.
 
-    `fused`: a group changes in one pass over its weights, not in one for each operation.
-
     A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
     appendix A) or of one of them; `frozen` is the number of first epochs in which it does not learn.
     """
@@ -103,10 +101,7 @@ def warmup(schedule: Schedule, now: float) -> float:
 
 
 def tied_to_length(recipe: Recipe) -> str | None:
-    """Return what of a training depends on its number of epochs from early on, so that it cannot be lengthened.
-
-    None: nothing, as with a learning rate that is constant or falls in steps.
-    """
+    """Return what of a training depends on its number of epochs from early on; None: it can be lengthened."""
     schedule = recipe.schedule
     if schedule.name in ("cosine", "linear"):
         return f"the learning rate of schedule.name={schedule.name} falls to 0 over all epochs"
@@ -116,11 +111,7 @@ def tied_to_length(recipe: Recipe) -> str | None:
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """Return the dtype of mixed precision on this device, or None for float32 throughout.
-
-    Raises:
-        RunError: float16 was asked for without a GPU.
-    """
+    """Return the dtype of mixed precision, None for float32 throughout; RunError for float16 without a GPU."""
     if precision == "auto":
         if device.type != "cuda":
             return None

@@ -25,7 +25,7 @@ from ...pipeline.store import OK, FeatureCache, ImageSet
 from ...pipeline.wording import counted
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
 from ..model import Model, build_losses, build_model
-from ..modules.adapters import RowsAdapter, WordsAdapter
+from ..modules.adapters import RowsAdapter
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.recipe import load_recipe
@@ -188,11 +188,7 @@ def require_splits(cache: FeatureCache) -> None:
 
 
 def require_places(recipe: Recipe, sets: Sets) -> None:
-    """Log which features have no rows and columns, where positions in these are asked for.
-
-    Raises:
-        RecipeError: the maps of a set are of several sizes.
-    """
+    """Log which features have no rows and columns for positions in a grid; RecipeError if maps are of several sizes."""
     for side, features in zip(("image", "text"), sets, strict=True):
         if recipe.aggregator[side].get("positions") != "grid":
             continue
@@ -219,8 +215,7 @@ def other_sets(also: Sequence[str], info: RunInfo, cache: FeatureCache) -> list[
     """Return the feature sets in the stores `also` that are equal to those in `info`, which are of `cache`.
 
     Raises:
-        CacheError: a store cannot be used, or two have the same samples.
-        RunError: one has no such features.
+        CacheError, RunError: a store cannot be used or has no such features, or two have the same samples.
     """
     samples, found = {cache.manifest_sha256: cache.url}, []
     for url in also:
@@ -256,7 +251,8 @@ def look_at_data(model: Model, split: Batches) -> None:
     """Give a new model what it takes from its training split: statistics of the features, and vectors of the words.
 
     Raises:
-        VectorsError, RecipeError: as `load_vectors`.
+        VectorsError: the GloVe or fastText file cannot be read.
+        RecipeError: its vectors are of another width than `adapter.words.word_dim`.
     """
     for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
         for number, adapter in enumerate(branch.adapters):
@@ -264,7 +260,12 @@ def look_at_data(model: Model, split: Batches) -> None:
                 adapter.measure(partial(_of_set, parts, number), bool(branch.aggregator.uses_local))
     words = model.text.words
     if words is not None and words.vectors is not None:
-        load_vectors(words, words.vectors, split.caption_set.vocabulary or ())
+        read = read_word_vectors(words.vectors, split.caption_set.vocabulary or ())
+        try:
+            words.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
+        except ValueError as error:
+            raise RecipeError(f"adapter.words: {error}") from error
+        _log.warning(f"words without a vector in {words.vectors}: {len(read.missing)} of {len(read.found)}")
 
 
 def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:
@@ -272,26 +273,11 @@ def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator
     return (features.parts[number] for features in parts(_BATCH))
 
 
-def load_vectors(adapter: WordsAdapter, path: str, vocabulary: tuple[str, ...]) -> None:
-    """Begin the text branch's word embeddings with the vectors of a GloVe or fastText file; log how many lack one.
-
-    Raises:
-        VectorsError: the file cannot be read.
-        RecipeError: its vectors are of another width than `adapter.words.word_dim`.
-    """
-    read = read_word_vectors(path, vocabulary)
-    try:
-        adapter.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
-    except ValueError as error:
-        raise RecipeError(f"adapter.words: {error}") from error
-    _log.warning(f"words without a vector in {path}: {len(read.missing)} of {len(read.found)}")
-
-
 def first_weights(init_from: str | Path | None, run: Run | None) -> Run | None:
     """Return the run whose weights a training begins with; a resumed `run` knows it, and needs it until it is saved.
 
     Raises:
-        RunError: there is no such run, or it has no weights, or `run` was begun with another.
+        RunError: there is no such run, it has no weights, or `run` was begun with another.
     """
     known = None if run is None else run.info.init_from
     if run is not None and init_from is not None and absolute(str(init_from)) != known:
@@ -306,11 +292,7 @@ def first_weights(init_from: str | Path | None, run: Run | None) -> Run | None:
 
 
 def take_weights(model: Model, base: Run, split: Batches) -> None:
-    """Give a new model all weights of another run's best epoch.
-
-    Raises:
-        RunError: they do not fit, or its words are others.
-    """
+    """Give a new model all weights of another run's best epoch; RunError if they do not fit, or words are others."""
     if base.vocabulary != split.caption_set.vocabulary:
         raise RunError(f"{base.path} knows other words than the captions of {split.caption_set.cache.url}; {_WHOLE}")
     there, here = base.model(torch.device("cpu")).state_dict(), model.state_dict()

@@ -85,7 +85,9 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
     """
     given = FinetuneOptions(**options)
     new, base, target = opened(TunedRun, out, given.resume), Run(run), pick_device(given.device)
-    before = _state_of(base)
+    if (checkpoint := base.load_checkpoint()) is None:
+        raise RunError(f"{base.path} has no {CHECKPOINT} to go on from; train the head with another --out")
+    before: dict[str, Any] = checkpoint["state"]
     recipe, put_back = _recipe(base, before, given)
     cache = open_store(base, given.store)
     require_splits(cache)
@@ -94,8 +96,8 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
     sets = sets_of_run(base, cache)
     pictures = find_pictures(cache, given.data_root) if "image" in put_back else None
     with _enough_memory(target):
-        weights = {"image": given.visual_weights, "text": given.text_weights}
-        visual, text = (weights[name] or _own(base, name) for name in BRANCHES)
+        own = {name: str(path) for name in BRANCHES if (path := base.backbone(name)) is not None}  # tuned before
+        visual, text = given.visual_weights or own.get("image"), given.text_weights or own.get("text")
         encoders: dict[str, TrainableEncoder] = {}
         if "text" in put_back:
             (captions,) = parts_of(sets[1])
@@ -157,21 +159,6 @@ class TunedRun(Run):
             name = encoder.name if encoder.suffix else short_name(str(self.path.resolve() / f"{key}_backbone"))
             facts[key] = [replace(made, name=f"{name}@{made.fingerprint[:8]}").to_json()]
         return facts
-
-
-def _state_of(base: Run) -> dict[str, Any]:
-    """Return the state that a head was left in, which its fine-tuning goes on from; RunError if it has none."""
-    checkpoint = base.load_checkpoint()
-    if checkpoint is None:
-        raise RunError(f"{base.path} has no {CHECKPOINT} to go on from; train the head with another --out")
-    state: dict[str, Any] = checkpoint["state"]
-    return state
-
-
-def _own(base: Run, name: BranchName) -> str | None:
-    """Return the place of the backbone that a head has, since it was fine-tuned before."""
-    path = base.backbone(name)
-    return None if path is None else str(path)
 
 
 def _optimizer(

@@ -25,12 +25,7 @@ _TOGETHER = 32  # samples that go through a backbone at once where no activation
 class Backbone(nn.Module):
     """The network of an encoder, trainable. Batch norms keep their statistics whatever happens.
 
-    Args:
-        encoder: its network becomes this module's.
-        checkpointing: keep no activations for the backward pass, but compute them again, some samples at a time.
-
-    Attributes:
-        learns: whether gradients reach it; if not, it gives what the encoder does, without dropout.
+    With `checkpointing` no activations are kept for the backward pass: they are computed again, some samples at a time.
     """
 
     def __init__(self, encoder: TrainableEncoder, checkpointing: bool = False) -> None:
@@ -38,7 +33,7 @@ class Backbone(nn.Module):
         self.encoder = encoder
         self.network = encoder.network.requires_grad_(True)
         self.checkpointing = checkpointing
-        self.learns = True
+        self.learns = True  # whether gradients reach it; if not, it gives what the encoder does, without dropout
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Backbone":
         """Return a backbone with weights of its own, as a moving average needs; a tokeniser stays the encoder's."""
@@ -74,12 +69,9 @@ class Backbone(nn.Module):
 
 
 class Reattached(Branch):
-    """A head's branch with its backbone before it. Images come as pixels in the place of local features.
+    """A head's branch, with which it shares its parts, after its backbone; images come as pixels in `local`.
 
-    Args:
-        branch: the head's; its parts are shared with it.
-        backbone: gives their features.
-        drop, varies: the chance of a row to be left out while training, see `augmentation.drop_rows`.
+    `drop` and `varies`: the chance of a row to be left out while training, see `augmentation.drop_rows`.
     """
 
     def __init__(self, branch: Branch, backbone: Backbone, drop: float, varies: bool = False) -> None:
@@ -102,14 +94,7 @@ class Reattached(Branch):
 class EndToEndModel(Model):
     """A trained head with backbones before one branch or both; all weights of the head are shared with it.
 
-    Args:
-        head: the head.
-        encoders: by ``image`` and ``text``, those that are put back.
-        recipe: its `finetune` and `augment` blocks say how.
-
-    Attributes:
-        head: the head itself.
-        backbones: by ``image`` and ``text``.
+    `encoders` are those that are put back, by ``image`` and ``text``, and `backbones` likewise.
     """
 
     def __init__(self, head: Model, encoders: Mapping[str, TrainableEncoder], recipe: Recipe) -> None:

@@ -203,12 +203,12 @@ def stored_batches(
     images = _stored(image_set, samples.image_rows, image_fields, views)
     captions = _stored(caption_set, samples.caption_rows, caption_fields, (0,))
     resident = Resident() if resident is None else resident
-    arrays = [array for part in (*images, *captions) for array in part.arrays.values()]
-    if not arrays:
+    columns = [column for part in (*images, *captions) for column in part.columns.values()]
+    if not columns:
         placement = "stream"
     counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
     what = f"the features of {counts} ({cache.dataset}, {split})"
-    place, where = choose(placement, arrays, device, cache.folder.is_local, what, resident)
+    place, where = choose(placement, columns, device, cache.folder.is_local, what, resident)
     for part in (*images, *captions):
         part.place(where, device, resident)
     image_source, caption_source = (one[0] if len(one) == 1 else SideBySide(one) for one in (images, captions))

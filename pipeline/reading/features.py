@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad as pad_after
 
 from ..store import CaptionSet, ImageSet
-from .placement import Array, Resident, Where
+from .placement import Column, Resident, Where
 
 Draws = tuple[int, int]  # seed and epoch, from which every random choice about a sample follows
 _OF_VIEW = 3  # so that it draws numbers of its own
@@ -72,7 +72,7 @@ class Stored:
     """Features of one set, which lie in the store or in memory; `place` says where.
 
     Of the samples in these `rows` of the cache `fields` are read, of ``local``, ``global`` and ``token``, by field in
-    `arrays`; of several `views` all samples in the first, then all in the next. Where a set has fewer views than these
+    `columns`; of several `views` all samples in the first, then all in the next. Where a set has fewer views than these
     name, it begins again with its first.
     """
 
@@ -94,22 +94,21 @@ class Stored:
         )
         if is_image:
             rows = np.concatenate([rows + view * features.cache.images for view in views])
-        self.arrays = {}
+        self.columns = {}
         for field in sorted(fields):
             ragged = not is_image and field != "global"
             count = features.length[rows].astype(np.int64) if ragged else np.ones(len(rows), dtype=np.int64)
             read = getattr(features, "global_" if field == "global" else field)
             if is_image:
                 read = partial(_read_views, read, features.cache.images)
-            self.arrays[field] = Array((*which, field), read, rows, count, ragged, _row_bytes(features, field))
+            self.columns[field] = Column((*which, field), read, rows, count, ragged, _row_bytes(features, field))
 
     def place(self, where: Where, device: torch.device, resident: Resident) -> None:
-        """Put the arrays where `placement.choose` said, unless `resident` has them, for batches on a device."""
-        self.device, self.columns = device, {}
-        for field, array in self.arrays.items():
+        """Put the columns where `placement.choose` said, unless `resident` has them, for batches on a device."""
+        self.device = device
+        for field, column in self.columns.items():
             # Word ids are few bytes in many small pieces: in memory they cost next to nothing, in the store the most.
-            to: Where = "host" if field == "token" and where == "store" else where
-            self.columns[field] = resident.column(array, to, device)
+            column.place("host" if field == "token" and where == "store" else where, device, resident)
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Read or gather the rows of these samples; of several views one is drawn, without `draws` it is the first."""
@@ -120,7 +119,7 @@ class Stored:
         rows = {field: column.fetch(at) for field, column in self.columns.items()}
 
         def finish() -> Features:
-            parts = {field: pad(own(), length) if self.arrays[field].ragged else own() for field, own in rows.items()}
+            parts = {field: pad(own(), length) if self.columns[field].ragged else own() for field, own in rows.items()}
             token = parts["token"].long() if "token" in parts else None
             length_ = length.to(self.device, non_blocking=True)
             return Features(length_, parts.get("local"), parts.get("global"), token, grid=self.grid)

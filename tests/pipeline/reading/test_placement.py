@@ -11,7 +11,7 @@ from xret.pipeline.errors import RunError
 from xret.pipeline.reading import placement as placement_module
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import Stored, concatenate
-from xret.pipeline.reading.placement import Array, Resident, choose
+from xret.pipeline.reading.placement import Column, Resident, choose
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -57,7 +57,7 @@ def test_batches_that_are_kept_stay_as_they_are(cache):
 
 def of_size(size):
     """Return an array of so many bytes, in a list."""
-    return [Array("these", None, np.arange(1), np.ones(1, np.int64), False, size)]
+    return [Column("these", None, np.arange(1), np.ones(1, np.int64), False, size)]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,8 @@ def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch):
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 0)
     third = again("auto")
     for source in ("image_source", "caption_source"):
-        assert getattr(second, source).columns == getattr(third, source).columns
+        columns = [getattr(one, source).columns for one in (second, third)]
+        assert all(columns[0][field].table is columns[1][field].table is not None for field in columns[0])
 
 
 def test_what_torch_keeps_of_a_gpu_s_memory_is_free(monkeypatch):
@@ -111,8 +112,8 @@ def test_the_bytes_are_those_of_the_arrays(cache):
         (cache.image_set(), batches.image_rows, {"local", "global"}),
         (cache.caption_set(), batches.caption_rows, {"local", "global", "token"}),
     ):
-        for field, array in Stored(features, rows, fields).arrays.items():
-            assert array.nbytes == getattr(features, "global_" if field == "global" else field)(rows).nbytes
+        for field, column in Stored(features, rows, fields).columns.items():
+            assert column.nbytes == getattr(features, "global_" if field == "global" else field)(rows).nbytes
 
 
 def test_what_does_not_fit_is_a_sentence(cache, monkeypatch):

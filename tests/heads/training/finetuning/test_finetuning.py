@@ -300,9 +300,7 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
         (RunError, r"end of its schedule, epoch 2; .*schedule.epochs=12", ["image"], "schedule.epochs=2"),
     ):
         fail(tune, made, error, match, *words)
-    weights = (
-        r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with \(its weights differ\); .* as --visual"
-    )
+    weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with \(its weights differ\); .* as --visual"
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
     other, weights = str(save_bert(tmp_path / "other", seed=1)), r"its weights differ\); .* --text-weights"
     fail(tune, made, EncoderError, weights, ["text"], text="bert", text_weights=other)

@@ -44,8 +44,7 @@ def extract(
     store: "str | Path",
     *,
     data_root: "str | Path | None" = None,
-    encoder: str | None = None,
-    from_run: "str | Path | None" = None,
+    encoder: "str | Path | None" = None,
     **options: Any,
 ) -> "Extraction":
     """Encode the images and captions of a data set once, into a feature cache (``xret extract``).
@@ -56,8 +55,8 @@ def extract(
         dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
         store: the cache: a local path or an fsspec URL.
         data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
-        encoder: of pictures and texts, ``hf:ID``, ``hf:DIR`` or ``open_clip:ARCH/TAG``: both `visual` and `text`.
-        from_run: encode with the backbones that `finetune` left in this run, in the place of `visual` and `text`.
+        encoder: of pictures and texts, ``hf:ID``, ``hf:DIR``, ``open_clip:ARCH/TAG``, or the folder of a run in which
+            `finetune` left its backbones; in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.build_options` and `Options`, with their defaults: ``visual``,
             ``visual_weights``, ``text``, ``text_weights``, ``layer``, ``image_size``, ``whole``, ``pool``, ``views``,
             ``frames``, ``prompt``, ``dtype``, ``trust``, ``splits``, ``batch_size``, ``device``, ``workers``,
@@ -86,21 +85,20 @@ def extract(
     if strange := [name for name in options if name not in known]:
         raise TypeError(f"extract() has no option '{strange[0]}'{nearest(strange[0], known)}")
     run: Any = None
-    if from_run is not None:
+    if encoder is not None and (Path(encoder) / "run.json").is_file():
         from .heads.runs.encoders import specs_of_run
 
-        run = specs_of_run(from_run)
-    chosen = build_options(encoder=encoder, run=run, **options)
+        run, encoder = specs_of_run(encoder), None
+    chosen = build_options(encoder=None if encoder is None else str(encoder), run=run, **options)
     return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), chosen)
 
 
 def train(
-    store: "str | Path",
+    store: "str | Path | Sequence[str | Path]",
     *,
     recipe: "str | Path",
     out: "str | Path",
     settings: "Settings" = (),
-    also: Sequence[str] = (),
     device: str = "auto",
     seed: int = 0,
     init_from: "str | Path | None" = None,
@@ -109,11 +107,11 @@ def train(
     """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
 
     Args:
-        store: the feature cache; its splits ``train`` and ``val`` are used.
+        store: the feature cache; its splits ``train`` and ``val`` are used. Of several, the splits ``train`` are
+            learned together, and the first validates.
         recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
         out: the run folder; must not exist, unless `resume`.
         settings: changes of the recipe, such as ``{"model.dim": 256}``.
-        also: other stores, whose split ``train`` is learnt as well.
         device, seed: ``auto``, ``cpu`` or ``cuda``; the same seed gives the same numbers.
         init_from: a run whose best weights it begins with; all of them must fit.
         resume: go on with the same options where it stopped, or begin. A larger ``schedule.epochs`` makes a run longer
@@ -127,14 +125,15 @@ def train(
     from .heads.recipes.recipe import load_recipe
     from .heads.training.train import train
 
+    first, *others = map(str, _several(store))
     return train(
-        str(store),
+        first,
         load_recipe(str(recipe), settings),
         out,
         device=device,
         seed=seed,
         resume=resume,
-        also=_several(also),
+        also=others,
         init_from=init_from,
     )
 
@@ -273,7 +272,7 @@ def tune(store: "str | Path", *, recipe: "str | Path", out: "str | Path", **opti
         recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
         out: the folder.
         options: of `heads.tuning.tuning.tune`: ``settings``, ``trials``, ``space``, such as
-            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``, ``seed``, ``device``, ``jobs``.
+            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``, ``seed``, ``device``.
 
     Returns:
         Every trial, and what the best run reaches on the test split; ``print`` shows the tables.

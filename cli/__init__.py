@@ -32,7 +32,8 @@ from .tune import tune
 
 _WORDS = "xret.words"  # key of what was typed after ``xret``
 _COMPUTE = ("ablate", "demo", "extract", "finetune", "train-head", "tune")  # long, in a process of their own
-_GO_ON = ("ablate", "demo", "extract", "import", "tune")  # started again, they go on where they were
+ANYWHERE = ("--json", "-v", "--verbose", "-q", "--quiet")  # options of ``xret`` that may also follow the command
+_LEVELS = {None: logging.INFO, True: logging.DEBUG, False: logging.WARNING}
 
 
 class Interrupted(click.ClickException):
@@ -55,17 +56,17 @@ class Commands(click.Group):
     """Ends a user's mistake in one sentence on standard error: exit code 1 for a failure, 2 for wrong usage."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Remember what was typed."""
+        """Remember what was typed, and move the options of ``xret`` itself before the command."""
         ctx.meta[_WORDS] = list(args)
-        return super().parse_args(ctx, args)
+        own, others = ([word for word in args if (word in ANYWHERE) == wanted] for wanted in (True, False))
+        return super().parse_args(ctx, own + others)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; with ``--json`` an error is ``{"error": sentence}``."""
         words = ctx.meta[_WORDS]
-        as_json = "--json" in words
         logging.getLogger("asyncio").addFilter(_is_news)
         logger = logging.getLogger("xret")
-        logger.setLevel(logging.INFO)
+        logger.setLevel(_LEVELS[ctx.params.get("verbose")])
         logger.handlers = [Lines()]
         if words and words[0] in _COMPUTE:
             keep_freed_memory()
@@ -79,24 +80,21 @@ class Commands(click.Group):
             if error.errno == errno.EPIPE or error.strerror is None:
                 raise
             where = f" ({error.filename})" if error.filename else ""
-            failure = click.ClickException(f"{error.strerror}{where}; mend it and run the same command again")
+            failure = click.ClickException(f"{error.strerror}{where}")
         except KeyboardInterrupt:
             warnings.filterwarnings("ignore", ".* was never awaited", RuntimeWarning)  # what Zarr was about to write
-            failure = Interrupted(f"stopped by Ctrl-C; {_way_on(self, words)}")
-        if not as_json:
+            failure = Interrupted(f"stopped by Ctrl-C; run again `{shlex.join(_again(self, words))}`")
+        if not ctx.params.get("as_json"):
             raise failure
         click.echo(json.dumps({"error": failure.format_message()}), err=True)
         sys.exit(failure.exit_code)
 
 
-def _way_on(commands: click.Group, words: list[str]) -> str:
-    """Return which command goes on with what was stopped, or does it again."""
-    command = commands.commands.get(words[0]) if words else None
-    if command is not None and any(option.name == "resume" for option in command.params):
-        words = words if "--resume" in words else [*words, "--resume"]
-    elif not words or words[0] not in _GO_ON:
-        return f"run it again with `{shlex.join(['xret', *words])}`"
-    return f"go on with `{shlex.join(['xret', *words])}`"
+def _again(commands: click.Group, words: list[str]) -> list[str]:
+    """Return the words that resume what was stopped, or do it again."""
+    command = next((commands.commands[word] for word in words if word in commands.commands), None)
+    resumes = command is not None and any(option.name == "resume" for option in command.params)
+    return ["xret", *words, *(["--resume"] if resumes and "--resume" not in words else [])]
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -108,8 +106,16 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
 @click.group(cls=Commands, context_settings=_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of text; also errors.")
+@click.option(
+    "-v/-q",
+    "--verbose/--quiet",
+    "verbose",
+    default=None,
+    help="More of each epoch, or no progress. A run's train.log always has all of it.",
+)
 @click.version_option(package_name="xret")
-def main() -> None:
+def main(**_: object) -> None:
     """Cache frozen features once, train image-text retrieval heads in minutes.
 
     \b
@@ -117,6 +123,8 @@ def main() -> None:
     xret extract rsicd --data-root DIR --store rsicd.zarr  # features, once
     xret train-head rsicd.zarr --recipe setdiv --out run   # a head on them
     xret eval run                                          # its table
+
+    --json, -v and -q may follow any command.
 
     This line in ~/.bashrc completes commands and options by Tab; for other shells, zsh_source or fish_source:
 

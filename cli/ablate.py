@@ -1,13 +1,22 @@
 """``xret ablate``: many heads from one store, and their table."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FILE, NEW_FOLDER, Sectioned, key_choices, one_recipe, settings_option, verbose_option, workers
+from .parsing import (
+    NEW_FILE,
+    NEW_FOLDER,
+    Sectioned,
+    device_option,
+    key_choices,
+    recipe_option,
+    settings_option,
+    show,
+    workers,
+)
 
 PLAN = ("recipe", "vary", "grid", "settings", "baselines", "split", "views")  # what `make_plan` takes
 
@@ -29,18 +38,12 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     cls=Sectioned,
     sections={
         "What is trained": "recipe vary grid baselines settings seeds split views",
-        "Where and how it runs": "out jobs device verbose",
-        "What is written": "files as_json",
+        "Where and how it runs": "out jobs device",
+        "What is written": "files",
     },
 )
 @click.argument("store")
-@click.option(
-    "--recipe",
-    multiple=True,
-    callback=one_recipe,
-    metavar="NAME|FILE",
-    help="A name that `xret recipes` lists, or a YAML file.",
-)
+@recipe_option(required=False)
 @click.option(
     "--vary",
     multiple=True,
@@ -72,12 +75,13 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     type=NEW_FOLDER,
     help="The folder of all runs; the same command goes on where it was stopped.",
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@device_option
 @click.option("--split", help="What is evaluated; by default test, or what the grid's paper took.")
 @click.option("--views", is_flag=True, help="Evaluate by the mean over all views that are cached of an image.")
 @click.option(
     "--jobs",
-    default="1",
+    type=str,
+    default=1,
     show_default=True,
     callback=workers,
     metavar="N|tcp://…",
@@ -91,9 +95,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     help="Write the table to FILE.csv or FILE.tex (booktabs), or plot RSUM over one numeric --vary to FILE.png, .svg "
     "or .pdf. Repeatable.",
 )
-@verbose_option
-@click.option("--json", "as_json", is_flag=True, help="Print every cell and seed as JSON.")
-def ablate(store: str, files: tuple[Path, ...], as_json: bool, **options: Any) -> None:
+def ablate(store: str, files: tuple[Path, ...], **options: Any) -> None:
     """Train a recipe in many variants, and print their table.
 
     Every cell, a variant with a seed, is a run below --out. What is finished stays: more values or seeds cost only
@@ -115,7 +117,7 @@ def ablate(store: str, files: tuple[Path, ...], as_json: bool, **options: Any) -
     for file in files:
         require_saveable(file, [variant.values for variant in plan.variants if not variant.baseline])
     ablation = run(store, plan, **options)
-    click.echo(json.dumps(ablation.to_dicts()) if as_json else str(ablation))
+    show(ablation.to_dicts(), str(ablation))
     for file in files:
         save(ablation.lines, file)
     if ablation.failed:

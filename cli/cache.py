@@ -1,6 +1,5 @@
 """``xret cache``: what a feature store holds, whether it is sound, removal of sets, and export."""
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -9,12 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ..pipeline.wording import counted, in_bytes, printable
-from .parsing import comma_list
+from .parsing import comma_list, show
 
 if TYPE_CHECKING:
     from ..pipeline.store.inspect import SetContents
-
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 
 
 def _shape(features: "SetContents") -> str:
@@ -42,15 +39,14 @@ def cache() -> None:
     xret cache info rsicd.zarr
     xret cache verify rsicd.zarr
     xret cache ls DIR
-    xret cache rm rsicd.zarr resnet18
+    xret cache rm rsicd.zarr images/resnet18@1f3a5c7e
     xret cache export rsicd.zarr --out rsicd.h5
     """
 
 
 @cache.command()
 @click.argument("store")
-@_JSON
-def info(store: str, as_json: bool) -> None:
+def info(store: str) -> None:
     """Show the data set, its splits and the feature sets of STORE.
 
     \b
@@ -59,27 +55,23 @@ def info(store: str, as_json: bool) -> None:
     from ..pipeline.store.inspect import describe
 
     facts = describe(store)
-    if as_json:
-        click.echo(json.dumps(asdict(facts)))
-        return
-    click.echo(
-        f"{printable(facts.dataset)} ({facts.manifest_sha256[:8]}): {counted(facts.images, 'image')},"
-        f" {counted(facts.captions, 'caption')}, {in_bytes(facts.bytes)}"
-    )
-    click.echo(printable("splits: " + ", ".join(f"{name} {count:,}" for name, count in facts.splits.items())))
+    lines = [
+        f"{facts.dataset} ({facts.manifest_sha256[:8]}): {counted(facts.images, 'image')},"
+        f" {counted(facts.captions, 'caption')}, {in_bytes(facts.bytes)}",
+        "splits: " + ", ".join(f"{name} {count:,}" for name, count in facts.splits.items()),
+    ]
     for features in facts.sets:
         line = f"{features.path}: {features.kind}, {_shape(features)}, {features.dtype}"
-        click.echo(printable(f"{line}, {in_bytes(features.bytes)}, {features.failed} failed"))
-        if seen := _seen(features):
-            click.echo(f"  {seen}")
+        lines.append(f"{line}, {in_bytes(features.bytes)}, {features.failed} failed")
+        lines += [f"  {seen}"] if (seen := _seen(features)) else []
         done = ", ".join(f"{split} {count}/{all_}" for split, (count, all_) in features.done.items())
-        click.echo(printable(f"  chunks done: {done}"))
+        lines.append(f"  chunks done: {done}")
+    show(asdict(facts), lines)
 
 
 @cache.command()
 @click.argument("store")
-@_JSON
-def verify(store: str, as_json: bool) -> None:
+def verify(store: str) -> None:
     """Read every chunk of STORE and report what is damaged.
 
     The exit code is 1 if anything is. `xret extract` with the same options and --repair computes it again.
@@ -90,31 +82,27 @@ def verify(store: str, as_json: bool) -> None:
     from ..pipeline.store.inspect import verify as check
 
     found = check(store)
-    if as_json:
-        click.echo(json.dumps(found.to_json()))
-    else:
-        for damage in found.damaged:
-            where = "metadata" if damage.chunk is None else f"chunk {damage.chunk}"
-            samples = f", samples {list(damage.samples)}" if damage.samples else ""
-            click.echo(printable(f"damaged: {damage.array}, {where}{samples}"))
-        for sample in found.failed_samples:
-            click.echo(printable(f"failed sample {sample['id']}: {sample['reason']}"))
-        state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
-        failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
-        click.echo(f"{store}: {counted(found.chunks, 'chunk')} read, {state}{failed}")
-        if any(damage.chunk is not None and "/" in damage.array for damage in found.damaged):
-            click.echo("To repair: run the same `xret extract` or `xret import` with --repair.")
-        for damage in found.damaged:
-            if damage.chunk is None and damage.array.count("/") == 1:
-                click.echo(printable(f"To repair: `xret cache rm {store} {damage.array}`, then extract it again."))
+    lines, ways = [], []
+    for damage in found.damaged:
+        where = "metadata" if damage.chunk is None else f"chunk {damage.chunk}"
+        samples = f", samples {list(damage.samples)}" if damage.samples else ""
+        lines.append(f"damaged: {damage.array}, {where}{samples}")
+        if damage.chunk is None and damage.array.count("/") == 1:
+            ways.append(f"To repair: `xret cache rm {store} {damage.array}`, then extract it again.")
+    lines += [f"failed sample {sample['id']}: {sample['reason']}" for sample in found.failed_samples]
+    state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
+    failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
+    lines.append(f"{store}: {counted(found.chunks, 'chunk')} read, {state}{failed}")
+    if any(damage.chunk is not None and "/" in damage.array for damage in found.damaged):
+        lines.append("To repair: run the same `xret extract` or `xret import` with --repair.")
+    show(found.to_json(), lines + ways)
     if not found.ok:
         sys.exit(1)
 
 
 @cache.command()
 @click.argument("place", metavar="STORE_OR_FOLDER")
-@_JSON
-def ls(place: str, as_json: bool) -> None:
+def ls(place: str) -> None:
     """List the feature sets of a store, or the stores in a folder.
 
     \b
@@ -141,10 +129,7 @@ def ls(place: str, as_json: bool) -> None:
         else:
             names = ", ".join(features.path for features in facts.sets)
             rows.append([store, facts.dataset, in_bytes(facts.bytes), names or "no feature set"])
-    if as_json:
-        click.echo(json.dumps(found))
-    elif rows:
-        click.echo("\n".join(aligned([[printable(cell) for cell in row] for row in rows])))
+    show(found, aligned([[printable(cell) for cell in row] for row in rows]) if rows else [])
 
 
 def _row(features: "SetContents") -> list[str]:
@@ -155,30 +140,21 @@ def _row(features: "SetContents") -> list[str]:
 @cache.command()
 @click.argument("store")
 @click.argument("features", metavar="SET")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@_JSON
-def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
-    """Delete a feature set of STORE; SET is its name, or how that begins.
+def rm(store: str, features: str) -> None:
+    """Delete a feature set of STORE.
+
+    SET is its whole name, as `xret cache ls` prints it.
 
     \b
-    xret cache rm rsicd.zarr images/resnet18
+    xret cache rm rsicd.zarr images/resnet18@1f3a5c7e
     """
     from ..pipeline.store.inspect import remove_set, set_to_remove
 
-    if as_json and not yes:
-        raise click.UsageError("with --json nobody can be asked; give --yes as well")
     path, size = set_to_remove(store, features)
-    if not yes:
-        try:
-            agreed = click.confirm(f"Remove {printable(path)} ({in_bytes(size)}) from {store}?", err=True)
-        except click.Abort:  # nobody is there to answer
-            click.echo(err=True)
-            agreed = False
-        if not agreed:
-            raise click.ClickException(f"{path} was not removed; agree, or give --yes")
+    if features not in (path, path.partition("/")[2]):
+        raise click.ClickException(f"to remove it, give its whole name: {printable(path)} ({in_bytes(size)})")
     remove_set(store, path)
-    freed = printable(f"{path}: removed, {in_bytes(size)} freed")
-    click.echo(json.dumps({"removed": path, "bytes": size}) if as_json else freed)
+    show({"removed": path, "bytes": size}, f"{path}: removed, {in_bytes(size)} freed")
 
 
 @cache.command()
@@ -188,8 +164,7 @@ def rm(store: str, features: str, yes: bool, as_json: bool) -> None:
 @click.option(
     "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which splits to export."
 )
-@_JSON
-def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...], as_json: bool) -> None:
+def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...]) -> None:
     """Write features of STORE to one HDF5 file for the code of others.
 
     It holds images/local, global, length, boxes, id, captions/text, token and so on, in the store's own precision.
@@ -204,11 +179,9 @@ def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...]
     if not splits:
         raise click.UsageError("there is no split to export; give at least one as --splits")
     summary = write(store, out, sets, splits)
-    if as_json:
-        click.echo(json.dumps(asdict(summary)))
-        return
-    click.echo(printable(f"{out}: {', '.join(summary.sets)}, {in_bytes(summary.bytes)}"))
+    lines = [f"{out}: {', '.join(summary.sets)}, {in_bytes(summary.bytes)}"]
     for split, counts in summary.splits.items():
         left_out = f", {counted(counts['left_out'], 'failed image')} left out" if counts["left_out"] else ""
         images, captions = counted(counts["images"], "image"), counted(counts["captions"], "caption")
-        click.echo(f"  {printable(split)}: {images}, {captions}{left_out}")
+        lines.append(f"  {split}: {images}, {captions}{left_out}")
+    show(asdict(summary), lines)

@@ -1,6 +1,5 @@
 """``xret demo``: the whole loop on generated pictures."""
 
-import json
 import shlex
 import time
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .parsing import NEW_FOLDER
+from .parsing import NEW_FOLDER, show
 
 if TYPE_CHECKING:
     from ..heads.evaluation.evaluation import Evaluation
@@ -45,11 +44,7 @@ SETTINGS: dict[str, list[str]] = {
     show_default=True,
     help="A new folder, or one in which a demo was stopped: it goes on.",
 )
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Decides pictures and training."
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def demo(out: Path, seed: int, as_json: bool) -> None:
+def demo(out: Path) -> None:
     """Run the whole loop on generated pictures.
 
     Generates pictures with captions, extracts features, trains two heads and evaluates both. Downloads nothing.
@@ -58,25 +53,22 @@ def demo(out: Path, seed: int, as_json: bool) -> None:
     \b
     xret demo --out xret-demo
     """
-    _refuse_others(out, seed)
+    _refuse_others(out)
     began = time.monotonic()
-    found = run_demo(out, seed)
+    found = run_demo(out)
     seconds = time.monotonic() - began
-    if as_json:
-        recipes = {name: evaluation.to_dict() for name, evaluation in found.items()}
-        click.echo(json.dumps({"seed": seed, "seconds": round(seconds, 1), "recipes": recipes}))
-        return
-    click.echo(
-        f"{'':8}{'image to text':>24}{'text to image':>24}\n{'':8}" + 2 * "     R@1     R@5    R@10" + "    RSUM"
-    )
+    lines = [
+        f"{'':8}{'image to text':>24}{'text to image':>24}",
+        f"{'':8}" + 2 * "     R@1     R@5    R@10" + "    RSUM",
+    ]
     for name, evaluation in found.items():
         (table,) = evaluation.results
         values = [way[f"R@{k}"] for way in (table.image_to_text, table.text_to_image) for k in (1, 5, 10)]
-        click.echo(f"{name:8}" + "".join(f"{value:8.1f}" for value in (*values, table.rsum)))
-    click.echo(f"{table.images} test pictures, {table.captions} captions, ties {table.ties}; chance R@1 is 1.0")
-    click.echo(f"{seconds:.0f} s; go on with")
-    for command in next_commands(out):
-        click.echo(f"  {command}")
+        lines.append(f"{name:8}" + "".join(f"{value:8.1f}" for value in (*values, table.rsum)))
+    lines.append(f"{table.images} test pictures, {table.captions} captions, ties {table.ties}; chance R@1 is 1.0")
+    lines += [f"{seconds:.0f} s; go on with", *(f"  {command}" for command in next_commands(out))]
+    recipes = {name: evaluation.to_dict() for name, evaluation in found.items()}
+    show({"seconds": round(seconds, 1), "recipes": recipes}, lines)
 
 
 def next_commands(out: Path) -> list[str]:
@@ -89,20 +81,20 @@ def next_commands(out: Path) -> list[str]:
     ]
 
 
-def _refuse_others(out: Path, seed: int) -> None:
-    """Refuse a folder that holds something other than a demo of this seed, whether that was finished or stopped."""
+def _refuse_others(out: Path) -> None:
+    """Refuse a folder that holds something other than a demo, whether that was finished or stopped."""
     from ..pipeline.data.scenes.generate import are_of_seed
     from ..pipeline.files import partials, require_writable
 
     require_writable(out, "--out")
     scenes = out / "scenes"
-    if not out.exists() or are_of_seed(scenes, seed):
+    if not out.exists() or are_of_seed(scenes, 0):
         return
     if not out.is_dir() or {entry.name for entry in out.iterdir()} - {left.name for left in partials(scenes)}:
-        raise click.ClickException(f"{out} holds no demo of seed {seed}; choose another --out, or remove it")
+        raise click.ClickException(f"{out} holds no demo; choose another --out, or remove it")
 
 
-def run_demo(out: Path, seed: int) -> "dict[str, Evaluation]":
+def run_demo(out: Path) -> "dict[str, Evaluation]":
     """Run the loop below the folder `out`, and return the evaluation of each recipe.
 
     Of what is done there already, only the evaluation is repeated.
@@ -111,10 +103,10 @@ def run_demo(out: Path, seed: int) -> "dict[str, Evaluation]":
     from ..pipeline.data.scenes.generate import generate_scenes
 
     store = out / "scenes.zarr"
-    manifest = generate_scenes(out / "scenes", seed=seed)
+    manifest = generate_scenes(out / "scenes", seed=0)
     extract(manifest, store, visual="resnet18", visual_weights="random:0", text="words")
     found = {}
     for name, settings in SETTINGS.items():
-        train(store, recipe=name, out=out / name, settings=settings, seed=seed, resume=True)
+        train(store, recipe=name, out=out / name, settings=settings, resume=True)
         found[name] = evaluate(out / name)
     return found

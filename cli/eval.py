@@ -1,13 +1,11 @@
 """``xret eval``: the table of a run."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ..pipeline.wording import printable
-from .parsing import FOLDER, Sectioned, require_there
+from .parsing import FOLDER, Sectioned, device_option, require_there, show
 
 
 @click.command(
@@ -16,7 +14,7 @@ from .parsing import FOLDER, Sectioned, require_there
     sections={
         "What is measured": "split protocol ties views features",
         "Diagnostics": "diagnostics data_root",
-        "Where and how it runs": "store device as_json",
+        "Where and how it runs": "store device",
     },
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|STORE [RUN ...]")
@@ -56,9 +54,8 @@ from .parsing import FOLDER, Sectioned, require_there
     "and, with --data-root, what it makes of crops.",
 )
 @click.option("--data-root", type=FOLDER, help="For crops: the folder of the data set's manifest and images.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, as_json: bool, **options: Any) -> None:
+@device_option
+def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, **options: Any) -> None:
     """Evaluate retrieval: captions by images, and images by captions.
 
     A RUN ranks with its best epoch, and several runs as an ensemble. A STORE ranks by the cosine of the frozen
@@ -78,16 +75,11 @@ def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, as_j
     if diagnostics and (len(runs) > 1 or is_store(runs[0])):
         raise click.UsageError("--diagnostics takes one run, and no store")
     evaluation = evaluate(runs, **options)
-    diagnosis = None
+    found, text = evaluation.to_dict(), str(evaluation)
     if diagnostics:
         from ..heads.diagnostics import diagnose
 
         same = {key: options[key] for key in ("store", "split", "ties", "device")}
         diagnosis = diagnose(runs[0], **same, data_root=data_root)
-    if as_json:
-        found = evaluation.to_dict() | ({} if diagnosis is None else {"diagnostics": diagnosis.to_dict()})
-        click.echo(json.dumps(found))
-        return
-    click.echo("\n".join(map(printable, str(evaluation).splitlines())))
-    if diagnosis is not None:
-        click.echo(f"\n{diagnosis}")
+        found, text = found | {"diagnostics": diagnosis.to_dict()}, f"{text}\n\n{diagnosis}"
+    show(found, text)

@@ -1,12 +1,11 @@
 """``xret export``: the embeddings of a run for the code of others."""
 
-import json
 from pathlib import Path
 
 import click
 
 from ..pipeline.wording import counted, in_bytes
-from .parsing import NEW_FOLDER, require_there
+from .parsing import NEW_FOLDER, require_there, show
 
 
 @click.command()
@@ -21,8 +20,7 @@ from .parsing import NEW_FOLDER, require_there
 @click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
 @click.option("--split", default="test", show_default=True, help="Whose images and captions.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def export(run: str, out: Path, store: str | None, split: str, device: str, as_json: bool) -> None:
+def export(run: str, out: Path, store: str | None, split: str, device: str) -> None:
     """Write the embeddings of a run into files.
 
     They are those that RUN gives the images and captions of a split, with their ids, names and texts.
@@ -37,11 +35,9 @@ def export(run: str, out: Path, store: str | None, split: str, device: str, as_j
     from ..heads.retrieval.retriever import Retriever
 
     summary = export_embeddings(Retriever(run, store=store, split=split, device=device), out)
-    if as_json:
-        click.echo(json.dumps(summary))
-        return
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
-    click.echo(
+    show(
+        summary,
         f"{out}: {counted(summary['images'], 'image')} and {counted(summary['captions'], 'caption')} as"
-        f" {summary['kind']}s ({shapes}), {in_bytes(summary['bytes'])}"
+        f" {summary['kind']}s ({shapes}), {in_bytes(summary['bytes'])}",
     )

@@ -1,11 +1,10 @@
 """``xret extract``: stage one."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from .parsing import FOLDER, Sectioned, workers
+from .parsing import FOLDER, Sectioned, device_option, workers
 from .summaries import print_summary
 
 
@@ -46,16 +45,15 @@ ON_ERROR = click.option(
     type=click.Choice(["fail", "skip"]),
     help="At a sample that cannot be read: stop, or record it with the reason and go on.",
 )
-JSON = click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 
 
 @click.command(
     cls=Sectioned,
     sections={
         "Data": "store data_root splits reuse",
-        "Encoders": "visual text encoder from_run visual_weights text_weights",
+        "Encoders": "visual text encoder visual_weights text_weights",
         "How they encode": "layer image_size whole pool views regions frames prompt dtype",
-        "Where and how it runs": "batch_size device workers as_json",
+        "Where and how it runs": "batch_size device workers",
         "Faults": "on_error repair trust",
     },
 )
@@ -81,14 +79,9 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the summary a
 )
 @click.option(
     "--encoder",
-    metavar="hf:ID|hf:DIR|open_clip:ARCH/TAG",
-    help="A model of pictures and texts, such as CLIP, in place of --visual and --text.",
-)
-@click.option(
-    "--from-run",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="RUN",
-    help="The backbones that `xret finetune` left in RUN, in place of --visual and --text.",
+    metavar="hf:ID|hf:DIR|open_clip:ARCH/TAG|RUN",
+    help="A model of pictures and texts, such as CLIP, or the backbones that `xret finetune` left in RUN; in place of"
+    " --visual and --text.",
 )
 @click.option(
     "--visual-weights",
@@ -148,7 +141,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the summary a
     help="Copy the features of pictures with the same bytes and captions with the same text from another store.",
 )
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1), help="Samples encoded at once.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@device_option
 @click.option(
     "--workers",
     callback=workers,
@@ -159,10 +152,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the summary a
 @ON_ERROR
 @click.option("--repair", is_flag=True, help="Compute again what is damaged, and samples that failed.")
 @click.option("--trust", is_flag=True, help="Unpickle weights, or run a program that a checkpoint comes with.")
-@JSON
-def extract(
-    dataset: str, store: str, data_root: Path | None, from_run: Path | None, as_json: bool, **options: Any
-) -> None:
+def extract(dataset: str, store: str, **options: Any) -> None:
     """Encode images and captions once, into a feature store.
 
     DATASET is a manifest's name (coco, flickr30k, flickr8k, rsicd) or the path of a manifest. Stopped at any moment
@@ -178,4 +168,4 @@ def extract(
     """
     from .. import extract as run
 
-    print_summary(run(dataset, store, data_root=data_root, from_run=from_run, **options), as_json)
+    print_summary(run(dataset, store, **options))

@@ -1,13 +1,12 @@
 """``xret finetune``: a trained head with its backbones put back, trained end to end."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list, settings_option, verbose_option
+from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list, device_option, settings_option, show
 from .train_head import format_summary, say_if_new
 
 
@@ -16,7 +15,7 @@ from .train_head import format_summary, say_if_new
     sections={
         "What is trained": "reattach settings",
         "Data": "data_root store visual_weights text_weights",
-        "Where and how it runs": "out resume device verbose as_json",
+        "Where and how it runs": "out resume device",
     },
 )
 @click.argument("run")
@@ -37,25 +36,23 @@ from .train_head import format_summary, say_if_new
 @click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the text backbone, if they have moved.")
 @settings_option("of the recipe")
 @click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@device_option
 @click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
-@verbose_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def finetune(run: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
+def finetune(run: str, out: Path, resume: bool, **options: Any) -> None:
     """Train a head and its backbones together, end to end.
 
     The backbones of the head in RUN are put back, and all of it learns from images and captions. Epochs and schedule go
     on after the head's; schedule.epochs says how many there are to be in all. Evaluate the new run after `xret extract
-    … --from-run` has made its features.
+    … --encoder RUN` has made its features.
 
     \b
     xret finetune run --data-root DIR --reattach image,text --out tuned \\
         --set schedule.epochs=40
-    xret extract rsicd --data-root DIR --store rsicd.zarr --from-run tuned
+    xret extract rsicd --data-root DIR --store rsicd.zarr --encoder tuned
     xret eval tuned
     """
     from .. import finetune as tune
 
     say_if_new(out, resume)
     summary = tune(run, out=out, resume=resume, **options)
-    click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))
+    show(asdict(summary), format_summary(summary))

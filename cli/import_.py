@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ..pipeline.exchange import FORMATS
-from .extract import DATA_ROOT, DTYPE, JSON, ON_ERROR, SPLITS, STORE
+from .extract import DATA_ROOT, DTYPE, ON_ERROR, SPLITS, STORE
 from .parsing import comma_list
 from .summaries import print_summary
 
@@ -46,8 +46,7 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 @SPLITS
 @ON_ERROR
 @click.option("--repair", is_flag=True, help="Write again what is damaged, and samples that failed.")
-@JSON
-def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bool, **options: Any) -> None:
+def import_(dataset: str | None, store: str, data_root: Path | None, **options: Any) -> None:
     """Write features that others extracted into a feature cache.
 
     Features are regions, or embeddings of images and captions. DATASET is a manifest's name or path, as for extract.
@@ -82,4 +81,4 @@ def import_(dataset: str | None, store: str, data_root: Path | None, as_json: bo
     if dataset is None and data_root is not None:
         raise click.UsageError("--data-root is for a DATASET, which is not given; leave it out")
     manifest = None if dataset is None else load_manifest(dataset, data_root)
-    print_summary(import_features(manifest, store, ImportOptions(**options)), as_json)
+    print_summary(import_features(manifest, store, ImportOptions(**options)))

@@ -1,12 +1,11 @@
 """``xret index``: candidates for the search in a large gallery."""
 
-import json
 from pathlib import Path
 
 import click
 
 from ..pipeline.wording import counted, in_bytes
-from .parsing import NEW_FOLDER, require_there
+from .parsing import NEW_FOLDER, require_there, show
 
 
 @click.command("index")
@@ -28,10 +27,7 @@ from .parsing import NEW_FOLDER, require_there
     help="Share of the exact top 10 to find; the smallest effort that reaches it on a sample of queries is chosen.",
 )
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda; for embedding.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was built as JSON.")
-def index(
-    run: str, out: Path, store: str | None, split: str, factory: str | None, recall: float, device: str, as_json: bool
-) -> None:
+def index(run: str, out: Path, store: str | None, split: str, factory: str | None, recall: float, device: str) -> None:
     """Index the gallery of a run for searches among very many.
 
     A search with --index compares the query only with candidates, those that have elements near to the query's, and
@@ -45,14 +41,12 @@ def index(
     from ..heads.retrieval.indexing import index_run
 
     built = index_run(run, out, store, split=split, device=device, factory=factory, recall=recall)
-    if as_json:
-        click.echo(json.dumps({"run": run, "out": str(out), **built}))
-        return
-    click.echo(f"{out}: index of {run}")
+    lines = [f"{out}: index of {run}"]
     for name, facts in built.items():
-        click.echo(
+        lines.append(
             f"{name:9}{facts['samples']:,} with {counted(facts['elements'], 'element')}, {facts['factory']}, "
             f"{in_bytes(facts['bytes'])}; recall of the exact top 10 {facts['recall']:.3f}, effort {facts['effort']}"
         )
         if facts["recall"] < recall:
-            click.echo(f"{'':9}below the {recall} that was wanted: try another --factory, or accept it")
+            lines.append(f"{'':9}below the {recall} that was wanted: try another --factory, or accept it")
+    show({"run": run, "out": str(out), **built}, lines)

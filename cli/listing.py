@@ -1,8 +1,8 @@
 """``xret list``: what there is to choose from, and when to take it."""
 
-import json
-
 import click
+
+from .parsing import show
 
 # Names, with when to take each. A test holds them against the registries; encoders stand for many more names.
 LISTS: dict[str, dict[str, str]] = {
@@ -97,8 +97,7 @@ LISTS: dict[str, dict[str, str]] = {
 
 @click.command("list")
 @click.argument("what", type=click.Choice(list(LISTS)), metavar="WHAT")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
-def list_(what: str, as_json: bool) -> None:
+def list_(what: str) -> None:
     """List what there is to choose from, and when to take it.
 
     WHAT is encoders, recipes, aggregators, similarities, losses or protocols.
@@ -108,9 +107,5 @@ def list_(what: str, as_json: bool) -> None:
     xret list aggregators
     """
     entries = LISTS[what]
-    if as_json:
-        click.echo(json.dumps(entries))
-        return
     width = max(map(len, entries))
-    for name, when in entries.items():
-        click.echo(f"{name:{width}}  {when}")
+    show(entries, [f"{name:{width}}  {when}" for name, when in entries.items()])

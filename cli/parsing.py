@@ -1,6 +1,6 @@
 """How options that several commands have are read, and refused before any work begins."""
 
-import logging
+import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -11,8 +11,18 @@ import click
 from ..heads.recipes.settings import settings_of
 from ..pipeline.errors import RunError
 from ..pipeline.files import require_writable
+from ..pipeline.wording import printable
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def show(value: Any, lines: str | Iterable[str]) -> None:
+    """Print the result of a command: the value as JSON after ``--json``, else the lines, safe for a terminal."""
+    if click.get_current_context().find_root().params.get("as_json"):
+        click.echo(json.dumps(value))
+        return
+    for line in lines.split("\n") if isinstance(lines, str) else lines:
+        click.echo(printable(line))
 
 
 def comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -106,27 +116,19 @@ def _settings(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str
     return settings_of(value)
 
 
-def _set_level(_ctx: click.Context, _parameter: click.Parameter, verbose: bool | None) -> None:
-    if verbose is not None:
-        logging.getLogger("xret").setLevel(logging.DEBUG if verbose else logging.WARNING)
+device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 
 
-verbose_option = click.option(
-    "-v/-q",
-    "--verbose/--quiet",
-    "verbose",
-    default=None,
-    callback=_set_level,
-    expose_value=False,
-    help="More of each epoch, or no progress. A run's train.log always has all of it.",
-)
+def recipe_option(*, required: bool) -> Callable[[_Command], _Command]:
+    """Return the option ``--recipe``; click itself would take the last of several."""
+    text = "A name that `xret recipes` lists, or a YAML file."
+    how: Any = {"required": required, "multiple": True, "callback": _one, "metavar": "NAME|FILE"}
+    return click.option("--recipe", help=text, **how)
 
 
-def one_recipe(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
-    """Return the one recipe that is named, or None; click itself would take the last of several."""
+def _one(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
     if len(value) > 1:
-        several = "`xret ablate --baseline` puts others into its table"
-        raise click.BadParameter(f"give one recipe, not {' and '.join(value)}; {several}")
+        raise click.BadParameter(f"give one, not {' and '.join(value)}; `xret ablate --baseline` takes others")
     return value[0] if value else None
 
 

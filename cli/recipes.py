@@ -1,6 +1,5 @@
 """``xret recipes``: what can be trained."""
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -9,11 +8,12 @@ from typing import Any
 
 import click
 
+from .parsing import show
+
 
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
 @click.pass_context
-def recipes(context: click.Context, as_json: bool) -> None:
+def recipes(context: click.Context) -> None:
     """List the bundled recipes with the RSUM of their paper's row.
 
     A variant, named SYSTEM/DATA-BACKBONE, is listed below its system and holds the paper's values for that backbone.
@@ -29,25 +29,21 @@ def recipes(context: click.Context, as_json: bool) -> None:
     from ..heads.recipes.names import headlines
 
     known = headlines()
-    if as_json:
-        click.echo(json.dumps([asdict(recipe) for recipe in known]))
-        return
     width = 2 + max(len(recipe.name) for recipe in known)
     rows = [name for name, row in ROWS.items() if row.images is not None]  # that recipes expect a value of
-    click.echo(f"{'RSUM of the paper':{width}}{''.join(f'{ROWS[row].title:>9}' for row in rows)}  reaches")
+    lines = [f"{'RSUM of the paper':{width}}{''.join(f'{ROWS[row].title:>9}' for row in rows)}  reaches"]
     for recipe in known:
         variant = "/" in recipe.name
         expected = [recipe.expected.get(row) for row in rows]
         numbers = "".join(f"{'-' if rsum is None else format(rsum, 'g'):>9}" for rsum in expected)
         name = f"  {recipe.name}" if variant else recipe.name
-        click.echo(f"{name:{width}}{numbers}  {recipe.reaches:8}  {'' if variant else recipe.paper}".rstrip())
+        lines.append(f"{name:{width}}{numbers}  {recipe.reaches:8}  {'' if variant else recipe.paper}".rstrip())
+    show([asdict(recipe) for recipe in known], lines)
 
 
-@recipes.command()
+@recipes.command("show")
 @click.argument("name", metavar="NAME|FILE")
-@click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe as JSON.")
-@click.pass_context
-def show(context: click.Context, name: str, as_json: bool) -> None:
+def show_one(name: str) -> None:
     """Print a recipe with all its values and their sources.
 
     The output is a recipe file itself. A value without a source is the recipe's own, or a default of its part.
@@ -60,17 +56,12 @@ def show(context: click.Context, name: str, as_json: bool) -> None:
     from ..heads.recipes.recipe import load_recipe
 
     recipe = load_recipe(name).to_dict()
-    if as_json or (context.parent is not None and context.parent.params["as_json"]):
-        click.echo(json.dumps(recipe))
-        return
     texts = [layer.text for layer in lineage(name)]
-    for line in takewhile(lambda line: line.startswith("#"), texts[0].splitlines()):
-        click.echo(line)
     sources: dict[str, str] = {}
     for text in reversed(texts):  # what a variant says overrides what its base says
         sources |= _sources(text)
-    for line in _lines(recipe, sources):
-        click.echo(line)
+    head = takewhile(lambda line: line.startswith("#"), texts[0].splitlines())
+    show(recipe, [*head, *_lines(recipe, sources)])
 
 
 def _sources(text: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import in_bytes
-from .parsing import FOLDER, require_there
+from .parsing import FOLDER, device_option, require_there, show
 
 
 @click.command()
@@ -21,9 +21,8 @@ from .parsing import FOLDER, require_there
 )
 @click.option("--data-root", type=FOLDER, help="The folder of the images, or of the data set's manifest.")
 @click.option("--split", default="test", show_default=True, help="Whose images and captions.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Picks what is shown.")
 @click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@device_option
 def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Write an HTML page about one run, or several side by side.
 
@@ -40,4 +39,5 @@ def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
 
     began = time.monotonic()
     size = write_report(runs, out, **options)
-    click.echo(f"{out}: {in_bytes(size)}, {time.monotonic() - began:.0f} s")
+    seconds = time.monotonic() - began
+    show({"out": str(out), "bytes": size, "seconds": seconds}, f"{out}: {in_bytes(size)}, {seconds:.0f} s")

@@ -1,13 +1,12 @@
 """``xret search``: what a run finds for a sentence or a picture."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.wording import counted, printable
-from .parsing import Sectioned, require_there
+from .parsing import Sectioned, require_there, show
 
 if TYPE_CHECKING:
     from ..heads.retrieval.hits import Hit
@@ -48,7 +47,7 @@ def run_options(command: Any) -> Any:
     cls=Sectioned,
     sections={
         "The query": "image visual_weights text_weights trust",
-        "Results": "k as_json",
+        "Results": "k",
         "Where it is searched": "images store split index device",
     },
 )
@@ -62,8 +61,7 @@ def run_options(command: Any) -> Any:
 )
 @click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print the results as JSON.")
-def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json: bool, **options: Any) -> None:
+def search(run: str, words: tuple[str, ...], image: Path | None, k: int, **options: Any) -> None:
     """Find images for a sentence, or captions for a picture.
 
     What is searched is a split of the store of RUN. Sentences and pictures go through the encoder that made its
@@ -91,15 +89,12 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, as_json
     if encoded.unknown:
         click.echo(printable(unknown_sentence(encoded.unknown)), err=True)
     hits = retriever.search(encoded, k)
-    if as_json:
-        click.echo(json.dumps([hit.to_dict() for hit in hits]))
-        return
     count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
     where = options["images"] or f"{retriever.cache.url}, split {retriever.split}"
-    click.echo(printable(f"{run} on {where}: {count}"))
-    click.echo(format_hits(hits))
+    lines = [f"{run} on {where}: {count}", *format_hits(hits).splitlines()]
     if encoded.uncertainty is not None:
-        click.echo(f"the query's uncertainty (log-determinant) {encoded.uncertainty:.2f}")
+        lines.append(f"the query's uncertainty (log-determinant) {encoded.uncertainty:.2f}")
+    show([hit.to_dict() for hit in hits], lines)
 
 
 def format_hits(hits: "list[Hit]") -> str:

@@ -1,6 +1,5 @@
 """``xret train-head``: stage two."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, Sectioned, one_recipe, settings_option, verbose_option
+from .parsing import NEW_FOLDER, Sectioned, device_option, recipe_option, settings_option, show
 
 if TYPE_CHECKING:
     from ..heads.training.trainer import TrainSummary
@@ -18,54 +17,40 @@ if TYPE_CHECKING:
     "train-head",
     cls=Sectioned,
     sections={
-        "What is trained": "recipe settings also init_from seed",
-        "Where and how it runs": "out resume device verbose as_json",
+        "What is trained": "recipe settings init_from seed",
+        "Where and how it runs": "out resume device",
     },
 )
-@click.argument("store")
-@click.option(
-    "--recipe",
-    required=True,
-    multiple=True,
-    callback=one_recipe,
-    metavar="NAME|FILE",
-    help="A name that `xret recipes` lists, or a YAML file.",
-)
+@click.argument("stores", nargs=-1, required=True, metavar="STORE [STORE ...]")
+@recipe_option(required=True)
 @settings_option("of the recipe")
-@click.option(
-    "--also",
-    multiple=True,
-    metavar="STORE2",
-    help="Learn the training split of this store as well, extracted with the same options; as often as needed.",
-)
 @click.option("--init-from", metavar="RUN", help="Begin with the best weights of this run, all of which must fit.")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The run folder; must not exist, unless --resume.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@device_option
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers."
 )
 @click.option(
     "--resume", is_flag=True, help="Go on with the same options where it stopped, or with more epochs, or begin."
 )
-@verbose_option
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def train_head(store: str, out: Path, resume: bool, as_json: bool, **options: Any) -> None:
+def train_head(stores: tuple[str, ...], out: Path, resume: bool, **options: Any) -> None:
     """Train a head on cached features.
 
-    The best epoch by validation RSUM is kept.
+    The best epoch by validation RSUM is kept. Of several stores, extracted with the same options, the training splits
+    are learned together; the first validates.
 
     \b
     xret train-head rsicd.zarr --recipe setdiv --out run
     xret train-head rsicd.zarr --recipe setdiv --out run --resume
     xret train-head rsicd.zarr --recipe setdiv --out run2 \\
         --set schedule.epochs=20 --set loss.triplet.margin=0.2
-    xret train-head coco.zarr --also f30k.zarr --recipe vse-infty --out run3
+    xret train-head coco.zarr f30k.zarr --recipe vse-infty --out run3
     """
     from .. import train
 
     say_if_new(out, resume)
-    summary = train(store, out=out, resume=resume, **options)
-    click.echo(json.dumps(asdict(summary)) if as_json else format_summary(summary))
+    summary = train(stores, out=out, resume=resume, **options)
+    show(asdict(summary), format_summary(summary))
 
 
 def say_if_new(out: Path, resume: bool) -> None:

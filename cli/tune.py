@@ -1,31 +1,22 @@
 """``xret tune``: the values of a recipe that suit a data set."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from .parsing import NEW_FOLDER, Sectioned, key_values, one_recipe, settings_option, verbose_option
+from .parsing import NEW_FOLDER, Sectioned, device_option, key_values, recipe_option, settings_option, show
 
 
 @click.command(
     cls=Sectioned,
     sections={
         "What is tuned": "recipe trials space settings seed",
-        "Where and how it runs": "out jobs device verbose",
-        "What is written": "as_json",
+        "Where and how it runs": "out device",
     },
 )
 @click.argument("store")
-@click.option(
-    "--recipe",
-    required=True,
-    multiple=True,
-    callback=one_recipe,
-    metavar="NAME|FILE",
-    help="A name that `xret recipes` lists, or a YAML file.",
-)
+@recipe_option(required=True)
 @click.option(
     "--trials", default=50, show_default=True, type=click.IntRange(1), help="All together; a larger number adds."
 )
@@ -45,16 +36,13 @@ from .parsing import NEW_FOLDER, Sectioned, key_values, one_recipe, settings_opt
     help="Decides every run, and the values that are drawn.",
 )
 @click.option("--out", required=True, type=NEW_FOLDER, help="The folder; the same command resumes, and joins in.")
-@click.option("--jobs", default=1, show_default=True, type=click.IntRange(1), help="Trials at once on this machine.")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-@verbose_option
-@click.option("--json", "as_json", is_flag=True, help="Print every trial as JSON.")
-def tune(store: str, recipe: str, out: Path, as_json: bool, **options: Any) -> None:
+@device_option
+def tune(store: str, recipe: str, out: Path, **options: Any) -> None:
     """Find the values of a recipe that suit a data set.
 
     Validation RSUM decides, and the best run is kept. Trials that fall behind are stopped early. The test split is
-    looked at when all are over, with the best run: --out/best, and --out/best.yaml is its recipe. On several machines
-    that share the folder, run the same command on each.
+    looked at when all are over, with the best run: --out/best, and --out/best.yaml is its recipe. The same command run
+    several times at once, also on machines that share the folder, shares the work.
 
     \b
     xret tune rsicd.zarr --recipe setdiv --trials 50 --out tuned
@@ -65,4 +53,4 @@ def tune(store: str, recipe: str, out: Path, as_json: bool, **options: Any) -> N
     from .. import tune
 
     tuning = tune(store, recipe=recipe, out=out, **options)
-    click.echo(json.dumps(tuning.to_dict()) if as_json else str(tuning))
+    show(tuning.to_dict(), str(tuning))

@@ -18,7 +18,7 @@ from small_runs import make_store as make_pictures_store
 from small_store import make_store
 
 import xret
-from xret.cli import main
+from xret.cli import ANYWHERE, main
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
@@ -90,7 +90,7 @@ def test_there_are_commands():
 def test_a_command_of_a_document(document, line):
     name, *words = shlex.split(line, comments=True)[1:]
     assert name in main.commands, f"{document}: there is no command {name}"
-    parameters = parse(main.commands[name], words)
+    parameters = parse(main.commands[name], [word for word in words if word not in ANYWHERE])
     settings = parameters.get("settings", [])
     if name == "train-head" and parameters["recipe"] != ["tuned/best.yaml"]:  # which `xret tune` writes
         (recipe,) = parameters["recipe"]
@@ -290,6 +290,7 @@ def test_keys_of_json_are_those_documented(small_run):
     folder, made = small_run
     run, store = (str(folder / name) for name in ("run", "pictures.zarr"))
     make_pictures_store(make_pictures(folder / "pictures"), store)
+    removed = "images/" + printed(["cache", "info", store, "--json"])["sets"][0]["name"]
     made |= {
         "xret eval": printed(["eval", run, "--json"]),
         "xret recipes": printed(["recipes", "--json"]),
@@ -297,7 +298,7 @@ def test_keys_of_json_are_those_documented(small_run):
         "xret cache info": printed(["cache", "info", store, "--json"]),
         "xret cache verify": printed(["cache", "verify", store, "--json"]),
         "xret cache export": printed(["cache", "export", store, "--out", str(folder / "e.h5"), "--json"]),
-        "xret cache rm": printed(["cache", "rm", store, "images/mobilenet", "--yes", "--json"]),
+        "xret cache rm": printed(["cache", "rm", store, removed, "--json"]),
     }
     for command, value in made.items():
         document = "pipeline/README.md" if command.startswith("xret cache") else "heads/README.md"

@@ -82,7 +82,7 @@ def specs_of_run(run: Run | str | Path) -> dict[BranchName, EncoderSpec]:
     """
     run = run if isinstance(run, Run) else Run(run)
     if run.info.finetuned is None:
-        raise RunError(f"{run.path} has no backbones of its own; --from-run takes a run that `xret finetune` made")
+        raise RunError(f"{run.path} has no backbones of its own; --encoder takes a run that `xret finetune` made")
     _ = run.weights  # there is none before the first epoch's
     specs = {branch: origins_of(run, branch)[0].spec for branch in BRANCHES if run.info.tuned(branch)}
     return {branch: spec for branch, spec in specs.items() if spec is not None}

@@ -125,7 +125,7 @@ def _equal(info: RunInfo, branch: BranchName, there: Sequence[S], cache: Feature
         equal = [one for one in there if one.fingerprint == origin.fingerprint]
         if not equal:
             names = ", ".join(one.name for one in there) or "none"
-            way = f"`xret extract … --from-run {source}`" if info.tuned(branch) else f"the options of {source}"
+            way = f"`xret extract … --encoder {source}`" if info.tuned(branch) else f"the options of {source}"
             raise RunError(
                 f"{cache.url} has no {branch} features equal to '{origin.name}' (it has {names}); extract it there with"
                 f" {way}"

@@ -221,7 +221,7 @@ def other_sets(also: Sequence[str], info: RunInfo, cache: FeatureCache) -> list[
     for url in also:
         other = FeatureCache.open(url)
         if other.manifest_sha256 in samples:
-            raise CacheError(f"{url} has the same samples as {samples[other.manifest_sha256]}; leave one --also out")
+            raise CacheError(f"{url} has the same samples as {samples[other.manifest_sha256]}; leave one out")
         samples[other.manifest_sha256] = url
         found.append(equal_sets(info, other, cache.url))
     return found

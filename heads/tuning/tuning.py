@@ -39,7 +39,7 @@ from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import load_recipe
 from ..recipes.settings import normalised
-from ..series import as_text, claim, fitting_sets, full_url, identity, make_folder, run_all, set_names
+from ..series import as_text, claim, fitting_sets, full_url, identity, make_folder, set_names
 from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
 
@@ -122,7 +122,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class _Study:
-    """All that a process that trains trials must know."""
+    """What `tune` was called with, resolved."""
 
     root: Path
     store: str
@@ -133,7 +133,6 @@ class _Study:
     trials: int
     seed: int
     device: str
-    jobs: int
 
     def open(self) -> optuna.Study:
         """Open the journal, or begin it; the number of trials seeds the sampler, so that a stop changes nothing."""
@@ -160,7 +159,6 @@ def tune(
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str = "auto",
-    jobs: int = 1,
 ) -> Tuning:
     """Find the values of a recipe that suit a data set, and keep the best run by validation RSUM.
 
@@ -176,16 +174,15 @@ def tune(
         settings: changes for all trials.
         seed: of every run, and of the values that are drawn.
         device: ``auto``, ``cpu`` or ``cuda``.
-        jobs: trials at once, in processes of this machine.
 
     Raises:
-        RecipeError: `trials` or `jobs` is below 1; or the recipe, its space or the feature sets do not fit, before
+        RecipeError: `trials` is below 1; or the recipe, its space or the feature sets do not fit, before
             anything is trained.
         CacheError: the store cannot be used.
         RunError: `out` belongs to something else; or no trial was trained to its end.
     """
-    if min(trials, jobs) < 1:
-        raise RecipeError(f"trials and jobs must be at least 1, not {min(trials, jobs)}")
+    if trials < 1:
+        raise RecipeError(f"trials must be at least 1, not {trials}")
     settings, seed = normalised(settings or {}), checked_seed(seed)
     loaded, url, root = load_recipe(recipe, settings), full_url(store), Path(out).resolve()
     cache = FeatureCache.open(url)
@@ -197,29 +194,28 @@ def tune(
     texts = {key: describe(one) for key, one in varied.items()}
     make_folder(root)
     own = {"name": loaded.name, "manifest_sha256": cache.manifest_sha256, "sets": set_names(sets), "seed": seed}
-    study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device, jobs)
+    study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device)
     with _locked(root / "lock"):
         claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})
         if not study.open().trials:
             study.open().enqueue_trial(first)
     logger.info("space of %s:\n%s", loaded.name, "\n".join(aligned([[f"  {key}", of] for key, of in texts.items()])))
-    for _, error in run_all(train_trials, [study] * jobs, jobs):
-        if isinstance(error, str):
-            raise RunError(error)
+    with _locked(root / "working", fcntl.LOCK_SH):
+        _train_trials(study)
     with _locked(root / "working"):  # waits for other processes
         return _result(study, texts)
 
 
-def train_trials(study: _Study, resident: Resident) -> None:
-    """Train trials until enough are begun; `resident` as of `train`."""
-    with _locked(study.root / "working", fcntl.LOCK_SH):
-        while True:
-            with _locked(study.root / "lock"):
-                opened = study.open()
-                if sum(one.state is not TrialState.WAITING for one in opened.trials) >= study.trials:
-                    return
-                trial = opened.ask(study.space)
-            _train_trial(study, opened, trial, resident)
+def _train_trials(study: _Study) -> None:
+    """Train trials until enough are begun, by this process or by others."""
+    resident = Resident()
+    while True:
+        with _locked(study.root / "lock"):
+            opened = study.open()
+            if sum(one.state is not TrialState.WAITING for one in opened.trials) >= study.trials:
+                return
+            trial = opened.ask(study.space)
+        _train_trial(study, opened, trial, resident)
 
 
 def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resident: Resident) -> None:
@@ -236,8 +232,7 @@ def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resid
 
     try:
         recipe = load_recipe(study.name, study.settings | trial.params)
-        title = None if study.jobs > 1 else f"trial {trial.number}"
-        how: dict[str, Any] = {"device": study.device, "seed": study.seed, "title": title}
+        how: dict[str, Any] = {"device": study.device, "seed": study.seed, "title": f"trial {trial.number}"}
         train(study.store, recipe, run, resident=resident, after_epoch=after_epoch, **how)
         state = TrialState.COMPLETE
     except optuna.TrialPruned:

@@ -104,7 +104,7 @@ def build_options(
         names_and_weights = (visual, text, encoder, visual_weights, text_weights)
         how_they_encode = (layer, image_size, whole, pool, views, regions, frames, prompt)
         if names_and_weights != ("resnet152", "bert", *[None] * 3) or how_they_encode != (-1, None, False, *[None] * 5):
-            raise CacheError("--from-run decides the encoders and their options; leave the others out")
+            raise CacheError("the run given as --encoder decides the encoders and their options; leave the others out")
         return Options(run.get("image"), run.get("text"), names, **how)
     if encoder is not None:
         if (visual, text) != ("resnet152", "bert"):
@@ -112,7 +112,7 @@ def build_options(
         if not encoder.startswith((HUB, "open_clip:")):
             raise EncoderError(
                 f"--encoder {encoder}: give a model of pictures and texts as {HUB}ID, {HUB}DIR or open_clip:ARCH/TAG,"
-                " or --visual and --text"
+                " the folder of a fine-tuned run, or --visual and --text"
             )
         visual = text = encoder
     common: dict[str, Any] = {"dtype": dtype, "trust": trust}

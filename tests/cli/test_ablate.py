@@ -45,7 +45,7 @@ def test_one_recipe_is_taken_and_baselines_stand_beside_it(store, tmp_path):
     out = ["--out", tmp_path / "out", "--device", "cpu"]
     for words in (["ablate", store, *VARY], ["train-head", store, *SMALL, "--recipe", "vsepp"]):
         said = refused(*words, "--recipe", "linear", *out, code=2)
-        assert "give one recipe, not vsepp and linear; `xret ablate --baseline` puts others" in said
+        assert "give one, not vsepp and linear; `xret ablate --baseline` takes others" in said
     plot = tmp_path / "t.svg"
     table = run("ablate", store, *VARY, "--baseline", "linear", *out, "--save", plot).stdout
     assert [line.split()[0] for line in table.splitlines()[-3:]] == [

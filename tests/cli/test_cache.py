@@ -60,7 +60,7 @@ def test_verify_ends_with_what_to_do(store):
     *_, last = run("verify", store, code=1).stdout.splitlines()
     remove = f"xret cache rm {store} captions/{captions}"
     assert last == f"To repair: `{remove}`, then extract it again."
-    run(*remove.split()[2:], "--yes")
+    run(*remove.split()[2:])
     assert len(run("verify", store, code=1).stdout.splitlines()) == 3
 
 
@@ -75,7 +75,7 @@ def test_ls_of_a_store(store):
     assert lines[0].index("float16") == lines[1].index("float16")
     assert "44% done" in run("ls", make_store(f"{store}2", splits=("train",), **SIZES)).stdout
     for modality in ("images", "captions"):
-        run("rm", store, f"{modality}/{name_of(store, modality)}", "--yes")
+        run("rm", store, f"{modality}/{name_of(store, modality)}")
     assert run("ls", store).stdout == ""
     assert "no feature set" in run("ls", Path(store).parent).stdout
 
@@ -96,15 +96,14 @@ def test_ls_of_a_folder(store, tmp_path):
         assert "neither a feature store nor a folder that holds one" in refused("ls", tmp_path / place)
 
 
-def test_rm_asks(store):
+def test_rm_wants_the_whole_name(store):
     before, path = files(store), f"images/{name_of(store)}"
-    assert refused("rm", store, "grid") == f"{path} was not removed; agree, or give --yes"
-    assert "give --yes" in json.loads(run("rm", store, "grid", "--json", code=2).stderr)["error"]
+    assert f"to remove it, give its whole name: {path} (" in refused("rm", store, "grid")
     assert files(store) == before
     size = sum(p.stat().st_size for p in (Path(store) / path).rglob("*") if p.is_file())
-    assert json.loads(run("rm", store, "grid", "--yes", "--json").stdout) == {"removed": path, "bytes": size}
+    assert json.loads(run("rm", store, path, "--json").stdout) == {"removed": path, "bytes": size}
     assert not (Path(store) / path).exists()
-    assert "no feature set fits 'grid'" in refused("rm", store, "grid", "--yes")
+    assert "no feature set fits 'grid'" in refused("rm", store, "grid")
 
 
 def test_export(tmp_path):

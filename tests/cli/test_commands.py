@@ -111,17 +111,17 @@ def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path
 
     monkeypatch.setattr(inspect, "verify", interrupted)
     said = refused("cache", "verify", store, code=130)
-    assert said == f"stopped by Ctrl-C; run it again with `xret cache verify {store}`"
+    assert said == f"stopped by Ctrl-C; run again `xret cache verify {store}`"
     said = json.loads(run("cache", "verify", store, "--json", code=130).stderr)["error"]
-    assert said == f"stopped by Ctrl-C; run it again with `xret cache verify {store} --json`"
+    assert said == f"stopped by Ctrl-C; run again `xret cache verify {store} --json`"
     monkeypatch.setattr(training, "train", interrupted)
     words = ["train-head", str(store), "--recipe", "vsepp", "--out", f"{tmp_path}/a run"]
-    expected = f"stopped by Ctrl-C; go on with `{shlex.join(['xret', *words, '--resume'])}`"
+    expected = f"stopped by Ctrl-C; run again `{shlex.join(['xret', *words, '--resume'])}`"
     assert refused(*words, code=130) == refused(*words, "--resume", code=130) == expected
     monkeypatch.setattr(extraction, "extract", interrupted)
     words = ["extract", "coco", "--data-root", str(tmp_path), "--store", "s"]
     monkeypatch.setattr("xret.pipeline.data.manifest.load_manifest", lambda *_: None)
-    assert refused(*words, code=130).endswith(f"go on with `xret {shlex.join(words)}`")
+    assert refused(*words, code=130).endswith(f"run again `xret {shlex.join(words)}`")
 
 
 def test_what_ctrl_c_cut_off_prints_nothing():

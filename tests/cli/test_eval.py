@@ -9,7 +9,7 @@ from captioned_store import make_captioned_store
 from click.testing import CliRunner
 from small_store import make_store
 
-from xret.cli.eval import eval_
+from xret.cli import main
 from xret.heads.diagnostics import diagnose
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
@@ -29,7 +29,7 @@ def run(tmp_path_factory):
 
 
 def printed(*arguments):
-    return CliRunner().invoke(eval_, [*arguments, "--device", "cpu"], catch_exceptions=False).stdout
+    return CliRunner().invoke(main, ["eval", *arguments, "--device", "cpu"], catch_exceptions=False).stdout
 
 
 def test_the_command_prints_the_table(run):
@@ -91,6 +91,6 @@ def test_diagnostics_below_the_table(run):
     ],
 )
 def test_options_that_do_not_go_together_are_wrong_usage(run, arguments, message):
-    result = CliRunner().invoke(eval_, [word.format(run=run) for word in arguments])
+    result = CliRunner().invoke(main, ["eval", *(word.format(run=run) for word in arguments)])
     assert result.exit_code == 2
     assert result.stderr.splitlines()[-1].endswith(message)

@@ -1,4 +1,4 @@
-"""``xret finetune`` and ``xret extract --from-run``, as a user types them."""
+"""``xret finetune`` and ``xret extract --encoder RUN``, as a user types them."""
 
 import json
 from pathlib import Path
@@ -41,10 +41,10 @@ def test_a_head_is_tuned_extracted_again_and_evaluated(run):
     longer = call("finetune", "head", *more[:-1], "schedule.epochs=3", "--out", "tuned", "--resume", code=1).stderr
     assert "; begin another run with `xret finetune tuned --out …`" in longer
     assert "exists; take another --out" in call("finetune", "head", *more, "--out", "tuned", code=1).stderr
-    assert "--from-run tuned" in call("eval", "tuned", code=1).stderr
-    extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "tuned", "--device", "cpu"]
+    assert "--encoder tuned" in call("eval", "tuned", code=1).stderr
+    extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--encoder", "tuned", "--device", "cpu"]
     wrong = call(*extract, "--visual", "resnet18", code=1).stderr
-    assert "--from-run decides the encoders" in wrong
+    assert "decides the encoders" in wrong
     made = json.loads(call(*extract, "--json").stdout)["sets"]
     assert [features["name"].split("@")[0] for features in made] == ["resnet18"]  # words are as they were
     evaluated = json.loads(call("eval", "tuned", "--split", "val", "--json").stdout)["results"][0]
@@ -55,8 +55,8 @@ def test_mistakes_end_in_one_sentence(run):
     for words, sentence in (
         (["finetune", "nowhere", "--out", "x"], "nowhere is no run"),
         (["finetune", "head", "--out", "x", "--reattach", "image"], "to the end of its schedule, epoch 1; say"),
-        (["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "head"], "has no backbones of its own"),
-        (["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "nowhere"], "nowhere is no run"),
+        (["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--encoder", "head"], "has no backbones of its own"),
+        (["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--encoder", "nowhere"], "the folder of a fine-tuned run"),
     ):
         *_, last = call(*words, code=1).stderr.strip().splitlines()  # behind a note on the rate
         assert last.startswith("Error: ") and sentence in last
@@ -83,9 +83,9 @@ def test_both_towers_of_a_checkpoint_are_tuned_and_searched(tiny_dataset, tmp_pa
     call(*tune, "--visual-weights", "hf:moved", "--text-weights", "moved")
     Path("moved").rename("clip")
     for option in ("--visual-weights", "--text-weights"):
-        wrong = call(*extract, "--from-run", "tuned", option, "clip", code=1).stderr
-        assert "--from-run decides the encoders" in wrong
-    made = json.loads(call(*extract, "--from-run", "tuned", "--json").stdout)["sets"]
+        wrong = call(*extract, "--encoder", "tuned", option, "clip", code=1).stderr
+        assert "decides the encoders" in wrong
+    made = json.loads(call(*extract, "--encoder", "tuned", "--json").stdout)["sets"]
     assert [features["samples"] for features in made] == [16, 40]
     hits = json.loads(call("search", "tuned", "two red dogs", "-k", "2", "--json").stdout)
     assert [hit["rank"] for hit in hits] == [1, 2]

@@ -124,7 +124,7 @@ def test_a_repaired_source_takes_the_place_of_one_that_failed(tmp_path):
     pairs.images = whole
     pairs.clip_retrieval(tmp_path / "e")
     for command in commands:
-        run(*shlex.split(command), "--yes")
+        run(*shlex.split(command))
     run(*words)
     assert not FeatureCache.open(str(store)).image_set().failed
     pairs.texts[5] = "another caption"

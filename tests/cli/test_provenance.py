@@ -70,7 +70,7 @@ def test_after_a_fine_tuning_commands_that_worked_work(folder):
         "finetune", "head", "--reattach", "text", "--set", "schedule.epochs=2", "--out", "tuned", "--device", "cpu",
         "--set", "finetune.text_lr=1",
     )  # fmt: skip
-    run("extract", "tiny/tiny.yaml", "--store", "s.zarr", "--from-run", "tuned", "--device", "cpu")
+    run("extract", "tiny/tiny.yaml", "--store", "s.zarr", "--encoder", "tuned", "--device", "cpu")
     assert sorted(name.partition("@")[0] for name in captions()) == ["Mini-LM", "tuned-text"]
     assert "several feature sets fit 'bert'" in refused("train-head", "s.zarr", *TRAIN, "--out", "new")
     again = run("train-head", "s.zarr", *TRAIN, "--out", "head", "--resume", "--device", "cpu")

@@ -50,7 +50,6 @@ def test_the_command_writes_the_page_and_says_where(run, tmp_path):
         (["{run}", "--out", "{folder}/taken/report.html"], 1, "taken is a file; choose another --out"),
         (["{run}", "--out", "{folder}/r", "--split", "dev"], 1, "has no split 'dev'"),
         (["{run}", "--out", "{folder}/r", "--store", "{folder}/none"], 1, "there is no feature store"),
-        (["{run}", "--out", "{folder}/r", "--seed", "-1"], 2, "--seed"),
         (["{run}", "--out", "{folder}/r", "--data-root", "{folder}/nope"], 2, "nope' does not exist"),
     ],
 )

@@ -7,8 +7,8 @@ The run that comes of it has, beside what every run has, the weights of its best
     text_backbone/               where captions were, a folder for ``--text-weights`` or ``--text hf:``; or
     text_backbone.safetensors    a file for ``--text-weights``
 
-`image` and `text` of its run.json name the sets that ``xret extract --from-run`` makes with them, so that an evaluation
-finds no others; `finetuned` has the head's. `metrics.jsonl` goes on after the head's lines.
+`image` and `text` of its run.json name the sets that ``xret extract --encoder RUN`` makes with them, so that an
+evaluation finds no others; `finetuned` has the head's. `metrics.jsonl` goes on after the head's lines.
 """
 
 import logging

@@ -11,7 +11,7 @@ from scores import score
 from small_store import make_store
 from torch.nn.functional import normalize
 
-from xret.cli.eval import eval_
+from xret.cli import main
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import recalls
 from xret.heads.evaluation.scoring import embed
@@ -81,7 +81,8 @@ def test_the_result_tells_the_views(run_of):
     for options, views, first in (([], 1, f"{run} on "), (["--views"], 3, ", mean over 3 views of each image")):
         assert evaluate(run, views=bool(options), device="cpu").views == (views,)
         told = [
-            CliRunner().invoke(eval_, [run, "--device", "cpu", *options, *more]).stdout for more in ([], ["--json"])
+            CliRunner().invoke(main, ["eval", run, "--device", "cpu", *options, *more]).stdout
+            for more in ([], ["--json"])
         ]
         assert json.loads(told[1])["views"] == views
         line = told[0].splitlines()[0]

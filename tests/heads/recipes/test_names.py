@@ -7,14 +7,14 @@ import pytest
 from bundled_recipes import OURS, SYSTEMS, faults
 from click.testing import CliRunner
 
-from xret.cli.recipes import recipes as recipes_command
+from xret.cli import main
 from xret.heads.recipes import names
 from xret.heads.recipes.names import recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe
 
 
 def test_the_list_groups_variants_below_their_system():
-    lines = CliRunner().invoke(recipes_command, [], catch_exceptions=False).stdout.splitlines()
+    lines = CliRunner().invoke(main, ["recipes"], catch_exceptions=False).stdout.splitlines()
     names = [line.split()[0] for line in lines[1:]]
     assert names == recipe_names()
     assert [name for name in names if "/" not in name] == sorted([*OURS, *SYSTEMS])
@@ -27,7 +27,7 @@ def test_the_list_groups_variants_below_their_system():
 
 
 def test_the_list_as_json_has_the_papers_numbers():
-    listed = json.loads(CliRunner().invoke(recipes_command, ["--json"], catch_exceptions=False).stdout)
+    listed = json.loads(CliRunner().invoke(main, ["recipes", "--json"], catch_exceptions=False).stdout)
     assert [recipe["name"] for recipe in listed][:3] == [
         "fusemix",
         "gaussian-vsepp",
@@ -41,7 +41,7 @@ def test_the_list_as_json_has_the_papers_numbers():
 
 @pytest.mark.parametrize("name", ["setdiv", "maxmatch/f30k-butd-bert", "vsepp/f30k-butd-bigru", "pcme"])
 def test_what_is_shown_is_the_same_recipe(name, tmp_path):
-    shown = CliRunner().invoke(recipes_command, ["show", name], catch_exceptions=False).stdout
+    shown = CliRunner().invoke(main, ["recipes", "show", name], catch_exceptions=False).stdout
     (tmp_path / "shown.yaml").write_text(shown)
     assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
     assert shown.startswith("# ")
@@ -50,13 +50,13 @@ def test_what_is_shown_is_the_same_recipe(name, tmp_path):
 def test_several_feature_sets_are_shown_as_they_are_read(tmp_path):
     (tmp_path / "mine.yaml").write_text("base: setdiv\ndata: {image: [grid, roi], text: [words, bert]}\n")
     mine = str(tmp_path / "mine.yaml")
-    shown = CliRunner().invoke(recipes_command, ["show", mine], catch_exceptions=False).stdout
+    shown = CliRunner().invoke(main, ["recipes", "show", mine], catch_exceptions=False).stdout
     (tmp_path / "again.yaml").write_text(shown)
     assert load_recipe(str(tmp_path / "again.yaml")) == load_recipe(mine)
 
 
 def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
-    shown = CliRunner().invoke(recipes_command, ["show", "setdiv/f30k-butd-bigru"], catch_exceptions=False).stdout
+    shown = CliRunner().invoke(main, ["recipes", "show", "setdiv/f30k-butd-bigru"], catch_exceptions=False).stdout
     lines = {tuple(line.split("  # ")) for line in map(str.strip, shown.splitlines()) if "  # " in line}
     found = {value.strip(): source for value, source in lines}
     assert found["aggregator_lr: 0.05"] == "appendix A"  # its own
@@ -69,7 +69,7 @@ def test_comments_of_values_that_stand_elsewhere(tmp_path):
     lines += ["  patience: *r-a  # own", "  warmup_epochs: *r-b", "optimizer: {clip: &c 3}", "loss:", "  triplet:"]
     (tmp_path / "mine.yaml").write_text("\n".join([*lines, "    warmup_epochs: *r-a", "    margin: *c"]))
     mine = str(tmp_path / "mine.yaml")
-    shown = CliRunner().invoke(recipes_command, ["show", mine], catch_exceptions=False).stdout
+    shown = CliRunner().invoke(main, ["recipes", "show", mine], catch_exceptions=False).stdout
     said = {line.split(":")[0].strip(): line.partition("  # ")[2] for line in shown.splitlines()}
     assert (said["batch_size"], said["patience"], said["epochs"]) == ("as many as fit", "own", "")
     triplet = shown.partition("  triplet:")[2]

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.cli.recipes import recipes as recipes_command
+from xret.cli import main
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.names import recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe, resolve
@@ -181,7 +181,7 @@ def test_absurd_sizes_are_named_before_memory_is_taken(value):
 def test_json_is_taken_before_and_after_show():
     expected = load_recipe("setdiv").to_dict()
     for words in (["--json", "show", "setdiv"], ["show", "setdiv", "--json"]):
-        assert json.loads(CliRunner().invoke(recipes_command, words, catch_exceptions=False).stdout) == expected
+        assert json.loads(CliRunner().invoke(main, ["recipes", *words], catch_exceptions=False).stdout) == expected
 
 
 def test_what_does_not_go_together_is_named():

@@ -83,5 +83,5 @@ def test_the_image_encoder_is_put_back_and_learns(data, tmp_path, image, file):
     given = torch.load(data / file, weights_only=True)
     assert saved.keys() <= given.keys()
     assert max((saved[name] - given[name]).abs().max() for name in saved if saved[name].is_floating_point()) > 1e-6
-    extract(data, from_run=tmp_path / "tuned")
+    extract(data, encoder=tmp_path / "tuned")
     assert xret.evaluate(tmp_path / "tuned", device="cpu") is not None

@@ -134,7 +134,7 @@ def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
     texts = ["a red side and a blue side"]
     found = retriever.encode_text(texts)
     assert not torch.allclose(found, open_run(folder, bert_run, text_weights=str(folder / "bert")).encode_text(texts))
-    with pytest.raises(RunError, match="extract … --from-run"):
+    with pytest.raises(RunError, match="extract … --encoder"):
         retriever.search("red")
     manifest = load_manifest(folder / "pictures/pictures.yaml")
     extract(manifest, str(tmp_path / "t.zarr"), build_options(run=specs_of_run(tuned)))

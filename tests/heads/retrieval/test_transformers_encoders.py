@@ -92,7 +92,7 @@ def test_the_text_encoder_is_put_back_beside_images_on_the_cache(data, tmp_path)
     own = {"text_weights": str(data / "roberta")}
     words["settings"] |= {"finetune.text_frozen": 0, "data.unit": "image", "data.captions": 1}
     xret.finetune(run, out=tmp_path / "tuned", reattach=["text"], **words, **own)
-    xret.extract(data / "tiny" / "tiny.yaml", data / "s.zarr", from_run=tmp_path / "tuned", device="cpu")
+    xret.extract(data / "tiny" / "tiny.yaml", data / "s.zarr", encoder=tmp_path / "tuned", device="cpu")
     metrics = xret.evaluate(tmp_path / "tuned", device="cpu")
     assert metrics is not None
     assert len(FeatureCache.open(str(data / "s.zarr")).set_names("captions")) == 3

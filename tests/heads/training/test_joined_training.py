@@ -94,8 +94,8 @@ def test_what_does_not_fit_is_a_sentence_before_anything_is_written(stores, tmp_
     copy = str(shutil.copytree(stores[1], tmp_path / "g.zarr"))
     no_train = make_store(tmp_path / "e.zarr", train=0)
     for first, also, sentence in (
-        (stores[0], [stores[0]], r"a\.zarr has the same samples as .*a\.zarr; leave one --also out"),
-        (stores[0], [stores[1], copy], r"g\.zarr has the same samples as .*b\.zarr; leave one --also out"),
+        (stores[0], [stores[0]], r"a\.zarr has the same samples as .*a\.zarr; leave one out"),
+        (stores[0], [stores[1], copy], r"g\.zarr has the same samples as .*b\.zarr; leave one out"),
         (stores[0], [str(tmp_path / "none")], "there is no feature store"),
         (stores[0], [no_train], r"e\.zarr has no split 'train'; it has val, test"),
         (stores[0], [other], r"no image features equal to 'grid@\w+' \(it has grid@\w+\); extract it there with"),

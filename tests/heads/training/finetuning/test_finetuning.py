@@ -349,7 +349,7 @@ def test_memory_that_does_not_suffice_is_a_sentence(made, tune, monkeypatch):
 
 
 def test_a_run_without_backbones_has_no_words_for_an_extraction(made):
-    with pytest.raises(RunError, match=r"no backbones of its own; --from-run takes a run that `xret finetune` made"):
+    with pytest.raises(RunError, match=r"no backbones of its own; --encoder takes a run that `xret finetune` made"):
         specs_of_run(made.head("words"))
 
 

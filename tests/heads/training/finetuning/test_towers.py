@@ -160,9 +160,9 @@ def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path,
             learnt = state[f"{side}.backbone.network.{key}"]
             assert torch.equal(learnt, value) is key.startswith("logit_"), key
     store = made.store(pair, "float32", "-tuned")  # which gets another set
-    with pytest.raises(RunError, match=r"extract it there with `xret extract … --from-run .*tuned`"):
+    with pytest.raises(RunError, match=r"extract it there with `xret extract … --encoder .*tuned`"):
         xret.evaluate(tuned, split="val", device="cpu")
-    extract = {"from_run": tuned, "device": "cpu"}
+    extract = {"encoder": tuned, "device": "cpu"}
     assert all(features.samples for features in xret.extract(made.manifest, store, **extract).sets)
     assert not any(features.samples for features in xret.extract(made.manifest, store, **extract).sets)
     result = xret.evaluate(tuned, split="val", device="cpu").results[0]

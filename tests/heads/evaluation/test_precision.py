@@ -1,12 +1,11 @@
 """Precision against recorded numbers, and the mean over all orders of ties."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_scores import rankings
 
 from xret.heads.evaluation import metrics
 from xret.heads.evaluation.metrics import recall
@@ -52,14 +51,6 @@ def plain(order, right, count):
     hits = [item in right for item in order[:count]]
     gains = [hit * sum(hits[: r + 1]) / (r + 1) for r, hit in enumerate(hits)]
     return sum(hits) / count, sum(gains) / count
-
-
-def rankings(scores):
-    """Yield every order that sorting by score may give."""
-    items = range(len(scores))
-    groups = [[i for i in items if scores[i] == value] for value in sorted(set(scores), reverse=True)]
-    for parts in itertools.product(*(list(itertools.permutations(group)) for group in groups)):
-        yield [item for part in parts for item in part]
 
 
 @settings(max_examples=60)

@@ -182,8 +182,7 @@ def _build(name: str, image_size: int) -> nn.Module:
         options = {"image_size": image_size}
     elif name.startswith("maxvit_"):
         options = {"input_size": (image_size, image_size)}
-    network: nn.Module = get_model(name, **options).eval()
-    return network
+    return get_model(name, **options).eval()
 
 
 def _preset(name: str) -> Any:

@@ -59,8 +59,7 @@ def load_visual(spec: EncoderSpec, device: str) -> VisualEncoder:
 
             encoder = wrap(encoder, spec)
     encoder.spec = spec.located(encoder.versions)
-    made: VisualEncoder = encoder
-    return made
+    return encoder
 
 
 def load_text(spec: EncoderSpec, device: str) -> TextEncoder:

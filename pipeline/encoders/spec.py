@@ -9,7 +9,6 @@ from typing import Any
 from ..errors import EncoderError
 
 HUB = "hf:"
-_TUPLES = ("pool", "regions")
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,7 @@ class EncoderSpec:
         frames: pictures are folders of video frames, of which at most so many are taken; None: they are files.
         prompt: what is encoded in the place of a caption, which stands in it for ``{}``.
         dtype: in which features are stored; of ``float16`` a GPU computes in bfloat16.
-        trust: unpickle weights, run a program that a checkpoint comes with, or a class of one's own.
-
-    Raises:
-        EncoderError: a value cannot be.
+        trust: unpickle weights, run a program that a checkpoint comes with, or a user's own class.
     """
 
     name: str
@@ -55,7 +51,7 @@ class EncoderSpec:
     def __post_init__(self) -> None:
         if self.weights == "imagenet":
             object.__setattr__(self, "weights", None)
-        for key in _TUPLES:
+        for key in ("pool", "regions"):
             if (value := getattr(self, key)) is not None:
                 if not (len(value) == 2 and all(isinstance(one, int) for one in value)):
                     raise EncoderError(f"{key} must be two whole numbers, as (2, 2), not {value!r}")

@@ -49,16 +49,9 @@ class Wrapper:
 
 
 class PoolEncoder(Wrapper):
-    """Average a grid's cells in windows that lie side by side; the global feature stays as it is.
+    """Average a grid's cells in windows of `pool` (height, width) cells side by side; the global feature stays.
 
     At an edge that a window crosses, it averages the cells that are there.
-
-    Args:
-        encoder: encodes the images.
-        pool: height and width of a window, in cells.
-
-    Raises:
-        EncoderError: there is no such window in the grid.
     """
 
     def __init__(self, encoder: Any, pool: tuple[int, int]) -> None:
@@ -75,13 +68,11 @@ class PoolEncoder(Wrapper):
 
     def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:
         """Read an image as the encoder within does."""
-        decoded: tuple[Tensor, tuple[int, int]] = self._encoder.decode(picture)
-        return decoded
+        return self._encoder.decode(picture)
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare an image as the encoder within does."""
-        pixels: Tensor = self._encoder.prepare(image)
-        return pixels
+        return self._encoder.prepare(image)
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode a batch of decoded images [B,3,H,W]; return the pooled cells [B,N,C] and global features [B,D]."""
@@ -92,15 +83,7 @@ class PoolEncoder(Wrapper):
 
 
 class ViewsEncoder(Wrapper):
-    """Encode several views of each picture; view 0 is the picture as it is.
-
-    Args:
-        encoder: encodes each view; it has a method `prepare`.
-        views: augmentation and number V of views of a picture, as ``dihedral:8``; at least two.
-
-    Raises:
-        EncoderError: there is no such augmentation, or it does not make so many views.
-    """
+    """Encode V views of each picture, as ``dihedral:8`` names them; view 0 is the picture as it is."""
 
     def __init__(self, encoder: Any, views: str) -> None:
         augment, _, number = views.partition(":")
@@ -120,12 +103,7 @@ class ViewsEncoder(Wrapper):
     def decode_views(self, picture: AnyPicture, key: str) -> tuple[Tensor, tuple[int, int]]:
         """Read a picture; return its views as the encoder within takes them [V,3,S,S], and its own (width, height).
 
-        Args:
-            picture: the picture.
-            key: names it on every machine; with a view's number it decides what is drawn.
-
-        Raises:
-            SampleError: the picture cannot be read, or is far too long and narrow.
+        The `key` names it on every machine; with a view's number it decides what is drawn.
         """
         image = open_image(picture, upright=True, longest=self.longest)
         whole = self._encoder.prepare(image)
@@ -141,8 +119,7 @@ class ViewsEncoder(Wrapper):
 
 def _dihedral(_encoder: Any, _image: Image.Image, whole: Tensor, _key: str, view: int) -> Tensor:
     """Return element `view` of the square's group: turned by so many quarters, from 4 on of the mirrored picture."""
-    turned: Tensor = torch.rot90(whole.flip(2) if view >= 4 else whole, view % 4, (1, 2))
-    return turned
+    return torch.rot90(whole.flip(2) if view >= 4 else whole, view % 4, (1, 2))
 
 
 def _crop_flip(encoder: Any, image: Image.Image, _whole: Tensor, key: str, view: int) -> Tensor:
@@ -179,12 +156,7 @@ AUGMENTATIONS: dict[str, tuple[Callable[[Any, Image.Image, Tensor, str, int], Te
 
 
 class FramesEncoder(Wrapper):
-    """Encode videos as the pooled features of evenly spaced frames (VSE∞, section 5.1.2).
-
-    Args:
-        encoder: of a grid; a frame's feature is the global one.
-        frames: the most frames that are taken of a video, N; a shorter one has fewer rows.
-    """
+    """Encode videos as the global features of evenly spaced frames (VSE∞, section 5.1.2), of at most `frames`."""
 
     kind = "frames"
 
@@ -198,13 +170,8 @@ class FramesEncoder(Wrapper):
         """Read evenly spaced frames of a video, a folder of images in natural order: ``10.jpg`` after ``9.jpg``.
 
         The video is cut into as many equal parts as frames are wanted, and the frame in the middle of each is taken.
-
-        Returns:
-            Pixels [n,3,S,S] on the CPU with n of 1 to `rows`, as the encoder within decodes them, and the first
-            frame's own (width, height).
-
-        Raises:
-            SampleError: there is no such folder, it has no frame, or a frame that is taken cannot be read.
+        Return pixels [n,3,S,S] with n of 1 to `rows`, as the encoder within decodes them, and the first frame's own
+        (width, height). SampleError if a frame that is taken cannot be read, or there is none.
         """
         if isinstance(picture, PictureFile):
             raise SampleError(picture.name, "a folder of frames is expected here (it is a file)")

@@ -9,8 +9,7 @@ from xret.pipeline.encoders.detectors.butd_network import DetectorNetwork
 ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
 RPN = "proposal_generator.rpn_head."
 BOX = "roi_heads.box_predictor."
-# Where MILVLG calls a weight by another name than airsplay.
-NAMES = {"cls_embed": "cls_embedding", "attr_linear1": "fc_attr", "attr_linear2": "attr_score"}
+NAMES = {"cls_embed": "cls_embedding", "attr_linear1": "fc_attr", "attr_linear2": "attr_score"}  # MILVLG's, airsplay's
 # The published pickle's anchors: those of Caffe, a pixel further to the right and down.
 MOVED = torch.tensor(
     [
@@ -67,7 +66,7 @@ def draw(seed=0):
 
 def as_milvlg(airsplay, seed=1):
     """Write weights of airsplay's layout in MILVLG's, by the differences that both repositories' code shows."""
-    drawn = draw_background(seed)
+    drawn = torch.randint(-64, 65, (20000,), generator=torch.Generator().manual_seed(seed)).float() / 64
     weights = {}
     for theirs, value in airsplay.items():
         name = theirs
@@ -82,11 +81,6 @@ def as_milvlg(airsplay, seed=1):
             value = torch.cat([value[-1:], value[:-1]])
         weights[name] = value
     return weights
-
-
-def draw_background(seed):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-64, 65, (20000,), generator=generator).float() / 64
 
 
 def caffe_resnet():

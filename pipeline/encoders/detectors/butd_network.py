@@ -25,8 +25,7 @@ class ConvNorm(nn.Conv2d):
 
     def forward(self, input: Tensor) -> Tensor:
         """Convolve and normalise."""
-        normalised: Tensor = self.norm(super().forward(input))
-        return normalised
+        return self.norm(super().forward(input))
 
 
 class Bottleneck(nn.Module):
@@ -65,8 +64,7 @@ class Backbone(nn.Module):
         """Return the feature map [B,1024,⌈H/16⌉,⌈W/16⌉], or a cell fewer each way, of pixels [B,3,H,W]."""
         # Caffe pools without padding, and lets the last window overhang.
         pooled = functional.max_pool2d(self.stem(pixels).relu_(), 3, 2, ceil_mode=True)
-        maps: Tensor = self.res4(self.res3(self.res2(pooled)))
-        return maps
+        return self.res4(self.res3(self.res2(pooled)))
 
 
 class GridNetwork(nn.Module):
@@ -79,8 +77,7 @@ class GridNetwork(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the feature map [B,2048,H',W'] of pixels [B,3,H,W]."""
-        maps: Tensor = self.res5(self.backbone(pixels))
-        return maps
+        return self.res5(self.backbone(pixels))
 
 
 class ProposalHead(nn.Module):

@@ -4,7 +4,7 @@ import math
 
 import torch
 from torch import Tensor
-from torchvision.ops import nms
+from torchvision.ops import clip_boxes_to_image, nms
 
 STRIDE = 16  # pixels of the image a cell of the feature map
 _BASE = 16  # side of the anchor that ratios and scales are applied to
@@ -51,8 +51,7 @@ def decode(boxes: Tensor, deltas: Tensor) -> Tensor:
 
 def clip(boxes: Tensor, height: int, width: int) -> Tensor:
     """Cut boxes [n,4] off at the border of an image."""
-    most = boxes.new_tensor([width - 1, height - 1, width - 1, height - 1])
-    return boxes.clamp(min=0).minimum(most)
+    return clip_boxes_to_image(boxes, (height - 1, width - 1))
 
 
 def corners(boxes: Tensor) -> Tensor:

@@ -17,11 +17,7 @@ REGIONS = 36, 36  # fewest and most boxes of an image by default
 
 @dataclass(frozen=True)
 class Selection:
-    """A choice of boxes as the published bottom-up-attention features make it (Anderson et al., 2018, section 3.1).
-
-    Raises:
-        EncoderError: they are not 1 <= fewest <= most <= proposals.
-    """
+    """A choice of boxes as the published bottom-up-attention features make it (Anderson et al., 2018, section 3.1)."""
 
     fewest: int  # boxes of an image, unless there are fewer
     most: int  # boxes of an image

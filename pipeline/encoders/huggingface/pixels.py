@@ -61,8 +61,7 @@ class Pixels:
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Return the pixels of an RGB picture, float32 [3,H,W]."""
-        pixels: Tensor = self._processed(image)["pixel_values"][0]
-        return pixels
+        return self._processed(image)["pixel_values"][0]
 
     def _processed(self, image: Image.Image) -> Any:
         return self.processor(images=image, return_tensors="pt", **self._sizes)

@@ -35,7 +35,10 @@ class TimmEncoder(Grid):
         """Build a model and load its weights; errors as of `registry.load_visual`."""
         timm, what = load_library("timm", "timm"), spec.name
         self.device, self._half = device, spec.half
-        config = _config(timm, spec.model)
+        known = timm.models.split_model_name_tag(spec.model)[0]
+        if not timm.is_model(known):
+            raise EncoderError(f"timm has no model '{known}'{nearest(known, timm.list_models())}")
+        config = timm.get_pretrained_cfg(spec.model)
         if config.input_size[0] != 3:
             raise EncoderError(f"{what} takes pictures of {config.input_size[0]} channels, and not RGB")
         size = (3, spec.image_size, spec.image_size) if spec.image_size else tuple(config.input_size)
@@ -73,19 +76,6 @@ class TimmEncoder(Grid):
         # Hieras would stop at the layer, and the global feature is that of the last one.
         final, (maps,) = network.forward_intermediates(pixels, indices=[self._layer], norm=self._norm, stop_early=False)
         return maps, network.forward_head(final, pre_logits=True)
-
-
-def _config(timm: Any, name: str) -> Any:
-    """Return timm's config of a model's pretrained weights; EncoderError without such model or tag."""
-    model, tag = timm.models.split_model_name_tag(name)
-    if not timm.is_model(model):
-        raise EncoderError(f"timm has no model '{model}'{nearest(model, timm.list_models())}; see timm.list_models()")
-    tags = [known.partition(".")[2] for known in timm.models.get_arch_pretrained_cfgs(model)]
-    if tag and tag not in tags:
-        raise EncoderError(
-            f"timm's model '{model}' has no weights tagged '{tag}'{nearest(tag, tags)}; its tags are {', '.join(tags)}"
-        )
-    return timm.get_pretrained_cfg(name)
 
 
 def _load(timm: Any, spec: EncoderSpec, config: Any, size: tuple[int, ...]) -> nn.Module:

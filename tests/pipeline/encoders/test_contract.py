@@ -5,7 +5,6 @@ import json
 import re
 import shutil
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import small_open_clip  # noqa: F401 - it registers its architectures
 import small_timm  # noqa: F401 - it registers its models
 import torch
 from encoder_contract import refused
-from loaded import image_encoder, text_encoder
+from loaded import image_encoder
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 from small_checkpoints import save_image_model, save_text_model
@@ -178,12 +177,7 @@ def test_text_encoders_keep_the_contract(extracted):
 @pytest.mark.parametrize(
     ("name", "weights", "options", "sentence"),
     [
-        (
-            "no_such_module:Encoder",
-            "w",
-            {},
-            "no encoder 'no_such_module:Encoder'.*lists them; a class of your own",
-        ),
+        ("no_such_module:Encoder", "w", {}, "no encoder 'no_such_module:Encoder'.*lists them; a class of your own"),
         ("own_encoder:Absent", "w", {}, "a class of your own, .*Absent"),
         ("own_encoder:Unfinished", "broken", {}, "Unfinished cannot be loaded .ZeroDivisionError: it is broken"),
         ("own_encoder:Unfinished", "w", {}, "lacks channels, decode, encode, extras, .*, see `VisualEncoder`"),
@@ -201,20 +195,6 @@ def test_a_program_is_not_run_because_a_store_names_it(extracted):
         Origin.of(extracted[0].image_set()).load_images(None, "cpu")
 
 
-def test_values_beyond_the_dtype_say_what_helps(tmp_path, tiny_dataset):
-    folder = save_image_model(tmp_path / "large", "dinov2")
-    weights = load_file(folder / "model.safetensors")
-    weights["embeddings.position_embeddings"] *= 1e6  # the last layer's states are normalised
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    manifest, url = load_manifest(tiny_dataset(train=3)), str(tmp_path / "s.zarr")
-    options = build_options(visual=f"hf:{folder}", layer=1, text=None, device="cpu", splits=("train",))
-    with pytest.raises(CacheError, match=r"is beyond float16; extract with --dtype float32, or another --layer"):
-        extract(manifest, url, options)
-    extract(manifest, url, replace(options, visual=replace(options.visual, layer=-1)))
-    extract(manifest, url, replace(options, visual=replace(options.visual, dtype="float32")))
-    assert len(FeatureCache.open(url).set_names("images")) == 3
-
-
 @pytest.mark.parametrize(("side", "projection"), [("visual", "visual_projection"), ("text", "text_projection")])
 def test_global_features_beyond_the_dtype_are_refused(side, projection, tmp_path, tiny_dataset, made):
     save = save_image_model if side == "visual" else save_text_model
@@ -225,16 +205,6 @@ def test_global_features_beyond_the_dtype_are_refused(side, projection, tmp_path
     options = build_options(**{"visual": None, "text": None, side: f"hf:{folder}"}, device="cpu", splits=("train",))
     with pytest.raises(CacheError, match="is beyond float16; extract with --dtype float32"):
         extract(load_manifest(tiny_dataset(train=3)), str(tmp_path / "s.zarr"), options)
-
-
-def test_a_caption_encoder_shares_its_space_with_the_images_of_one_checkpoint(tmp_path, tiny_dataset, made):
-    name = f"hf:{made(save_text_model, 'clip')}"
-    url = str(tmp_path / "s.zarr")
-    extract(
-        load_manifest(tiny_dataset(train=3, val=2, test=2)), url, build_options(visual=name, text=name, device="cpu")
-    )
-    cache = FeatureCache.open(url)
-    assert cache.image_set().space == cache.caption_set().space == text_encoder(name).space
 
 
 def test_encoders_that_nobody_has_are_given_up():

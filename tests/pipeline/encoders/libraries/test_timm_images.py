@@ -171,7 +171,7 @@ def test_a_tag_fetches_the_hubs_file(file_of, photographs, monkeypatch, tmp_path
     ("name", "weights", "options", "sentence"),
     [
         ("vit_bas_patch16_224", "random:0", {}, r"no model 'vit_bas_patch16_224' \(did you mean 'vit_base_patch16_"),
-        ("test_vit.r160_in2k", "random:0", {}, "no weights tagged 'r160_in2k' .did you mean 'r160_in1k'"),
+        ("test_vit.r160_in2k", "random:0", {}, "Invalid pretrained tag .r160_in2k"),
         ("test_vit4", None, {}, "timm has no weights of timm:test_vit4; give --visual-weights FILE"),
         ("test_vit", "absent.pth", {}, "'absent.pth' are no file, nor 'imagenet'"),
         ("test_vit", "random:0", {"layer": 6}, "no layer 6; choose one from 0 to 5, or from -1, the last, down to -6"),

@@ -89,9 +89,10 @@ def _building(spec: EncoderSpec) -> Iterator[None]:
         raise
     except Exception as error:
         size = f" for images of {spec.image_size} pixels" if spec.image_size else ""
+        what = f"{spec.name}, weights {spec.weights}," if spec.weights else spec.name
         advice = "leave --image-size out, or choose another" if size else "check its weights, or the connection"
         raise EncoderError(
-            f"{spec.name} cannot be loaded{size} ({type(error).__name__}: {reason(error)}); {advice}"
+            f"{what} cannot be loaded{size} ({type(error).__name__}: {reason(error)}); {advice}"
         ) from error
 
 

@@ -3,23 +3,21 @@
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import huggingface_hub.utils.logging as hub_logging
 import torch
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import logging as transformers_logging
 
 from ...errors import EncoderError
-from ...wording import reason
 from ..weights import digest, misfits, require_finite
 
 _HUB_ID = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?:@(\w[\w./-]*))?")
-_FILES = {"text": "the tokenizer's files", "image": "preprocessor_config.json"}
 _OTHERS = {"text": "vis", "image": "text"}  # how the names of the other tower's parts begin
 
 T = TypeVar("T")
@@ -65,29 +63,25 @@ def load_from(source: str, kind: Literal["text", "image"], trust: bool, load: Ca
     """Return what `load` makes of a folder or a model id; the hub is asked only for what its cache lacks.
 
     Raises:
-        EncoderError: there is no such model, it is incomplete, or it needs code of its own without `trust`.
+        EncoderError: there is no such folder, or the model needs code of its own without `trust`.
     """
     found = Checkpoint(source, kind, trust)
     if not found.is_folder and not _HUB_ID.fullmatch(source):
         raise EncoderError(f"{found}: there is no such folder; give a folder or a hub id")
-    for offline in [True] if found.is_folder else [True, False]:
-        if not offline:
-            print(f"Fetching {found} from the Hugging Face hub, into its cache.", file=sys.stderr)
-        try:
-            with quiet():
-                return load(Checkpoint(source, kind, trust, offline))
-        except EncoderError:
+    try:
+        with quiet():
+            return load(found)
+    except EncoderError:
+        raise
+    except Exception as error:  # these libraries raise all kinds of errors on damaged or missing files
+        if "trust_remote_code" in str(error):
+            sentence = f"{found} come with a program of their own; read it, and give --trust to run it"
+            raise EncoderError(sentence) from error
+        if found.is_folder:
             raise
-        except Exception as error:  # these libraries raise all kinds of errors on damaged or missing files
-            cause = error
-            if "trust_remote_code" in str(error):
-                raise EncoderError(
-                    f"{found} come with a program of their own; read it, and give --trust to run it"
-                ) from error
-    raise EncoderError(
-        f"{found} cannot be loaded ({reason(cause)}); a hub id needs a connection, and a folder config.json, the"
-        f" weights and {_FILES[kind]}"
-    ) from cause
+    print(f"Fetching {found} from the Hugging Face hub, into its cache.", file=sys.stderr)
+    with quiet():
+        return load(replace(found, offline=False))
 
 
 def load_model(checkpoint: Checkpoint, auto: Any, **options: Any) -> tuple[Any, bool, str | None]:
@@ -128,19 +122,21 @@ def load_model(checkpoint: Checkpoint, auto: Any, **options: Any) -> tuple[Any, 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the libraries' logs and bars while they load or save; what matters becomes an error here."""
-    logs: list[Any] = [transformers_logging, hub_logging]  # their functions have no types
-    bars, levels = logs[0].is_progress_bar_enabled(), [log.get_verbosity() for log in logs]
-    logs[0].disable_progress_bar()
-    for log in logs:
-        log.set_verbosity(logging.CRITICAL)
+    """Silence the libraries' logs, warnings, bars and prints while they load; what matters becomes an error here."""
+    disabled, handler = logging.root.manager.disable, logging.NullHandler()
+    bars = transformers_logging.is_progress_bar_enabled()
+    logging.root.addHandler(handler)  # without any, a library's call makes one that stays
+    logging.disable(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stdout(sys.stderr), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
     finally:
-        for log, level in zip(logs, levels, strict=True):
-            log.set_verbosity(level)
+        logging.root.removeHandler(handler)
+        logging.disable(disabled)
         if bars:
-            logs[0].enable_progress_bar()
+            transformers_logging.enable_progress_bar()
 
 
 def plain(value: Any) -> Any:

@@ -1,7 +1,6 @@
 """How a folder of sentence-transformers makes one vector of a text: the library's modules after its Transformer."""
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +33,10 @@ class Pooling:
         self.described = ", ".join([*map(str, modes), *kinds])
         library = load_library("sentence_transformers.util", "sentences")
         name, options = checkpoint.place
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of where older folders find the modules
-            made = [
-                library.import_from_string(part["type"]).load(name, subfolder=part["path"], **options)
-                for part in self._parts
-            ]
+        made = [
+            library.import_from_string(part["type"]).load(name, subfolder=part["path"], **options)
+            for part in self._parts
+        ]
         self._modules: list[Any] = [module.eval().requires_grad_(False) for module in made]
 
     def pool(self, states: Tensor, inside: Tensor) -> Tensor:

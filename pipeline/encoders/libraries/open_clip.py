@@ -5,12 +5,8 @@ Source: open_clip's README, "Usage", and `forward_intermediates` of its models.
 
 import hashlib
 import json
-import logging
 import re
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -203,7 +199,7 @@ def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str
         settings["pretrained"] = tag
     elif tag:
         settings["force_preprocess_cfg"] = library.get_pretrained_cfg(arch, tag)
-    with _silent(), weights.seeded(source if isinstance(source, int) else 0):
+    with quiet(), weights.seeded(source if isinstance(source, int) else 0):
         model = library.create_model(arch, **settings)
         if isinstance(source, int):
             described["weights"] = f"random:{source}"
@@ -238,21 +234,6 @@ def _config(library: Any, arch: str, tag: str, published: bool) -> dict[str, Any
             f" open_clip:{arch}-quickgelu/{tag}"
         )
     return config
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Silence open_clip, which logs and warns of what becomes an error here, and prints."""
-    logger, handler, disabled = logging.getLogger(), logging.NullHandler(), logging.root.manager.disable
-    logger.addHandler(handler)  # without any, logging makes one that stays
-    logging.disable(logging.CRITICAL)
-    try:
-        with quiet(), redirect_stdout(sys.stderr), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
-        logger.removeHandler(handler)
 
 
 def _fill(model: Any, spec: EncoderSpec, state: dict[str, Tensor], tower: str) -> bool:

@@ -4,8 +4,6 @@ Source: timm's documentation, "Feature Extraction" and "Quickstart".
 """
 
 import math
-import sys
-from contextlib import redirect_stdout
 from typing import Any
 
 import torch
@@ -97,7 +95,7 @@ def _load(timm: Any, spec: EncoderSpec, config: Any, size: tuple[int, ...]) -> n
     elif source is None:
         if not config.has_weights:
             raise EncoderError(f"timm has no weights of {spec.name}; give --visual-weights FILE or random:SEED")
-        with quiet(), redirect_stdout(sys.stderr):
+        with quiet():
             network = timm.create_model(config.architecture, pretrained=True, **arguments)
     else:
         network = _of_file(timm, spec, config, weights.read_weights(source, spec.trust), arguments)

@@ -60,7 +60,7 @@ def test_a_set_keeps_the_commit_when_a_branch_moves(cache, tiny_dataset, text):
 
 @pytest.mark.parametrize("name", ["someone/bert@nowhere", "someone/bert@", "someone/bert@-x", "someone/bert@v1 0"])
 def test_a_revision_that_is_not_there_is_a_sentence(cache, name):
-    refused(f"weights '{name}'", text_encoder, f"hf:{name}")
+    refused(f"{name}.* (cannot be loaded|no such folder)", text_encoder, f"hf:{name}")
 
 
 def test_a_folder_may_have_an_at_in_its_name(cache):

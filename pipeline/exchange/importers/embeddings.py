@@ -21,7 +21,7 @@ from ...data.caption_files import caption_rows
 from ...data.manifest import Columns
 from ...errors import require_pyarrow
 from ...wording import some_of
-from .source import Source, SourceError, Table, require_fitting, sha256, shown
+from .source import Source, SourceError, Table, map_floats, require_fitting, sha256
 
 _AT_ONCE = 1024  # rows compared
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
@@ -34,7 +34,7 @@ class Matrix(Table):
     """A vector a row, of one file or several; SourceError if one is no matrix of floats, or of another width."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths, self.parts = paths, [_matrix(path) for path in paths]
+        self.paths, self.parts = paths, [map_floats(path, 2) for path in paths]
         self.channels = self.parts[0].shape[1]
         for path, part in zip(paths, self.parts, strict=True):
             if part.shape[1] != self.channels:
@@ -69,17 +69,6 @@ class Matrix(Table):
         arrays["global"][at[finite]] = values[finite]
         lost = zip(at[~finite].tolist(), entries[~finite].tolist(), strict=True)
         return {place: f"{self.place(entry)} holds NaN or infinity" for place, entry in lost}
-
-
-def _matrix(path: Path) -> np.ndarray:
-    """Map a file into memory."""
-    try:
-        matrix: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
-        raise SourceError(f"{path} cannot be read as a matrix ({error}); copy the file again") from error
-    if matrix.ndim != 2 or 0 in matrix.shape or matrix.dtype.kind != "f":
-        raise SourceError(f"{path} is {shown(matrix)}, not a matrix of float16 or float32, a row an embedding")
-    return matrix
 
 
 def open_folder(folder: Path) -> Source:

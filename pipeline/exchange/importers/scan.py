@@ -14,7 +14,7 @@ import numpy as np
 
 from ...data.regions import Regions
 from ...documents import DocumentError, read_json
-from .source import RegionTable, SourceError, sha256, shown
+from .source import RegionTable, SourceError, map_floats, sha256
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.
 _SPLITS = {"train": "train", "dev": "val", "testall": "test", "test": "test"}
@@ -39,7 +39,7 @@ class ScanRegions(RegionTable):
         self.splits: list[str | None] = []
         files = [mapping] if file_names else []
         for path in paths:
-            shape = _open(path).shape
+            shape = map_floats(path, 2, 3).shape
             self.channels = shape[-1] if path == paths[0] else self.channels
             if shape[-1] != self.channels:
                 other = f"{shape[-1]} channels where {paths[0].name} has {self.channels}"
@@ -55,26 +55,13 @@ class ScanRegions(RegionTable):
     def read(self, entry: int) -> Regions:
         """Return the features of one entry."""
         path, first, repeat = self._places[entry]
-        rows = _open(path)[first : first + repeat]
+        rows = map_floats(path, 2, 3)[first : first + repeat]
         if any(not np.array_equal(rows[0], row, equal_nan=True) for row in rows[1:]):
             raise SourceError(
                 f"{path} has as many rows as captions, but rows {first} to {first + repeat - 1} of image"
                 f" '{self.keys[entry]}' differ; the arrays do not belong to these ids and captions"
             )
         return Regions(np.array(rows[0] if rows.ndim == 3 else rows[:1]))
-
-
-def _open(path: Path) -> np.ndarray:
-    """Map an array of features into memory; a mapping that is let go frees what was read through it."""
-    try:
-        values = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # a damaged header may make NumPy raise anything
-        raise SourceError(f"{path} is no array of numbers or was cut off; download it again") from error
-    if values.ndim not in (2, 3) or 0 in values.shape or values.dtype.kind != "f":
-        raise SourceError(
-            f"{path} must hold floats, images x regions x channels, but holds {shown(values)}; check --source"
-        )
-    return np.asarray(values)
 
 
 def _beside(path: Path, kind: str) -> Path:

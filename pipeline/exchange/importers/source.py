@@ -124,6 +124,18 @@ def require_fitting(values: np.ndarray, dtype: np.dtype[Any]) -> None:
         raise CacheError(f"a value of {peak:.3g} is beyond {dtype}; import with --dtype float32")
 
 
+def map_floats(path: Path, *dimensions: int) -> np.ndarray:
+    """Map an array of floats into memory; a mapping that is let go frees what was read through it."""
+    try:
+        values: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header may make NumPy raise anything
+        raise SourceError(f"{path} is no array of numbers, or was cut off; copy it again") from error
+    if values.ndim not in dimensions or 0 in values.shape or values.dtype.kind != "f":
+        expected = " or ".join(map(str, dimensions))
+        raise SourceError(f"{path} is {shown(values)}, not floats in {expected} dimensions; check --source")
+    return values
+
+
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:

@@ -194,9 +194,15 @@ FAULTS = {
         r"metadata_01.parquet has 20 rows, .* 19 images and 20 cap",
     ),
     "another width": (change("text_emb", 1, lambda m: m[:, :5]), r"text_emb_01.npy is 5 wide and text_emb_00.npy 16"),
-    "whole numbers": (change("img_emb", 0, lambda m: (9 * m).astype(np.int8)), r"is int8 20 x 16, not a matrix of"),
-    "one vector": (change("img_emb", 0, lambda m: m[0]), r"is float16 16, not a matrix"),
-    "objects": (change("img_emb", 0, lambda m: m.astype(object)), r"img_emb_00.npy cannot be read as a matrix"),
+    "whole numbers": (
+        change("img_emb", 0, lambda m: (9 * m).astype(np.int8)),
+        r"is int8 20 x 16, not floats in 2 dimensions",
+    ),
+    "one vector": (change("img_emb", 0, lambda m: m[0]), r"is float16 16, not floats in 2"),
+    "objects": (
+        change("img_emb", 0, lambda m: m.astype(object)),
+        r"img_emb_00.npy is no array of numbers, or was cut off",
+    ),
     "no texts": (
         lambda source: shutil.rmtree(source / "text_emb"),
         r"lacks text_emb_0, text_emb_1, text_emb_2; complete",
@@ -215,7 +221,7 @@ FAULTS = {
         change("metadata", 1, lambda t: t.set_column(0, "image_path", pa.array(["x.jpg"] * 20))),
         r"row 0 of img_emb_01.npy and row 1 of img_emb_01.npy are of 'x.jpg' and differ",
     ),
-    "cut npy": (cut("img_emb"), r"img_emb_00.npy cannot be read as a matrix"),
+    "cut npy": (cut("img_emb"), r"img_emb_00.npy is no array of numbers, or was cut off"),
     "cut parquet": (cut("metadata"), r"metadata_00.parquet is no Parquet file, is damaged or was cut off"),
 }
 

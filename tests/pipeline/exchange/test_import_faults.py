@@ -124,11 +124,13 @@ def lines(path, change):
 
 
 FAULTS_OF_SCAN = {
-    r"train_ims\.npy is no array of numbers or was cut off": lambda f: cut(f / "train_ims.npy"),
-    r"dev_ims\.npy is no array of numbers or was cut": lambda f: (f / "dev_ims.npy").write_bytes(pickle.dumps([1])),
-    r"dev_ims\.npy is no array of numbers or": lambda f: np.save(f / "dev_ims.npy", np.array([Bomb()], dtype=object)),
-    r"holds int64 6 x 4 x 16; check": lambda f: np.save(f / "dev_ims.npy", np.zeros((6, 4, 16), int)),
-    r"holds float64 6; check --source": lambda f: np.save(f / "dev_ims.npy", np.zeros(6)),
+    r"train_ims\.npy is no array of numbers, or was cut off": lambda f: cut(f / "train_ims.npy"),
+    r"dev_ims\.npy is no array of numbers, or was cut": lambda f: (f / "dev_ims.npy").write_bytes(pickle.dumps([1])),
+    r"dev_ims\.npy is no array of numbers, or": lambda f: np.save(f / "dev_ims.npy", np.array([Bomb()], dtype=object)),
+    r"is int64 6 x 4 x 16, not floats in 2 or 3 dimensions; check": lambda f: np.save(
+        f / "dev_ims.npy", np.zeros((6, 4, 16), int)
+    ),
+    r"is float64 6, not floats in 2 or 3 dimensions; check --source": lambda f: np.save(f / "dev_ims.npy", np.zeros(6)),
     r"has 3 channels where train_ims\.npy has 16": lambda f: np.save(f / "dev_ims.npy", np.zeros((6, 4, 3))),
     r"dev_caps\.txt is missing": lambda f: (f / "dev_caps.txt").unlink(),
     r"dev_ids\.txt is missing": lambda f: (f / "dev_ids.txt").unlink(),

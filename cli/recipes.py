@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
@@ -29,16 +28,16 @@ def recipes(context: click.Context) -> None:
     from ..heads.recipes.names import headlines
 
     known = headlines()
-    width = 2 + max(len(recipe.name) for recipe in known)
+    width = 2 + max(len(recipe["name"]) for recipe in known)
     rows = [name for name, row in ROWS.items() if row.images is not None]  # that recipes expect a value of
     lines = [f"{'RSUM of the paper':{width}}{''.join(f'{ROWS[row].title:>9}' for row in rows)}  reaches"]
     for recipe in known:
-        variant = "/" in recipe.name
-        expected = [recipe.expected.get(row) for row in rows]
+        variant = "/" in recipe["name"]
+        expected = [recipe["expected"].get(row) for row in rows]
         numbers = "".join(f"{'-' if rsum is None else format(rsum, 'g'):>9}" for rsum in expected)
-        name = f"  {recipe.name}" if variant else recipe.name
-        lines.append(f"{name:{width}}{numbers}  {recipe.reaches:8}  {'' if variant else recipe.paper}".rstrip())
-    show([asdict(recipe) for recipe in known], lines)
+        name, paper = f"{variant * '  '}{recipe['name']}", "" if variant else recipe["paper"]
+        lines.append(f"{name:{width}}{numbers}  {recipe['reaches']:8}  {paper}".rstrip())
+    show(known, lines)
 
 
 @recipes.command("show")

@@ -1,7 +1,6 @@
 """The names and files of recipes, without torch; the package's docstring says where each name is."""
 
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,23 +19,6 @@ class Layer(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True)
-class Headline:
-    """A bundled recipe in a list.
-
-    Attributes:
-        name: of the recipe.
-        reaches: ``cache`` or ``finetune``.
-        paper: where it was published.
-        expected: RSUM of the paper's row, by `evaluation.paper_rows.ROWS`; None where it has none.
-    """
-
-    name: str
-    reaches: str
-    paper: str
-    expected: dict[str, float | None]
-
-
 def recipe_names() -> list[str]:
     """Return the names of the bundled recipes: ``system`` or ``system/variant``."""
     names = []
@@ -50,14 +32,14 @@ def recipe_file(recipe: str) -> Path:
     return _find(recipe)[0]
 
 
-def headlines() -> list[Headline]:
-    """Return what a list says of the bundled recipes; their parts are not checked, which would take torch."""
+def headlines() -> list[dict[str, Any]]:
+    """Return ``name``, ``reaches``, ``paper`` and ``expected`` RSUM, by row, of the bundled recipes, without torch."""
     found = []
     for name in recipe_names():
         said: dict[str, Any] = {}
         for layer in reversed(lineage(name)):
             said |= layer.values | {"expected": said.get("expected", {}) | layer.values.get("expected", {})}
-        found.append(Headline(name, said["reaches"], said["paper"], said["expected"]))
+        found.append({"name": name, **{key: said[key] for key in ("reaches", "paper", "expected")}})
     return found
 
 

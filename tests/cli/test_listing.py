@@ -57,9 +57,9 @@ def test_h_is_help():
 
 def test_headlines_are_what_the_recipes_resolve_to():
     for found in headlines():
-        recipe = load_recipe(found.name, ["model.dim=8"])
-        assert (found.reaches, found.paper) == (recipe.reaches, recipe.paper)
-        assert found.expected == recipe.to_dict()["expected"]
+        recipe = load_recipe(found["name"], ["model.dim=8"])
+        assert (found["reaches"], found["paper"]) == (recipe.reaches, recipe.paper)
+        assert found["expected"] == recipe.to_dict()["expected"]
 
 
 @pytest.mark.parametrize("words", [["recipes"], ["list", "losses"], ["eval", "nonexistent"], ["-h"]])

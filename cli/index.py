@@ -38,9 +38,10 @@ def index(run: str, out: Path, store: str | None, split: str, factory: str | Non
     xret search run "a red square beside a blue circle" --index run.index
     """
     require_there([run])
-    from ..heads.retrieval.indexing import index_run
+    from ..heads.retrieval.index import index_run
+    from ..heads.retrieval.retriever import Retriever
 
-    built = index_run(run, out, store, split=split, device=device, factory=factory, recall=recall)
+    built = index_run(Retriever(run, store=store, split=split, device=device), out, factory=factory, recall=recall)
     lines = [f"{out}: index of {run}"]
     for name, facts in built.items():
         lines.append(

@@ -9,7 +9,7 @@ from ..pipeline.wording import counted, printable
 from .parsing import Sectioned, require_there, show
 
 if TYPE_CHECKING:
-    from ..heads.retrieval.hits import Hit
+    from ..heads.retrieval.gallery import Hit
 
 
 def run_options(command: Any) -> Any:
@@ -77,7 +77,6 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, **optio
     xret search run --images holiday "a red boat"
     """
     require_there([run])
-    from ..heads.retrieval.queries import unknown_sentence
     from ..heads.retrieval.retriever import Retriever
 
     if len(words) > 1:
@@ -86,8 +85,6 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, **optio
         raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
     retriever = Retriever(run, **options)
     encoded = retriever.encode_query(image or words[0])
-    if encoded.unknown:
-        click.echo(printable(unknown_sentence(encoded.unknown)), err=True)
     hits = retriever.search(encoded, k)
     count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
     where = options["images"] or f"{retriever.cache.url}, split {retriever.split}"

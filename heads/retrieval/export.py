@@ -13,7 +13,7 @@ and ``captions``; of a Gaussian ``images.mean`` and ``images.log_variance``, of 
 """
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ from ...pipeline.files import making, making_file, require_new
 from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
 from ..modules.padding import valid_rows
 from .gallery import Gallery
-from .hits import Modality
 from .retriever import Retriever
 
 _HEADER = 90_000_000  # bytes of metadata that readers of safetensors surely take
@@ -42,32 +41,24 @@ About = dict[str, Any]
 def export_embeddings(retriever: Retriever, out: str | Path) -> About:
     """Write the embeddings of a gallery's images and captions, and what they belong to; whole, or not at all.
 
-    Args:
-        retriever: of the run, store and split.
-        out: a new ``.parquet`` or ``.safetensors`` file, or folder (without a suffix, or ending in ``.npy``).
+    `out` is a new ``.parquet`` or ``.safetensors`` file, or a folder (without a suffix, or ending in ``.npy``).
 
     Returns:
-        What every file says of itself: `format` and `version` of these files, the names of `run` and `recipe`, the
-        `similarity` with its arguments, `dataset`, `manifest_sha256` and `split`, and the `kind` of the embeddings;
-        and beside that `out`, how many `images` and `captions`, the `shapes` of the arrays, and the `bytes` of all.
+        What every file says of itself, and `out`, how many `images` and `captions`, the `shapes` of the arrays, and the
+        `bytes` of all.
 
     Raises:
         OutputError: `out` exists already.
         RunError: it ends in something else or cannot be written; or the run is damaged.
-        CacheError: store or split do not fit.
     """
     out = Path(out)
-    writers: dict[str, Callable[[Path, Gallery, Arrays, About], None]] = {
-        ".parquet": _write_parquet,
-        ".safetensors": _write_safetensors,
-        ".npy": _write_folder,
-        "": _write_folder,
-    }
-    write = writers.get(out.suffix)
-    if write is None:
+    folder = out.suffix in ("", ".npy")
+    writers: dict[str, Callable[[Path, Gallery, Arrays, About], None]]
+    writers = {".parquet": _write_parquet, ".safetensors": _write_safetensors}
+    if not folder and out.suffix not in writers:
         raise RunError(f"{out}: export to a file ending in .parquet or .safetensors, or to a folder of .npy files")
-    require_new(out, folder=write is _write_folder)
-    if write is _write_parquet:
+    require_new(out, folder=folder)
+    if out.suffix == ".parquet":
         _pyarrow()
     gallery, run = retriever.gallery, retriever.run
     about: About = {
@@ -81,41 +72,37 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> About:
         "split": gallery.split,
         "kind": kind_of(gallery.images),
     }
-    arrays = _arrays("images", gallery.images) | _arrays("captions", gallery.captions)
+    arrays = {
+        modality if name == "embedding" else f"{modality}.{name}": part.cpu().numpy()
+        for modality, embedding in (("images", gallery.images), ("captions", gallery.captions))
+        for name, part in tensors_of(embedding).items()
+    }
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
-    appearing = making if write is _write_folder else making_file
-    with appearing(out, RunError, "choose another --out") as partial:
-        write(partial, gallery, arrays, about)
+    with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
+        writers.get(out.suffix, _write_folder)(partial, gallery, arrays, about)
     return about | {
         "out": str(out),
         "images": len(gallery.image_ids),
         "captions": len(gallery.texts),
         "shapes": {name: list(array.shape) for name, array in arrays.items()},
-        "bytes": sum(file.stat().st_size for file in ([out] if out.is_file() else out.iterdir())),
+        "bytes": sum(file.stat().st_size for file in (out.iterdir() if folder else [out])),
     }
-
-
-def _arrays(modality: Modality, embedding: Embedding) -> Arrays:
-    """Return an embedding as arrays, by the names above."""
-    names = {name: modality if name == "embedding" else f"{modality}.{name}" for name in tensors_of(embedding)}
-    return {names[name]: part.cpu().numpy() for name, part in tensors_of(embedding).items()}
 
 
 def _write_folder(folder: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
     images = zip(gallery.image_ids, gallery.file_names, strict=True)
-    _write_lines(folder / "images.jsonl", ({"id": id_, "file_name": name} for id_, name in images))
-    rows = zip(gallery.caption_ids, gallery.caption_image.tolist(), gallery.texts, strict=True)
-    captions = ({"id": id_, "image_id": gallery.image_ids[row], "caption": text} for id_, row, text in rows)
-    _write_lines(folder / "captions.jsonl", captions)
+    captions = zip(gallery.caption_ids, gallery.caption_image.tolist(), gallery.texts, strict=True)
+    rows = {
+        "images": [{"id": id_, "file_name": name} for id_, name in images],
+        "captions": [{"id": id_, "image_id": gallery.image_ids[row], "caption": text} for id_, row, text in captions],
+    }
+    for modality, lines in rows.items():
+        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        (folder / f"{modality}.jsonl").write_text(text, encoding="utf-8")
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-
-
-def _write_lines(path: Path, values: Iterable[dict[str, str]]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
 
 
 def _write_safetensors(path: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
@@ -146,16 +133,15 @@ def _write_parquet(path: Path, gallery: Gallery, _arrays: Arrays, about: About) 
 
 def _columns(pa: Any, embedding: Embedding) -> dict[str, Any]:
     """Return the columns that hold an embedding, by name."""
-    if kind_of(embedding) in ("vector", "gaussian"):
-        return {name: _lists(pa, part) for name, part in tensors_of(embedding).items()}
+
+    def lists(rows: Tensor) -> Any:
+        return pa.FixedSizeListArray.from_arrays(pa.array(rows.cpu().numpy().reshape(-1)), rows.shape[1])
+
     if isinstance(embedding, Sequence):
         rows, length = embedding.rows[valid_rows(*embedding)], embedding.length
-    else:
-        assert isinstance(embedding, Tensor)
+    elif isinstance(embedding, Tensor) and embedding.ndim == 3:
         rows, length = embedding.flatten(0, 1), torch.full(embedding.shape[:1], embedding.shape[1])
+    else:
+        return {name: lists(part) for name, part in tensors_of(embedding).items()}
     offsets = functional.pad(length.cumsum(0), (1, 0)).cpu().numpy()
-    return {"embedding": pa.LargeListArray.from_arrays(offsets, _lists(pa, rows))}
-
-
-def _lists(pa: Any, rows: Tensor) -> Any:
-    return pa.FixedSizeListArray.from_arrays(pa.array(rows.cpu().numpy().reshape(-1)), rows.shape[1])
+    return {"embedding": pa.LargeListArray.from_arrays(offsets, lists(rows))}

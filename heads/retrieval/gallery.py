@@ -1,35 +1,73 @@
-"""The gallery of a run: the images and captions of a split of a store, embedded when they are first asked for."""
+"""What a run searches: the images and captions of a split, embedded when they are first asked for; and the answers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ...pipeline.data.images import PictureFile
 from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
+from ...pipeline.errors import RunError
 from ...pipeline.reading.reattachment import find_pictures
-from ...pipeline.store import FeatureCache
 from ..evaluation.scoring import BATCH, embed_all
-from ..model import Model
-from ..modules.embedding import Embedding, concatenate, each
+from ..modules.embedding import Embedding, Gaussian, concatenate, each
 from ..runs.features import split_of_run
-from ..runs.run import Run
-from .hits import Hit, Modality, best, hits_of
+
+if TYPE_CHECKING:
+    from .retriever import Retriever
+
+Modality = Literal["images", "captions"]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result of a search: an image with its `file_name` below the image folder, or a `caption`, the text.
+
+    `rank` counts from 1, `id` is the image's, or the caption's number, `score` the run's similarity (larger is closer),
+    and `uncertainty` that of a Gaussian, see `Gaussian.log_determinant`.
+    """
+
+    rank: int
+    id: str
+    score: float
+    file_name: str | None = None
+    caption: str | None = None
+    uncertainty: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is known, ready for JSON."""
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+
+def best(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the k highest of `scores` [N] and their `rows` [N], best first, ties by row; all where N < k.
+
+    RunError where a score is not finite.
+    """
+    if not np.isfinite(scores).all():
+        raise RunError("the model gives similarities that are not finite: its weights are damaged, train it again")
+    if len(scores) > k:
+        kept = scores >= np.partition(scores, -k)[-k]
+        rows, scores = rows[kept], scores[kept]
+    order = np.lexsort((rows, -scores))[:k]
+    return rows[order], scores[order]
+
+
+def uncertainty(embedding: Embedding) -> Tensor | None:
+    """Return the uncertainty of B Gaussians, [B], see `Gaussian.log_determinant`; None for other embeddings."""
+    return embedding.log_determinant() if isinstance(embedding, Gaussian) else None
 
 
 class Searched(ABC):
-    """Samples that a run searches."""
-
-    @abstractmethod
-    def of(self, modality: Modality) -> Embedding:
-        """Return the embeddings of a modality."""
+    """Samples that a run searches, with their embeddings as `images` and, if there are any, `captions`."""
 
     @abstractmethod
     def names(self, modality: Modality) -> tuple[list[str], list[str]]:
@@ -39,44 +77,32 @@ class Searched(ABC):
     def picture(self, row: int) -> PictureFile | Path:
         """Return the content of the image in a row; of a folder of frames, or a missing file, the path."""
 
+    def of(self, modality: Modality) -> Embedding:
+        """Return the embeddings of a modality, float32."""
+        embedding: Embedding = getattr(self, modality)
+        return embedding
+
     def hits(self, modality: Modality, rows: np.ndarray, scores: np.ndarray, items: Embedding) -> list[Hit]:
         """Return samples of a modality, best first, as hits; `items` are their embeddings."""
-        ids, labels = ([texts[row] for row in rows] for texts in self.names(modality))
-        return hits_of(modality, ids, labels, scores, items)
+        ids, labels = self.names(modality)
+        field, spread = "file_name" if modality == "images" else "caption", uncertainty(items)
+        spreads = [None] * len(rows) if spread is None else spread.tolist()
+        ranked = enumerate(zip(rows.tolist(), scores.tolist(), spreads, strict=True), 1)
+        return [
+            Hit(rank, ids[row], score, uncertainty=one, **{field: labels[row]}) for rank, (row, score, one) in ranked
+        ]
 
     def best(self, modality: Modality, scores: Tensor, k: int) -> list[Hit]:
-        """Return the k samples of a modality with the largest `scores` [N], best first; see `hits.best`."""
+        """Return the k samples of a modality with the largest `scores` [N], best first; see `best`."""
         rows, highest = best(np.arange(len(scores)), scores.cpu().numpy(), k)
         return self.hits(modality, rows, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
 
-    def best_of_elements(self, modality: Modality, elements: Tensor, k: int) -> list[list[Hit]]:
-        """Return for each of K elements [K, D] the samples, which are sets, that have the element nearest to it.
-
-        The score is the largest cosine of the element with those of the sample.
-        """
-        items, elements = self.of(modality), functional.normalize(elements, dim=-1)
-        assert isinstance(items, Tensor)
-        slots = functional.normalize(items, dim=-1).unbind(1)
-        scores = torch.stack([torch.einsum("kd,nd->nk", elements, slot) for slot in slots]).amax(0)
-        return [self.best(modality, column, k) for column in scores.unbind(1)]
-
 
 class Gallery(Searched):
-    """The usable images and captions of a split, I and C of them, in the order of the store.
-
-    Args:
-        run: the run.
-        model: its model, on `device`.
-        cache: the store.
-        split: whose samples.
-        device: where the embeddings are.
-        data_root: finds the image files, see `reattachment.find_pictures`; needed for `picture` only.
+    """The usable images and captions of a retriever's split, I and C of them, in the order of the store.
 
     Attributes:
-        dataset: the name of the data set.
-        split: as given.
-        image_ids: as the store has them, I.
-        file_names: of the images below their folder, I.
+        image_ids, file_names: of the images, I.
         caption_ids: the captions' numbers, as text, C; their rows in the store where numbers stand twice.
         texts: the captions, C.
         caption_image: the row of each caption's image, int64 [C].
@@ -86,12 +112,11 @@ class Gallery(Searched):
         CacheError: the split is unknown, empty or not complete.
     """
 
-    def __init__(
-        self, run: Run, model: Model, cache: FeatureCache, split: str, device: torch.device, data_root: Path | None
-    ) -> None:
-        self._model, self._cache, self._device, self._data_root = model, cache, device, data_root
-        self._batches = batches = split_of_run(run, cache, split, model, device)
-        self.dataset, self.split = cache.dataset, split
+    def __init__(self, retriever: "Retriever") -> None:
+        self._retriever, cache = retriever, retriever.cache
+        self.dataset, self.split = cache.dataset, retriever.split
+        batches = split_of_run(retriever.run, cache, self.split, retriever.model, retriever.device)
+        self._batches = batches
         self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         numbers = cache.sentids(begin, end)[batches.caption_rows - begin]
@@ -110,18 +135,15 @@ class Gallery(Searched):
         """The captions' embeddings, float32: [C, D], [C, K, D], or a Gaussian or Sequence of C."""
         return concatenate(list(self.embedded("captions")))
 
-    def of(self, modality: Modality) -> Embedding:
-        """Return the embeddings of a modality."""
-        return self.images if modality == "images" else self.captions
-
     def embedded(self, modality: Modality) -> Iterator[Embedding]:
         """Yield the embeddings of a modality batch by batch, for galleries that do not fit in memory."""
+        model = self._retriever.model
         if modality == "images":
-            embed, parts = self._model.embed_images, self._batches.image_features(BATCH)
+            embed, parts = model.embed_images, self._batches.image_features(BATCH)
         else:
-            embed, parts = self._model.embed_captions, self._batches.caption_features(BATCH)
+            embed, parts = model.embed_captions, self._batches.caption_features(BATCH)
         for features in parts:
-            with within_memory(self._device):
+            with within_memory(self._retriever.device):
                 yield embed_all(embed, [features])
 
     def names(self, modality: Modality) -> tuple[list[str], list[str]]:
@@ -131,7 +153,7 @@ class Gallery(Searched):
     @cached_property
     def pictures(self) -> PictureReader:
         """What opens the images by their file names; CacheError or ManifestError where they are missing."""
-        return find_pictures(self._cache, self._data_root)
+        return find_pictures(self._retriever.cache, self._retriever.data_root)
 
     def picture(self, row: int) -> PictureFile | Path:
         """Return the content of the image in a row; errors as of `pictures`."""

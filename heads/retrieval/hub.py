@@ -66,18 +66,11 @@ print(retriever.similarity(images, captions))
 
 
 def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = None) -> Path:
-    """Write a run as the hub has models; whole, or not at all.
+    """Write a run as the hub has models, into a new folder; `repo` is what the model card calls it, ``user/name``.
 
     Where the weights of an encoder were named to `retriever` as a hub id, the folder names them, too; a file or
-    folder of this machine must be named again where the run is loaded.
-
-    Args:
-        retriever: of the run.
-        folder: to be made.
-        repo: what the model card calls it, ``user/name``; None: the folder.
-
-    Raises:
-        RunError: the folder exists or cannot be written; the run has no finished epoch, or is damaged.
+    folder of this machine must be named again where the run is loaded. RunError where the folder exists or cannot be
+    written; or the run has no finished epoch, or is damaged.
     """
     folder, run = Path(folder), retriever.run
     if folder.exists():
@@ -98,15 +91,10 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
 
 
 def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
-    """Put a run on the hub, as the user who is logged in there (`hf auth login`); return its address.
+    """Put a run on the hub as ``user/name``, by the account of `hf auth login`; return its address.
 
-    Args:
-        retriever: as for `save_to_folder`.
-        repo: ``user/name``; it is made if there is none, and gets a commit.
-        private: a repository that is made is seen by its owner alone.
-
-    Raises:
-        RunError: the hub refuses or is not reached; else as for `save_to_folder`.
+    A repository that is not there yet is made, `private` or not. Errors are those of `save_to_folder`, and RunError
+    where the hub refuses or is not reached.
     """
     with tempfile.TemporaryDirectory() as parent:
         folder = save_to_folder(retriever, Path(parent, "run"), repo)
@@ -125,8 +113,7 @@ def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
 def local_folder(name: str | Path) -> Path:
     """Return the folder of a run: `name` itself, or, where there is none and it is a hub id, what the hub has of it.
 
-    Raises:
-        RunError: the hub has no such model, or is not reached and it is not in the cache.
+    RunError where the hub has no such model, or is not reached and it is not in the cache.
     """
     found = _HUB_ID.fullmatch(str(name))
     if Path(name).exists() or not found:
@@ -167,17 +154,13 @@ def _naming(origin: Origin, weights: str | None) -> Origin:
     return origin.without_folders()
 
 
-def _is_local(origin: Origin) -> bool:
-    """Return whether the weights that made a set lie in a file or folder of this machine."""
-    source = origin.spec.source if origin.spec else None
-    return source is not None and source.startswith(("/", "./"))
-
-
 def _card(info: RunInfo, repo: str) -> str:
-    recipe = info.recipe
-    parameters: dict[BranchName, str] = {"image": "visual_weights", "text": "text_weights"}
-    loose = [branch for branch in BRANCHES if not info.tuned(branch)]
-    needed = [parameters[branch] for branch in loose if any(map(_is_local, info.origins(branch)))]
+    """Return the model card; its example names the weights that lie in a file or folder of this machine."""
+    recipe, options = info.recipe, ""
+    for branch in BRANCHES:
+        sources = [origin.spec.source or "" for origin in info.origins(branch) if origin.spec]
+        if not info.tuned(branch) and any(source.startswith(("/", "./")) for source in sources):
+            options += f', {"visual" if branch == "image" else "text"}_weights="…"'
     return _CARD.format(
         name=repo.rpartition("/")[2],
         repo=repo,
@@ -190,5 +173,5 @@ def _card(info: RunInfo, repo: str) -> str:
         image_aggregator=recipe.aggregator["image"]["name"],
         text_aggregator=recipe.aggregator["text"]["name"],
         similarity=recipe.similarity["name"],
-        options="".join(f', {name}="…"' for name in needed),
+        options=options,
     )

@@ -1,7 +1,7 @@
-"""Search in large galleries: FAISS proposes candidates, and the run's own similarity ranks them.
+"""Search in large galleries: FAISS proposes candidates, and the run's own similarity ranks them exactly.
 
 Every sample becomes one vector or, of sets and sequences, one for each element. FAISS finds the elements nearest to
-those of a query; their samples are compared with the query exactly, from embeddings that are mapped from the disk.
+those of a query; their samples are compared with the query, from embeddings that are mapped from the disk.
 
     index.json             what was indexed, and how
     images/, captions/     elements.faiss, and the embeddings by the names of `tensors_of`, float32; of sequences the
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,16 +22,20 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from ...pipeline.errors import RunError
+from ...pipeline.files import making
 from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, tensors_of
 from ..modules.padding import valid_rows
 from ..modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
-from .hits import best
+from .gallery import Modality, best
+
+if TYPE_CHECKING:
+    from .retriever import Retriever
 
 # Takes Q queries and N items to their similarities [Q, N], whichever of them are the images.
 Compare = Callable[[Embedding, Embedding], Tensor]
 
 RECORD = "index.json"
-K = 10  # the recall is that of the exact top 10
+K, SAMPLE = 10, 400  # the recall is that of the exact top 10, of so many queries
 DEPTH, MOST_EFFORT = 16, 1024  # elements fetched for an element of the query at effort 1; the largest effort tried
 PER_LIST = 39  # elements that FAISS wants to train a list from
 SMALL = 10_000  # elements that are looked through one after another
@@ -39,12 +43,7 @@ CELLS, VALUES = 1 << 22, 1 << 22  # pairs of elements compared, and numbers read
 
 
 class Items:
-    """N embeddings of one modality, mapped from a folder.
-
-    Attributes:
-        size: elements of a sample; of sequences the mean, at least 1.
-        elements: of all samples together.
-    """
+    """N embeddings of one modality, mapped from a folder: of `elements`, `size` in a sample (of sequences the mean)."""
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
         shapes = facts["shapes"].items()
@@ -62,14 +61,16 @@ class Items:
 
     @staticmethod
     def write(folder: Path, batches: Iterable[Embedding]) -> dict[str, Any]:
-        """Write embeddings batch by batch; return the facts that `Items` needs."""
+        """Write embeddings batch by batch into a new folder; return the facts that `Items` needs."""
+        folder.mkdir(parents=True, exist_ok=True)
         facts: dict[str, Any] = {}
         for batch in batches:
             tensors = tensors_of(each(lambda t: t.detach().cpu(), batch))
             if isinstance(batch, Sequence):
-                tensors = {"rows": tensors["rows"][valid_rows(*each(lambda t: t.cpu(), batch))]}
+                length = tensors["length"]
+                tensors = {"rows": tensors["rows"][valid_rows(tensors["rows"], length)]}
                 with (folder / "length").open("ab") as file:
-                    file.write(batch.length.cpu().numpy().astype(np.int64).tobytes())
+                    file.write(length.numpy().astype(np.int64).tobytes())
             for name, tensor in tensors.items():
                 with (folder / name).open("ab") as file:
                     file.write(tensor.float().contiguous().numpy().data)
@@ -132,13 +133,7 @@ def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -
 
 
 class Index:
-    """One modality of an index, opened for searching.
-
-    Args:
-        folder: of the modality.
-        facts: that `build` returned.
-        similarity: of the run, see `vectors`.
-    """
+    """One modality of an index, opened for searching; `facts` are those that `build` returned."""
 
     def __init__(self, folder: Path, facts: dict[str, Any], similarity: Any) -> None:
         faiss, self._similarity, self._factory = load_faiss(), similarity, facts["factory"]
@@ -152,12 +147,11 @@ class Index:
 
     def set_effort(self, effort: int) -> None:
         """Choose how hard to search: lists to look through (or efSearch / 16), and elements to fetch / 16."""
-        self._depth, name, value = DEPTH * effort, "nprobe", effort
-        if "IVF" not in self._factory:
-            if "HNSW" not in self._factory:
-                return
-            name, value = "efSearch", DEPTH * effort
-        load_faiss().ParameterSpace().set_index_parameter(self._faiss, name, value)
+        self._depth, parameters = DEPTH * effort, load_faiss().ParameterSpace()
+        if "IVF" in self._factory:
+            parameters.set_index_parameter(self._faiss, "nprobe", effort)
+        elif "HNSW" in self._factory:
+            parameters.set_index_parameter(self._faiss, "efSearch", DEPTH * effort)
 
     def candidates(self, query: Embedding, k: int = 1) -> np.ndarray:
         """Return the rows, sorted, that one query is compared with."""
@@ -185,23 +179,11 @@ def build(
     factory: str | None = None,
     recall: float = 0.99,
 ) -> dict[str, Any]:
-    """Build FAISS's index over embeddings, and choose the smallest effort that finds enough of the exact top 10.
+    """Build FAISS's index over what `Items.write` put into `folder`, and add to the `facts` that it returned.
 
-    Args:
-        folder: where `Items.write` put them.
-        facts: that it returned.
-        queries: embeddings of the other modality, to measure the recall with.
-        compare: takes Q queries and N samples to [Q, N].
-        similarity: of the run.
-        factory: for `faiss.index_factory`; None: inverted lists of elements with a byte a dimension, or flat
-            if there are few.
-        recall: wanted.
-
-    Returns:
-        The facts, with `factory`, `effort`, the `recall` that was measured, `samples` and `elements`.
-
-    Raises:
-        RunError: FAISS is missing, or cannot build this.
+    The smallest effort is chosen that finds the wanted `recall` of the exact top 10 of `queries`, embeddings of the
+    other modality. The `factory` is for `faiss.index_factory`; None: inverted lists of elements with a byte a
+    dimension, or flat if there are few. RunError where FAISS is missing, or cannot build this.
     """
     faiss, items, rng = load_faiss(), Items(folder, facts), np.random.default_rng(0)
     lists = max(1, min(round(4 * math.sqrt(items.elements)), items.elements // PER_LIST))
@@ -218,20 +200,43 @@ def build(
         raise RunError(f"FAISS cannot build '{factory}' of {items.elements:,} elements: {reason}") from error
     with (folder / "elements.faiss").open("wb") as file:  # FAISS's own writer does not raise where the disk is full
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 1 << 20))
-    facts = {**facts, "factory": factory, "effort": 1, "samples": len(items), "elements": items.elements}
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    facts |= {"factory": factory, "effort": 1, "samples": len(items), "elements": items.elements, "bytes": size}
     opened = Index(folder, facts, similarity)
     truth = [rows for rows, _ in search_exactly(queries, items, compare, K)]
+    single = [each(itemgetter(slice(row, row + 1)), queries) for row in range(len(truth))]
     for effort in (1 << power for power in range(MOST_EFFORT.bit_length())):
         opened.set_effort(effort)
-        asked = (each(itemgetter(slice(row, row + 1)), queries) for row in range(len(truth)))
-        shares = [
-            len(np.intersect1d(opened.candidates(query, K), rows)) / len(rows)
-            for query, rows in zip(asked, truth, strict=True)
-        ]
+        pairs = zip(single, truth, strict=True)
+        shares = [len(np.intersect1d(opened.candidates(query, K), rows)) / len(rows) for query, rows in pairs]
         facts |= {"effort": effort, "recall": float(np.mean(shares))}
         if facts["recall"] >= recall or DEPTH * effort >= items.elements:
             break
     return facts
+
+
+def index_run(
+    retriever: "Retriever", out: Path, *, factory: str | None = None, recall: float = 0.99
+) -> dict[Modality, dict[str, Any]]:
+    """Make a folder with an index of a gallery's images and one of its captions; it appears when it is whole.
+
+    No modality is held in memory as a whole. Of each the `samples`, `elements`, `factory`, `effort`, `recall` and
+    `bytes` are returned; arguments and errors are those of `build`.
+    """
+    load_faiss()
+    if out.exists():
+        raise RunError(f"{out} exists; take another --out")
+    modalities: tuple[Modality, Modality] = ("images", "captions")
+    with making(out, RunError, "make room, or take another --out") as partial:
+        facts = {name: Items.write(partial / name, retriever.gallery.embedded(name)) for name in modalities}
+        for modality, other in zip(modalities, modalities[::-1], strict=True):
+            queries = Items(partial / other, facts[other])
+            sample = queries[np.sort(np.random.default_rng(1).permutation(len(queries))[:SAMPLE])]
+            compare, similarity = retriever.comparison(modality), retriever.model.compare
+            build(partial / modality, facts[modality], sample, compare, similarity, factory=factory, recall=recall)
+        (partial / RECORD).write_text(json.dumps({**retriever.index_facts(), **facts}, indent=1))
+    reported = ("samples", "elements", "factory", "effort", "recall", "bytes")
+    return {modality: {name: facts[modality][name] for name in reported} for modality in modalities}
 
 
 def read_record(folder: Path, expected: dict[str, str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from ...pipeline.errors import QueryError, RunError
 from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each
-from .hits import Modality, best
+from .gallery import Modality, best
 from .retriever import Retriever
 
 _BATCH = 256  # rows of a corpus that are decoded, and queries that are scored, together
@@ -29,12 +29,8 @@ _ANSWERS: dict[str, Modality] = {"t2i": "images", "i2t": "captions"}  # by the c
 class MtebModel:
     """A retriever that answers MTEB's tasks of the categories ``t2i`` and ``i2t``; its own gallery is not used.
 
-    Args:
-        retriever: of the run.
-        name: what results are filed under, ``organization/name``; None: ``xret/`` and the run's folder.
-
-    Raises:
-        RunError: mteb is not installed, or the name is not of that form.
+    Results are filed under `name`, ``organization/name``; None: ``xret/`` and the run's folder. RunError where mteb is
+    not installed.
     """
 
     def __init__(self, retriever: Retriever, name: str | None = None) -> None:
@@ -46,8 +42,7 @@ class MtebModel:
     def index(self, corpus: Any, *, task_metadata: Any, **_: Any) -> None:
         """Embed a corpus: a `datasets.Dataset` with `id`, and `image` or `text`, and perhaps `title`.
 
-        Raises:
-            QueryError: the task is not one between texts and images.
+        QueryError where the task is not one between texts and images.
         """
         self._ids = list(corpus["id"])
         self._items = self._encode(corpus, images=_answers(task_metadata) == "images")
@@ -61,13 +56,10 @@ class MtebModel:
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """Return the scores of the best documents of the corpus for each query, by their ids.
+        """Return for each query the scores of its `top_k` best documents of the corpus, by their ids.
 
-        Args:
-            queries: a `datasets.Dataset` with `id`, and `text` or `image`.
-            task_metadata: of the task whose corpus was given to `index`.
-            top_k: documents a query.
-            top_ranked: the only documents that are looked at for a query; None: all.
+        `queries` is a `datasets.Dataset` with `id`, and `text` or `image`; `top_ranked` has the only documents that are
+        looked at for each query.
         """
         assert self._items is not None, "mteb gives the corpus first"
         answers, ids = _answers(task_metadata), list(queries["id"])
@@ -92,7 +84,7 @@ class MtebModel:
             else:
                 titles = some.get("title") or [""] * len(some["text"])
                 texts = [f"{title or ''} {text}".strip() for title, text in zip(titles, some["text"], strict=True)]
-                parts.append(self.retriever.encode_captions(texts))
+                parts.append(self.retriever.encode_text(texts, warn=False))
         return concatenate(parts)
 
 
@@ -110,8 +102,6 @@ def _meta(retriever: Retriever, name: str) -> Any:
         from mteb.models import ModelMeta
     except ImportError as error:
         raise RunError("mteb is not installed: pip install 'xret[mteb]'") from error
-    if "/" not in name:
-        raise RunError(f"mteb files results under organization/name, and '{name}' is not of that form")
     run = retriever.run
     frozen = facts_of_each(run.image_facts)[0].global_channels
     facts = {

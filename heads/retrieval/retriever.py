@@ -1,25 +1,26 @@
 """A run at work: new texts and pictures are embedded as those of its store were, compared, and searched for."""
 
 import hashlib
-import warnings
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from shlex import quote
 
 import torch
-from PIL import Image
 from torch import Tensor
+from torch.nn import functional
 
-from ...pipeline.data.images import PictureFile
+from ...pipeline.data.images import SUFFIXES
+from ...pipeline.data.samples import tokenize
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ...pipeline.store import FeatureCache
+from ...pipeline.wording import some_of
 from ..evaluation.scoring import embed_all
 from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each
@@ -29,32 +30,18 @@ from ..runs.features import open_store
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .folder import PictureFolder
-from .gallery import Gallery, Searched
-from .hits import Hit, Modality, uncertainty
+from .gallery import Gallery, Hit, Modality, Searched, uncertainty
 from .index import Compare, Index, read_record
-from .queries import (
-    UnknownWordsWarning,
-    require_known_word,
-    require_query,
-    require_samples,
-    require_texts,
-    unknown_sentence,
-)
+
+log = logging.getLogger("xret")
 
 
 @dataclass(frozen=True)
 class Query:
-    """A text or a picture, ready to be searched for.
-
-    Attributes:
-        embedding: of this one sample.
-        answers: what is searched for it.
-        unknown: its words that are not in the run's vocabulary, each once.
-    """
+    """A text or a picture, embedded, and the modality that answers it."""
 
     embedding: Embedding
     answers: Modality
-    unknown: Sequence[str] = ()
 
     @property
     def uncertainty(self) -> float | None:
@@ -64,25 +51,20 @@ class Query:
 
 
 class Retriever:
-    """A run, ready to embed and to search. Making it is cheap: encoders and gallery are loaded at their first use.
+    """A run, ready to embed and to search; encoders and gallery are loaded at their first use.
 
     Args:
         run: the run's folder.
         store: where the feature cache is now; None: where the run was trained.
         split: whose images and captions are searched.
         device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: finds the image files of the gallery, see `Gallery.picture`.
-        visual_weights: of the image encoder, where they came from a file; of several feature sets one for each,
-            separated by commas.
-        text_weights: of the text encoder: a folder or hub id, if they have moved; a run on words has none.
+        data_root: finds the image files of the gallery.
+        visual_weights: of the image encoder, if they have moved; of several feature sets one for each, separated by
+            commas.
+        text_weights: of the text encoder, likewise; a run on words has none.
         images: a folder of pictures to search instead of the split, see `PictureFolder`.
         index: a folder that `xret index` made of the same run, store and split; candidates then come from it.
         trust: let a file of weights run code while it is read.
-
-    Attributes:
-        run: the opened run.
-        split, device: as given.
-        weights: that were named, by ``image`` and ``text``.
 
     Raises:
         RunError: there is no run, or it is damaged.
@@ -114,9 +96,9 @@ class Retriever:
         if index is not None and images is not None:
             raise QueryError("an index is of a split of a store, and a folder of pictures has none; leave one out")
         self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
-        self._store, self._data_root = store, None if data_root is None else Path(data_root)
+        self._store, self.data_root, self._trust = store, None if data_root is None else Path(data_root), trust
         self._images, self._index = None if images is None else Path(images), None if index is None else Path(index)
-        self._trust, self._opened = trust, dict[Modality, Index]()
+        self._opened: dict[Modality, Index] = {}
 
     @cached_property
     def model(self) -> Model:
@@ -132,21 +114,17 @@ class Retriever:
     @cached_property
     def gallery(self) -> Gallery:
         """The images and captions of the split; errors as for `Gallery`."""
-        return Gallery(self.run, self.model, self.cache, self.split, self.device, self._data_root)
+        return Gallery(self)
 
     @cached_property
     def searched(self) -> Searched:
         """What is searched: the folder of pictures where one was given, else the gallery."""
-        if self._images is None:
-            return self.gallery
-        encoders = (self.run, self.model, self.weights_digest, lambda: self.image_encoders)
-        return PictureFolder(*encoders, self._images, self.device)
+        return self.gallery if self._images is None else PictureFolder(self, self._images)
 
     @cached_property
     def weights_digest(self) -> str:
         """The SHA-256 of the run's weights, in hexadecimal; RunError where it has none yet."""
-        with self.run.weights.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.sha256(self.run.weights.read_bytes()).hexdigest()
 
     @cached_property
     def text_encoders(self) -> Encoders:
@@ -158,40 +136,25 @@ class Retriever:
         """The encoder of images for each feature set, and the dtype of its features."""
         return find_encoders(self.run, "image", self.weights["image"], str(self.device), self._trust)
 
-    def encode_text(self, texts: Sequence[str]) -> Embedding:
-        """Embed B texts; a text of the store gets the embedding that it has there, up to rounding.
+    def encode_text(self, texts: Sequence[str], *, warn: bool = True) -> Embedding:
+        """Embed B texts: float32 [B, D], [B, K, D], or a Gaussian or Sequence of B.
 
-        Words outside a run's vocabulary are its `<unk>`; an `UnknownWordsWarning` names them.
-
-        Returns:
-            float32, by the kind of the run's embeddings: [B, D], [B, K, D], or a Gaussian or Sequence of B.
-
-        Raises:
-            QueryError: there is no text, it is not a list of texts, or one has lone surrogates.
-            EncoderError: the encoder's weights are not named, or are others.
+        A text of the store gets the embedding that it has there, up to rounding. Words outside a run's vocabulary are
+        its `<unk>`, and logged as a warning, if `warn`. EncoderError where the encoder's weights are not found, or are
+        others.
         """
-        embedding = self.encode_captions(texts)
-        _warn_of(self.unknown_words(texts), 3)
-        return embedding
-
-    def encode_captions(self, texts: Sequence[str]) -> Embedding:
-        """Embed B captions of a data set: as `encode_text`, but without a warning of unknown words."""
-        require_texts(texts)
+        _require_texts(texts)
         features = encode_captions_by_all(self.text_encoders, str(self.device), texts)
+        if warn and (unknown := self.unknown_words(texts)):
+            log.warning("not in the vocabulary: %s", ", ".join(some_of(unknown, 10)))
         with within_memory(self.device):
             return embed_all(self.model.embed_captions, features)
 
     def encode_images(self, images: Sequence[Picture]) -> Embedding:
-        """Embed B pictures, files or decoded ones; of a run on videos, B folders of frames.
+        """Embed B pictures, files or decoded ones, as `encode_text` does; of a run on videos, B folders of frames.
 
-        Returns:
-            As for `encode_text`.
-
-        Raises:
-            SampleError: a picture cannot be read; else as for `encode_text`.
+        SampleError where a picture cannot be read.
         """
-        wanted = "a list of files or PIL images such as ['photo.jpg']"
-        require_samples(images, str | Path | PictureFile | Image.Image, "picture", wanted)
         features = encode_images_by_all(self.image_encoders, str(self.device), images)
         with within_memory(self.device):
             return embed_all(self.model.embed_images, features)
@@ -216,50 +179,52 @@ class Retriever:
     def search(self, query: Picture | Query, k: int = 10) -> list[Hit]:
         """Return the k best answers, or all if there are fewer: images to a text, captions to a picture.
 
-        A folder of pictures has no captions: a picture finds those that the run embeds alike. Equal scores keep the
-        gallery's order. An `UnknownWordsWarning` names words outside the run's vocabulary.
-
-        Args:
-            query: a text (str), or a picture: a Path, or a decoded one; or what `encode_query` made of it, without a
-                warning.
-            k: from 1.
+        A query is a text (str), a picture (a Path, or a decoded one), or what `encode_query` made of it. A folder of
+        pictures has no captions: a picture finds those that the run embeds alike. Equal scores keep the gallery's
+        order.
 
         Raises:
             QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
             RunError: a similarity is not finite, or the index is damaged or of something else.
-            Others: as for `encode_text`, `encode_images` and `Gallery`.
         """
         query = self._query(query, k)
         compare, answers = self.comparison(query.answers), query.answers
         if self._index is None:
             return self.searched.best(answers, compare(query.embedding, self.searched.of(answers))[0], k)
-        index = self._open_index(answers)
+        if answers not in self._opened:
+            record = read_record(self._index, self.index_facts())
+            self._opened[answers] = Index(self._index / answers, record[answers], self.model.compare)
+        index = self._opened[answers]
         rows, scores = index.search(query.embedding, k, compare)
         return self.gallery.hits(answers, rows, scores, index.items[rows])
 
     def search_elements(self, query: Picture | Query, k: int = 10) -> list[list[Hit]]:
-        """Return what each element of the query's set looks for: the answers that have the element nearest to it.
+        """Return for each element of the query's set the answers that have the element nearest to it.
 
         The score is the largest cosine between that element and those of an answer, whatever the run's similarity.
         Arguments and errors are those of `search`; a QueryError also where the run's embeddings are not sets.
         """
         query = self._query(query, k)
-        if not isinstance(query.embedding, Tensor) or query.embedding.ndim != 3:
+        items = self.searched.of(query.answers)
+        if not (isinstance(query.embedding, Tensor) and isinstance(items, Tensor) and items.ndim == 3):
             raise QueryError(
                 f"the embeddings of {self.run.path} are not sets, so they have no elements to search with one by one;"
                 " take a run of a recipe such as setdiv"
             )
-        return self.searched.best_of_elements(query.answers, query.embedding[0], k)
+        elements = functional.normalize(query.embedding[0], dim=-1)
+        slots = functional.normalize(items, dim=-1).unbind(1)
+        scores = torch.stack([elements @ slot.T for slot in slots]).amax(0)
+        return [self.searched.best(query.answers, of_element, k) for of_element in scores]
 
     def encode_query(self, query: Picture) -> Query:
-        """Embed a query of `search`, without its warning."""
-        require_query(query)
+        """Embed a query of `search`; errors as there."""
         if not isinstance(query, str):
             return Query(self._encoded("images", query), "captions" if self._images is None else "images")
-        unknown = self.unknown_words([query])
+        _require_texts([query])
+        _require_query(query)
         if not reads_states(self.run):
-            require_known_word(query, unknown)
-        return Query(self._encoded("captions", query), "images", unknown)
+            _require_known_word(query, self.unknown_words([query]))
+        return Query(self._encoded("captions", query), "images")
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
@@ -276,7 +241,7 @@ class Retriever:
         """Embed a text or a picture; imported embeddings, which have no encoder, are looked up in the gallery."""
         texts = modality == "captions"
         try:
-            return self.encode_captions([str(query)]) if texts else self.encode_images([query])
+            return self.encode_text([str(query)]) if texts else self.encode_images([query])
         except EncoderError as error:
             facts = facts_of_each(self.run.text_facts if texts else self.run.image_facts)
             if self._images is not None or any(one.kind != "global" for one in facts):
@@ -289,24 +254,40 @@ class Retriever:
                 raise EncoderError(f"{error}, search with {there}") from error
             return each(itemgetter(rows[:1]), self.gallery.of(modality))
 
-    def _query(self, query: Picture | Query, k: Any) -> Query:
-        if isinstance(k, bool) or not isinstance(k, Integral) or k < 1:
+    def _query(self, query: Picture | Query, k: int) -> Query:
+        if k < 1:
             raise QueryError(f"{k} results cannot be shown; choose a whole number k of at least 1")
-        if isinstance(query, Query):
-            return query
-        encoded = self.encode_query(query)
-        _warn_of(encoded.unknown, 4)
-        return encoded
-
-    def _open_index(self, answers: Modality) -> Index:
-        assert self._index is not None
-        if answers not in self._opened:
-            record = read_record(self._index, self.index_facts())
-            self._opened[answers] = Index(self._index / answers, record[answers], self.model.compare)
-        return self._opened[answers]
+        return query if isinstance(query, Query) else self.encode_query(query)
 
 
-def _warn_of(unknown: Sequence[str], calls: int) -> None:
-    """Warn of words that are not in the vocabulary, where so many `calls` began."""
-    if unknown:
-        warnings.warn(unknown_sentence(unknown), UnknownWordsWarning, stacklevel=calls)
+def _require_texts(texts: Sequence[str]) -> None:
+    """Raise QueryError if this is a single text, or one has bytes that are not UTF-8."""
+    if isinstance(texts, str):
+        raise QueryError("texts must be a list of str, for example encode_text(['a red cube'])")
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError as error:  # Python lets such bytes of a command line through as surrogates
+        raise QueryError("the text has bytes that are not UTF-8; type it again") from error
+
+
+def _require_query(text: str) -> None:
+    """Raise QueryError if a text is empty, or the name of a picture (which clients of a server shall not look up)."""
+    name = text.strip()
+    if not name:
+        raise QueryError("the query is empty; describe in a few words what to look for")
+    if name.lower().endswith(SUFFIXES) and ("/" in name or len(name.split()) == 1):
+        raise QueryError(
+            f"'{name}' is a file name and not a text; to search by a picture use --image {quote(name)}, in Python"
+            f" pathlib.Path({name!r})"
+        )
+
+
+def _require_known_word(query: str, unknown: Sequence[str]) -> None:
+    """Raise QueryError if a text has no word that is in the run's vocabulary."""
+    if not tokenize(query):
+        raise QueryError(f"'{query}' has no words; describe in a few words what to look for")
+    if len(unknown) == len(set(tokenize(query))):
+        raise QueryError(
+            f"no word of the query is in the vocabulary of this run ({', '.join(some_of(list(unknown), 10))}); use"
+            " words of the captions that it was trained on, which run.json in its folder lists"
+        )

@@ -10,8 +10,7 @@ from PIL import Image
 from ...pipeline.data.images import thumbnail
 from ...pipeline.errors import XretError
 from ..modules.similarity import SIMILARITIES
-from .gallery import Gallery
-from .hits import Hit
+from .gallery import Gallery, Hit
 from .retriever import Retriever
 
 MOST_RESULTS, QUERY_LENGTH, SIDE = 100, 1000, 600  # SIDE: of a picture on the page, pixels at most
@@ -50,6 +49,13 @@ def make_page(retriever: Retriever) -> Any:
             return None
         return picture, f"{hit.score:.3f}  {hit.caption or hit.file_name}"
 
+    def search(query: Any, k: int) -> Answers:
+        try:
+            hits = retriever.search(query, min(int(k), MOST_RESULTS))
+        except XretError as error:
+            raise gradio.Error(str(error), print_exception=False) from error
+        return [shown for shown in map(show, hits) if shown is not None], [hit.to_dict() for hit in hits]
+
     def search_text(text: str, k: int = 10) -> Answers:
         """Find the images that fit a text."""
         return search(text[:QUERY_LENGTH], k)
@@ -57,13 +63,6 @@ def make_page(retriever: Retriever) -> Any:
     def search_picture(picture: Image.Image | None, k: int = 10) -> Answers:
         """Find the captions that fit a picture, each shown with its image, or in a folder the pictures like it."""
         return ([], []) if picture is None else search(picture, k)
-
-    def search(query: Any, k: int) -> Answers:
-        try:
-            hits = retriever.search(retriever.encode_query(query), min(int(k), MOST_RESULTS))
-        except XretError as error:
-            raise gradio.Error(str(error), print_exception=False) from error
-        return [shown for shown in map(show, hits) if shown is not None], [hit.to_dict() for hit in hits]
 
     name, score = run.path.resolve().name, SIMILARITIES[run.recipe.similarity["name"]].score
     with gradio.Blocks(title=f"xret: {name}", analytics_enabled=False, delete_cache=(600, 3600)) as page:
@@ -98,13 +97,7 @@ def _only_uploads(move: Any) -> Any:
 def serve(retriever: Retriever, host: str, port: int | None) -> Any:
     """Serve the page in the background, and return it: a `gradio.Blocks` with a `local_url` and a `close`.
 
-    Args:
-        retriever: searches.
-        host: the address or name to listen at.
-        port: None: the first free one from 7860 on.
-
-    Raises:
-        XretError: the address cannot be listened at, or the run cannot search.
+    A `port` of None is the first free one from 7860 on. XretError where the address cannot be listened at.
     """
     page, limits = make_page(retriever), {"max_file_size": UPLOAD, "enable_monitoring": False, "ssr_mode": False}
     shown = {"share": False, "quiet": True, "show_error": True, "footer_links": ["api"], "prevent_thread_lock": True}

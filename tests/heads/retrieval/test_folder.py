@@ -19,7 +19,7 @@ from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import EMBEDDINGS
 from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.grid import GridEncoder
-from xret.pipeline.errors import EncoderError, QueryError, XretError
+from xret.pipeline.errors import EncoderError, QueryError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = ["0.png", "4.png", "5.png", "a/1.png", "a/b/2.webp", "a/turned.png", "z.PNG"]
@@ -80,13 +80,11 @@ def test_what_is_found_is_what_comparing_each_picture_finds(made, photos, recipe
     hits = retriever.search("red beside blue", 50)
     assert sorted(hit.file_name for hit in hits) == retriever.searched.file_names == ALL
     text = retriever.encode_text(["red beside blue"])
-    expected = {}
-    for name in ALL:  # one by one, and turned by hand
-        pixels = np.asarray(Image.open(photos / name).convert("RGB"))
-        picture = Image.fromarray(np.ascontiguousarray(shown(pixels, 6 if "turned" in name else 1)))
-        expected[name] = float(retriever.similarity(retriever.encode_images([picture]), text))
-    for hit in hits:
-        assert hit.score == pytest.approx(expected[hit.file_name], rel=2e-3, abs=2e-3)
+    for hit in hits:  # one by one, and turned by hand
+        pixels = np.asarray(Image.open(photos / hit.file_name).convert("RGB"))
+        picture = Image.fromarray(np.ascontiguousarray(shown(pixels, 6 if "turned" in hit.file_name else 1)))
+        expected = float(retriever.similarity(retriever.encode_images([picture]), text))
+        assert hit.score == pytest.approx(expected, rel=2e-3, abs=2e-3)
     assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
     assert Retriever(run, images=photos, device="cpu").search("red beside blue", 50) == hits  # as it was kept
     assert len(list((run / EMBEDDINGS).iterdir())) == 1
@@ -95,7 +93,7 @@ def test_what_is_found_is_what_comparing_each_picture_finds(made, photos, recipe
         assert [hits[0].file_name for hits in retriever.search_elements(photos / "4.png", 2)] == ["4.png"] * 4
 
 
-def test_only_what_is_new_or_has_changed_is_computed(run, photos, encoded, monkeypatch):
+def test_only_what_is_new_or_has_changed_is_computed(made, run, photos, encoded, monkeypatch):
     before = search(run, photos)
     assert sum(encoded) == 7
     encoded.clear()
@@ -115,19 +113,25 @@ def test_only_what_is_new_or_has_changed_is_computed(run, photos, encoded, monke
     assert last["same.bmp"].score == pytest.approx(last["new.bmp"].score, abs=2e-3)
     for name in before.keys() & last.keys():
         assert last[name].score == pytest.approx(before[name].score, rel=1e-5)
+    other = make_run(made.folder / "s.zarr", run.parent / "other", "vsepp", "optimizer.lr=0.01")
+    shutil.copytree(run / EMBEDDINGS, other / EMBEDDINGS)
+    assert search(other, photos) != last  # other weights have embeddings of their own
+    assert sum(encoded) == 8
 
 
 def test_what_was_computed_before_a_stop_is_kept(run, photos, encoded, monkeypatch):
     monkeypatch.setattr(folder_module, "BATCH", 2)
-    embed, calls = folder_module.PictureFolder._embed_batch, []
-
-    def stopped(self, encoders, pictures):
-        calls.append(embed(self, encoders, pictures))
-        if len(calls) == 2:
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(folder_module.PictureFolder, "_embed_batch", stopped)
+        counted, calls = GridEncoder.encode, []
+
+        def stopped(self, pixels):
+            if len(pixels) == 2:
+                calls.append(pixels)
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return counted(self, pixels)
+
+        patched.setattr(GridEncoder, "encode", stopped)
         search(run, photos)
     encoded.clear()
     assert len(search(run, photos)) == 7
@@ -165,58 +169,8 @@ def test_what_cannot_be_read_is_named_and_left_out(run, photos, tmp_path, caplog
     assert said.endswith("gone.png (no such file or directory), and 1 more")
 
 
-def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path, monkeypatch):
-    for name in ("none", "bad"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "bad/a.png").write_bytes(b"no picture")
-    for folder, sentence in (
-        (tmp_path / "none", r"there is no picture in .*none or below it; pictures end in \.jpg, "),
-        (tmp_path / "absent", "there is no folder .*absent; give one that holds pictures as --images"),
-        (tmp_path / "bad", r"1 picture of .*bad cannot be read: a\.png \(this is no JPEG"),
-        (tmp_path / "bad/a.png", "there is no folder"),
-    ):
-        with pytest.raises(QueryError, match=sentence):
-            search(run, folder)
-    with pytest.raises(QueryError, match="an index is of a split of a store"):
-        Retriever(run, images=photos, index=tmp_path, device="cpu")
-    monkeypatch.setattr(folder_module, "facts_of_each", lambda _: [SimpleNamespace(kind="frames")])
-    with pytest.raises(XretError, match="searches videos"):
-        search(run, photos)
-
-
-def test_few_pictures_are_decoded_at_a_time(run, photos, monkeypatch):
-    for number in range(60):
-        Image.new("RGB", (20, 20), (4 * number, 0, 0)).save(photos / f"more{number}.png")
-    monkeypatch.setattr(folder_module, "BATCH", 2)
-    held, most, decode = [0], [0], folder_module.PictureFolder._decode
-    embed = folder_module.PictureFolder._embed_batch
-
-    def decoding(self, encoders, name):
-        held[0] += 1
-        most[0] = max(most[0], held[0])
-        return decode(self, encoders, name)
-
-    def embedding(self, encoders, pictures):
-        held[0] -= len(pictures)
-        embed(self, encoders, pictures)
-
-    monkeypatch.setattr(folder_module.PictureFolder, "_decode", decoding)
-    monkeypatch.setattr(folder_module.PictureFolder, "_embed_batch", embedding)
-    assert len(search(run, photos)) == 67
-    assert most[0] <= 3 * 2
-
-
-def test_other_weights_have_embeddings_of_their_own(made, run, photos, encoded):
-    mine = search(run, photos)
-    other = make_run(made.folder / "s.zarr", run.parent / "other", "vsepp", "optimizer.lr=0.01")
-    shutil.copytree(run / EMBEDDINGS, other / EMBEDDINGS)
-    encoded.clear()
-    assert search(other, photos) != mine
-    assert sum(encoded) == 7
-
-
 def test_features_beyond_their_dtype_leave_one_picture_out(run, photos, monkeypatch, caplog):
-    encode = GridEncoder.encode
+    before, encode = search(run, photos), GridEncoder.encode
 
     def spoilt(self, pixels):
         local, pooled = encode(self, pixels)
@@ -224,10 +178,28 @@ def test_features_beyond_their_dtype_leave_one_picture_out(run, photos, monkeypa
             pooled[2] = 1e9
         return local, pooled
 
+    shutil.rmtree(run / EMBEDDINGS)
     monkeypatch.setattr(GridEncoder, "encode", spoilt)
-    monkeypatch.setattr(folder_module, "BATCH", 4)
-    assert len(search(run, photos)) < 7
-    assert "its features are beyond their dtype or no numbers" in caplog.text
+    found = search(run, photos)
+    assert found.keys() == before.keys() - {"5.png"}
+    assert "5.png (its features are beyond their dtype or no numbers)" in caplog.text
+    for name, hit in found.items():
+        assert hit.score == pytest.approx(before[name].score, rel=1e-5)
+
+
+def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path):
+    for name in ("none", "bad"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "bad/a.png").write_bytes(b"no picture")
+    for folder, sentence in (
+        (tmp_path / "none", r"there is no picture in .*none or below it; pictures end in \.jpg, "),
+        (tmp_path / "absent", "there is no folder .*absent; give one that holds pictures as --images"),
+        (tmp_path / "bad", r"1 picture of .*bad cannot be read: a\.png \(this is no JPEG"),
+    ):
+        with pytest.raises(QueryError, match=sentence):
+            search(run, folder)
+    with pytest.raises(QueryError, match="an index is of a split of a store"):
+        Retriever(run, images=photos, index=tmp_path, device="cpu")
 
 
 def test_weights_that_have_moved_are_named_with_their_option(made, photos, tmp_path):
@@ -241,10 +213,9 @@ def test_weights_that_have_moved_are_named_with_their_option(made, photos, tmp_p
     moved = {name: str(Path(path).rename(tmp_path / f"moved-{Path(path).name}")) for name, path in weights.items()}
     shutil.rmtree(store)
     for given, missing in (
-        ({"visual_weights"}, "bert@.* weights .*bert, .*as --text-weights"),
-        ({"text_weights"}, r"weights .*w\.safetensors, .*as --visual-weights"),
+        ("visual_weights", "bert@.* weights .*bert, .*as --text-weights"),
+        ("text_weights", r"weights .*w\.safetensors, .*as --visual-weights"),
     ):
         with pytest.raises(EncoderError, match=missing):
-            retriever = Retriever(saved, images=photos, device="cpu", **{name: moved[name] for name in given})
-            retriever.search("red beside blue")
+            Retriever(saved, images=photos, device="cpu", **{given: moved[given]}).search("red beside blue")
     assert len(Retriever(saved, images=photos, device="cpu", **moved).search("red beside blue")) == 7

@@ -11,15 +11,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from packed_data import PackedData
 from PIL import Image
 from small_runs import make_pictures, make_run, make_store
 
+from xret.cli import main
 from xret.heads.retrieval.retriever import Retriever
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("gradio", reason="Gradio is not here: pip install 'xret[serve]'")
 pytestmark = pytest.mark.usefixtures("one_thread")
+on_files = pytest.mark.parametrize("served", ["files"], indirect=True)
 
 
 def start(run, *options, **more):
@@ -27,15 +30,12 @@ def start(run, *options, **more):
     return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
 
-@pytest.fixture(scope="module", params=["files", "tars", "parquet", "images"])
+@pytest.fixture(scope="module", params=["files", "tars", "images"])
 def served(request, tmp_path_factory):
     """Serve a run on a kind of data set, or on a folder of pictures (``images``)."""
     folder = tmp_path_factory.mktemp(request.param)
-    if request.param in ("files", "images"):
-        data, manifest = folder / "pictures", make_pictures(folder / "pictures")
-    else:
-        packed = PackedData(folder / "data")
-        data, manifest = packed.folder, getattr(packed, f"as_{request.param}")()
+    data = folder / "pictures"
+    manifest = PackedData(data).as_tars() if request.param == "tars" else make_pictures(data)
     run = make_run(make_store(manifest, folder / "s.zarr"), folder / "run", "setdiv")
     name, place = ("images", data / "images") if request.param == "images" else ("data_root", data)
     retriever = Retriever(run, device="cpu", **{name: place})
@@ -59,20 +59,14 @@ def ask(address, name, *data):
     return values if kind == "event: complete" else values["error"]
 
 
-def upload(address, content):
-    (path,) = httpx.post(f"{address}/gradio_api/upload", files={"files": ("q.png", content)}).json()
-    return {"path": path, "meta": {"_type": "gradio.FileData"}}
-
-
 def test_answers_are_those_of_the_retriever_with_their_pictures(served):
     searched = served.retriever.searched
-    text, picture = "red dog", searched.picture(0)
-    for name, sent, query in (
-        ("search_text", text, text),
-        ("search_picture", upload(served.address, picture.getvalue()), picture),
-    ):
+    picture = searched.picture(0)
+    (path,) = httpx.post(f"{served.address}/gradio_api/upload", files={"files": ("q.png", picture.getvalue())}).json()
+    upload = {"path": path, "meta": {"_type": "gradio.FileData"}}
+    for name, sent, query in (("search_text", "red dog", "red dog"), ("search_picture", upload, picture)):
         shown, hits = ask(served.address, name, sent, 3)
-        expected = served.retriever.search(served.retriever.encode_query(query), 3)
+        expected = served.retriever.search(query, 3)
         assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
         assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-5)
         assert [one["caption"] for one in shown] == [f"{h.score:.3f}  {h.caption or h.file_name}" for h in expected]
@@ -81,17 +75,13 @@ def test_answers_are_those_of_the_retriever_with_their_pictures(served):
                 row = searched.names("images")[0].index(hit.id)
             else:
                 row = searched.caption_image[searched.caption_ids.index(hit.id)]
-            content = httpx.get(one["image"]["url"]).content
-            assert_alike(Image.open(io.BytesIO(content)), Image.open(searched.picture(row)))
+            content = io.BytesIO(httpx.get(one["image"]["url"]).content)
+            pair = [Image.open(file).convert("RGB") for file in (content, searched.picture(row))]
+            assert pair[0].size == pair[1].size
+            np.testing.assert_allclose(*(np.asarray(image.resize((2, 1)), dtype=float) for image in pair), atol=16)
 
 
-def assert_alike(one, other):
-    assert one.size == other.size
-    small = [np.asarray(image.convert("RGB").resize((2, 1)), dtype=float) for image in (one, other)]
-    np.testing.assert_allclose(*small, atol=16)
-
-
-@pytest.mark.parametrize("served", ["files"], indirect=True)
+@on_files
 def test_mistakes_are_told_and_nothing_else_is_given_away(served):
     address, folder = served.address, served.folder
     url = {"path": "http://127.0.0.1:1/x.png", "meta": {"_type": "gradio.FileData"}}
@@ -110,7 +100,7 @@ def test_mistakes_are_told_and_nothing_else_is_given_away(served):
     assert str(folder) not in json.dumps(config).replace(str(folder / "tmp"), "")
 
 
-@pytest.mark.parametrize("served", ["files"], indirect=True)
+@on_files
 def test_pictures_that_are_missing_leave_the_answers_and_a_port_that_is_taken_is_said(served):
     run = served.retriever.run.path
     with socket.create_server(("127.0.0.1", 0)) as taken, start(run, "--port", taken.getsockname()[1]) as server:
@@ -118,3 +108,14 @@ def test_pictures_that_are_missing_leave_the_answers_and_a_port_that_is_taken_is
     assert server.returncode == 1
     assert "no pictures will be shown: " in said
     assert said.splitlines()[-1].startswith("Error: the server cannot listen at 127.0.0.1, port ")
+
+
+def test_without_the_extra_it_is_named(monkeypatch, tmp_path):
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    monkeypatch.delitem(sys.modules, "xret.heads.retrieval.serve", raising=False)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    result = CliRunner().invoke(main, ["serve", str(tmp_path)])
+    signal.signal(signal.SIGTERM, handler)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.endswith("which is not installed: pip install 'xret[serve]'\n")

@@ -49,7 +49,7 @@ class Result:
 
     @property
     def difference(self) -> float | None:
-        """Of the RSUM to the paper's; None where one of them is not known."""
+        """How far the RSUM lies above the paper's; None if one of them is unknown."""
         return None if self.rsum is None or self.paper_rsum is None else self.rsum - self.paper_rsum
 
     def __str__(self) -> str:
@@ -165,7 +165,7 @@ def _evaluate(
     if views and max(counts) == 1:
         require_views(rankers[0].sets[0])
     measures = load_measures(rankers[0], protocol)
-    scores = embed_split(rankers[0], split, device, counts[0])
+    scores = embed_split(rankers[0], split, device, counts[0]).without_embeddings()
     for ranker, count in zip(rankers[1:], counts[1:], strict=True):
         _add(scores, embed_split(ranker, split, device, count), f"{ranker.name} and {rankers[0].name}")
     scores.similarity.div_(len(rankers))

@@ -7,7 +7,7 @@ is computed in float32.
 
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -94,10 +94,10 @@ def open_frozen(store: str, features: str = "auto") -> Ranker:
             f"{store} has several image and caption sets in one space: {pairs}; choose by --features IMAGE,TEXT"
         )
     if not found:
+        named = "" if features == "auto" else f" whose names begin with {features}"
         raise RunError(
-            f"{store} has no image and caption features in one space, which cosine could compare without a head"
-            f" (feature sets: {', '.join(cache.set_paths()) or 'none'}; --features {features}); extract both towers of"
-            " one model with `xret extract … --encoder hf:MODEL`, or name a run"
+            f"{store} has no image and caption features in one space{named}, which cosine could compare without a head;"
+            " extract both towers of one model with `xret extract … --encoder hf:MODEL`, or name a run"
         )
     return Ranker(None, cache, found[0])
 
@@ -158,6 +158,11 @@ class Scored:
         assert self.ranker.run is not None
         return self.ranker.run
 
+    def without_embeddings(self) -> "Scored":
+        """Return it with empty sides: those of sequences take more memory than the scores."""
+        empty = Side(torch.empty(0), None, torch.empty(0))
+        return replace(self, image=empty, text=empty)
+
     @property
     def is_set(self) -> bool:
         """Whether a sample is several elements."""
@@ -167,9 +172,8 @@ class Scored:
 def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1) -> Scored:
     """Embed a split and compare its images and captions.
 
-    Similarities are the mean over the first `views` views of an image. This is right for whatever an embedding is: the
-    slots of sets may change places from view to view, so that their mean would blend what does not belong together. Of
-    vectors that are compared by cosine it is the product with the mean of the images' normalised embeddings.
+    Similarities are the mean over the first `views` views of an image, whatever an embedding is: the slots of sets may
+    change places from view to view, so that a mean of embeddings would blend what does not belong together.
 
     Raises:
         RunError: a similarity is not finite, the weights are damaged, or memory does not suffice.

@@ -9,7 +9,6 @@ from ..pipeline.wording import counted
 from .parsing import (
     NEW_FILE,
     NEW_FOLDER,
-    Sectioned,
     device_option,
     key_choices,
     recipe_option,
@@ -34,14 +33,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     return value
 
 
-@click.command(
-    cls=Sectioned,
-    sections={
-        "What is trained": "recipe vary grid baselines settings seeds split views",
-        "Where and how it runs": "out jobs device",
-        "What is written": "files",
-    },
-)
+@click.command()
 @click.argument("store")
 @recipe_option(required=False)
 @click.option(

@@ -5,18 +5,10 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, Sectioned, device_option, require_there, show
+from .parsing import FOLDER, device_option, show
 
 
-@click.command(
-    "eval",
-    cls=Sectioned,
-    sections={
-        "What is measured": "split protocol ties views features",
-        "Diagnostics": "diagnostics data_root",
-        "Where and how it runs": "store device",
-    },
-)
+@click.command("eval")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|STORE [RUN ...]")
 @click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
 @click.option("--split", default="test", show_default=True, help="Whose images and captions.")
@@ -68,7 +60,6 @@ def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, **op
     xret eval coco-run --protocol pmrp:annotations/instances_val2014.json
     xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
     """
-    require_there(runs, "run or store")
     from .. import evaluate
     from ..heads.evaluation.scoring import is_store
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ..pipeline.wording import counted, in_bytes
-from .parsing import NEW_FOLDER, require_there, show
+from .parsing import NEW_FOLDER, show
 
 
 @click.command()
@@ -30,7 +30,6 @@ def export(run: str, out: Path, store: str | None, split: str, device: str) -> N
     xret export run --split train --out train.safetensors
     xret export run --out embeddings  # a folder of .npy and .jsonl
     """
-    require_there([run])
     from ..heads.retrieval.export import export_embeddings
     from ..heads.retrieval.retriever import Retriever
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, Sectioned, device_option, workers
+from .parsing import FOLDER, device_option, workers
 from .summaries import print_summary
 
 
@@ -47,16 +47,7 @@ ON_ERROR = click.option(
 )
 
 
-@click.command(
-    cls=Sectioned,
-    sections={
-        "Data": "store data_root splits reuse",
-        "Encoders": "visual text encoder visual_weights text_weights",
-        "How they encode": "layer image_size whole pool views regions frames prompt dtype",
-        "Where and how it runs": "batch_size device workers",
-        "Faults": "on_error repair trust",
-    },
-)
+@click.command()
 @click.argument("dataset")
 @STORE
 @DATA_ROOT

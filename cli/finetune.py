@@ -6,18 +6,11 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, NEW_FOLDER, Sectioned, comma_list, device_option, settings_option, show
+from .parsing import FOLDER, NEW_FOLDER, comma_list, device_option, settings_option, show
 from .train_head import format_summary, say_if_new
 
 
-@click.command(
-    cls=Sectioned,
-    sections={
-        "What is trained": "reattach settings",
-        "Data": "data_root store visual_weights text_weights",
-        "Where and how it runs": "out resume device",
-    },
-)
+@click.command()
 @click.argument("run")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The new run folder; must not exist, unless --resume.")
 @click.option(

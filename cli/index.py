@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from ..pipeline.wording import counted, in_bytes
-from .parsing import NEW_FOLDER, require_there, show
+from .parsing import NEW_FOLDER, show
 
 
 @click.command("index")
@@ -37,7 +37,6 @@ def index(run: str, out: Path, store: str | None, split: str, factory: str | Non
     xret index run --out run.index
     xret search run "a red square beside a blue circle" --index run.index
     """
-    require_there([run])
     from ..heads.retrieval.index import index_run
     from ..heads.retrieval.retriever import Retriever
 

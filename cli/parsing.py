@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import click
 
 from ..heads.recipes.settings import settings_of
-from ..pipeline.errors import RunError
 from ..pipeline.files import require_writable
 from ..pipeline.wording import printable
 
@@ -67,30 +66,6 @@ def workers(_ctx: click.Context, _parameter: click.Parameter, value: str | None)
     return int(value)
 
 
-class Sectioned(click.Command):
-    """A command whose ``--help`` lists its options below headings."""
-
-    def __init__(self, *args: Any, sections: dict[str, str], **kwargs: Any) -> None:
-        """`sections`: heading → names of parameters in the order of the listing; each option stands in one of them."""
-        super().__init__(*args, **kwargs)
-        self.sections = {heading: names.split() for heading, names in sections.items()}
-        listed = sorted(name for names in self.sections.values() for name in names)
-        options = sorted(str(option.name) for option in self.params if isinstance(option, click.Option))
-        if listed != options:
-            raise ValueError(f"the sections of {self.name} list {listed}, and its options are {options}")
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write one list of options a section, and ``--help`` after the last."""
-        options: dict[str | None, click.Parameter] = {option.name: option for option in self.params}
-        *_, last = self.sections
-        for heading, names in self.sections.items():
-            shown = [options[name] for name in names]
-            if heading == last and (help_option := self.get_help_option(ctx)) is not None:
-                shown.append(help_option)
-            with formatter.section(heading):
-                formatter.write_dl([record for option in shown if (record := option.get_help_record(ctx)) is not None])
-
-
 class Output(click.Path):
     """What a command writes. It may lie below folders that are not there yet: they are made with it."""
 
@@ -130,15 +105,3 @@ def _one(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...
     if len(value) > 1:
         raise click.BadParameter(f"give one, not {' and '.join(value)}; `xret ablate --baseline` takes others")
     return value[0] if value else None
-
-
-def require_there(paths: Iterable[str | Path], what: str = "run") -> None:
-    """Refuse paths at which there is nothing, before anything slow is imported; URLs are looked up later.
-
-    Raises:
-        RunError: one is not there.
-    """
-    for path in paths:
-        if "://" not in str(path) and not Path(path).exists():
-            way = f"make a run with `xret train-head … --out {path}`"
-            raise RunError(f"{path} is no {what}: it is not there; name a {what}, or {way}")

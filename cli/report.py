@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import in_bytes
-from .parsing import FOLDER, device_option, require_there, show
+from .parsing import FOLDER, device_option, show
 
 
 @click.command()
@@ -34,7 +34,6 @@ def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
     xret report run --data-root DIR
     xret report setdiv-run maxmatch-run --out compared.html --data-root DIR
     """
-    require_there(runs)
     from ..heads.report import write_report
 
     began = time.monotonic()

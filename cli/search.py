@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted, printable
-from .parsing import Sectioned, require_there, show
+from .parsing import show
 
 if TYPE_CHECKING:
     from ..heads.retrieval.gallery import Hit
@@ -43,14 +43,7 @@ def run_options(command: Any) -> Any:
     return command
 
 
-@click.command(
-    cls=Sectioned,
-    sections={
-        "The query": "image visual_weights text_weights trust",
-        "Results": "k",
-        "Where it is searched": "images store split index device",
-    },
-)
+@click.command()
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[QUERY]")
 @click.option(
@@ -76,7 +69,6 @@ def search(run: str, words: tuple[str, ...], image: Path | None, k: int, **optio
     xret search run --image photo.jpg -k 5 --json
     xret search run --images holiday "a red boat"
     """
-    require_there([run])
     from ..heads.retrieval.retriever import Retriever
 
     if len(words) > 1:

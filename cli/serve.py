@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..pipeline.errors import XretError
-from .parsing import FOLDER, require_there
+from .parsing import FOLDER
 from .search import run_options
 
 
@@ -36,7 +36,6 @@ def serve(run: str, host: str, port: int | None, **options: Any) -> None:
     xret serve run --data-root DIR
     xret serve run --images holiday
     """
-    require_there([run])
     from ..heads.retrieval.retriever import Retriever
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

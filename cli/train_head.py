@@ -7,20 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, Sectioned, device_option, recipe_option, settings_option, show
+from .parsing import NEW_FOLDER, device_option, recipe_option, settings_option, show
 
 if TYPE_CHECKING:
     from ..heads.training.trainer import TrainSummary
 
 
-@click.command(
-    "train-head",
-    cls=Sectioned,
-    sections={
-        "What is trained": "recipe settings init_from seed",
-        "Where and how it runs": "out resume device",
-    },
-)
+@click.command("train-head")
 @click.argument("stores", nargs=-1, required=True, metavar="STORE [STORE ...]")
 @recipe_option(required=True)
 @settings_option("of the recipe")

@@ -5,16 +5,10 @@ from typing import Any
 
 import click
 
-from .parsing import NEW_FOLDER, Sectioned, device_option, key_values, recipe_option, settings_option, show
+from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, settings_option, show
 
 
-@click.command(
-    cls=Sectioned,
-    sections={
-        "What is tuned": "recipe trials space settings seed",
-        "Where and how it runs": "out device",
-    },
-)
+@click.command()
 @click.argument("store")
 @recipe_option(required=True)
 @click.option(

@@ -15,7 +15,7 @@ import yaml
 from ...pipeline.errors import RecipeError, nearest
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_file
-from ..recipes.recipe import NOT_LEARNT, faults_of, load_recipe, refused
+from ..recipes.recipe import faults_of, load_recipe, refused
 from ..recipes.settings import full_key, normalised, value_of
 from ..series import as_text, decisive, identity
 
@@ -31,13 +31,8 @@ Paper = dict[str, dict[str, float]]  # by row, such as f30k, then by metric, suc
 class Variant:
     """One line of an ablation's table.
 
-    Attributes:
-        name: of its folder; no two variants share one.
-        label: for the table.
-        values: what it sets, by recipe key.
-        recipe: resolved.
-        paper: the paper's values.
-        baseline: whether it is a recipe of its own beside the variants.
+    `name` is that of its folder, `label` that of its line; it sets `values`, by recipe key, which give the resolved
+    `recipe`; `paper` are the paper's values. A `baseline` is a recipe of its own beside the variants.
     """
 
     name: str
@@ -50,14 +45,10 @@ class Variant:
 
 @dataclass(frozen=True)
 class Plan:
-    """All variants of an ablation.
+    """All variants of an ablation, baselines first.
 
-    Attributes:
-        description: what stays the same where values, baselines or seeds are added.
-        variants: in the order of the table, baselines first.
-        split: what is evaluated.
-        views: whether images are evaluated by the mean over all their cached views.
-        source: of a grid, the paper's table.
+    `description` stays the same if values, baselines or seeds are added. `split` is evaluated, by the mean over all
+    cached `views` of an image or by the first alone. A grid has a `source`, the paper's table.
     """
 
     description: dict[str, Any]
@@ -86,9 +77,9 @@ def make_plan(
             name none, and the paper's values are left out.
         vary: by key its values; keys joined by commas take the same value together.
         grid: one that `grid_names` returns.
-        settings: changes for all variants and baselines; what a variant sets itself stands over them.
-        baselines: recipes that stand in the table as they are, but for `settings`. Where feature sets are varied, each
-            has a row for every combination of them, unless its file names its own.
+        settings: changes for all variants and baselines, which the values of a variant override.
+        baselines: recipes that are in the table as they are, but for `settings`. If feature sets are varied, each has a
+            row for every combination of them, unless its file names its own.
         split: what is evaluated; None: ``test``, or what the grid's paper took.
         views: evaluate by the mean over all cached views of an image.
 
@@ -101,7 +92,10 @@ def make_plan(
     fixed = {key: _plain(value) for key, value in normalised(settings or {}).items()}
     faults: list[str] = []
     found = {} if grid is None else read_grid(grid)
-    rows = list(_grid_rows(str(grid), found, recipe) if found else _varied_rows(str(recipe), vary or {}, fixed, faults))
+    rows = list(_grid_rows(str(grid), found, recipe) if found else _varied_rows(str(recipe), vary or {}))
+    keys = [full_key(key.strip()) for names in vary or {} for key in names.split(",")]
+    if len({*keys}) < len(keys) or len({row[0] for row in rows}) < len(rows):
+        faults.append("--vary names a key or a value twice")
     variants = _resolved(rows, fixed, faults)
     beside = [one for name in dict.fromkeys(baselines) for one in _baseline(name, fixed, rows, faults)]
     if faults:
@@ -112,7 +106,7 @@ def make_plan(
         "recipes": sorted({variant.recipe.name for variant in variants}),
         "grid": grid,
         "set": decisive(fixed),
-        "vary": sorted(full_key(key.strip()) for keys in vary or {} for key in keys.split(",")),
+        "vary": sorted(keys),
     }
     return Plan(description, (*beside, *variants), split or found.get("split", "test"), views, found.get("source"))
 
@@ -165,26 +159,14 @@ def _paper(values: float | Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def _varied_rows(
-    recipe: str, vary: Mapping[str, Sequence[Any]], fixed: Mapping[str, Value], faults: list[str]
-) -> Iterator[_Row]:
-    """Yield a row for every combination of values, and add to the faults."""
+def _varied_rows(recipe: str, vary: Mapping[str, Sequence[Any]]) -> Iterator[_Row]:
+    """Yield a row for every combination of values."""
     axes = []
     for names, choices in vary.items():
-        values = [_plain(choice) for choice in ([choices] if isinstance(choices, str) else choices)]
-        axes.append(([key.strip() for key in names.split(",")], values))
-        if len({as_text(value).replace("null", "none") for value in values}) < len(values):
-            faults.append(f"--vary '{names}' names a value twice")
-    keys = [full_key(key) for names, _ in axes for key in names]
-    faults += [f"{key} is varied twice" for key in sorted(set(keys)) if keys.count(key) > 1]
-    faults += [f"{key} is varied and set as well: leave one out" for key in dict.fromkeys(keys) if key in fixed]
-    faults += [
-        f"{key} cannot be varied: it does not describe how a head learns"
-        for key in dict.fromkeys(keys)
-        if key.split(".")[0] in NOT_LEARNT
-    ]
-    for combination in itertools.product(*(values for _, values in axes)):
-        own = {key: value for (names, _), value in zip(axes, combination, strict=True) for key in names}
+        keys = [key.strip() for key in names.split(",")]
+        axes.append([dict.fromkeys(keys, _plain(one)) for one in ([choices] if isinstance(choices, str) else choices)])
+    for combination in itertools.product(*axes):
+        own = {key: value for one in combination for key, value in one.items()}
         yield _folder(own), _label(own), own, recipe, {}
 
 

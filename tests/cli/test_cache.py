@@ -9,7 +9,6 @@ import pytest
 from small_extraction import files
 from small_store import make_store
 
-from xret.cli.cache import cache
 from xret.pipeline.store import FeatureCache
 
 SIZES = {"train": 12, "val": 3, "test": 3, "text": "tokens"}
@@ -30,13 +29,6 @@ def store(tmp_path):
 
 def name_of(store, modality="images"):
     return FeatureCache.open(store).set_names(modality)[0]
-
-
-def test_every_command_has_help_with_an_example():
-    assert sorted(cache.commands) == ["export", "info", "ls", "rm", "verify"]
-    for name in cache.commands:
-        assert f"xret cache {name} " in run(name, "--help").stdout.split("Usage:")[1].split("\n", 1)[1]
-        assert f"xret cache {name} " in run("--help").stdout
 
 
 def test_info(store):

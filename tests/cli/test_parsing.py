@@ -7,8 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from xret.cli import main
-from xret.cli.parsing import NEW_FILE, NEW_FOLDER, Sectioned
+from xret.cli.parsing import NEW_FILE, NEW_FOLDER
 from xret.pipeline.errors import XretError
 
 
@@ -47,27 +46,3 @@ def test_a_folder_is_no_file(tmp_path):
     result = call("--file", tmp_path)
     assert result.exit_code == 2
     assert "is a directory" in result.stderr
-
-
-def test_help_lists_the_options_of_a_long_command_below_headings():
-    for name in ("extract", "train-head", "finetune", "ablate", "eval", "search"):
-        command = main.commands[name]
-        text = CliRunner().invoke(main, [name, "--help"]).stdout
-        assert isinstance(command, Sectioned)
-        assert "\nOptions:\n" not in text
-        places = [text.index(f"\n\n{heading}:\n  -") for heading in command.sections]
-        assert places == sorted(places)
-        for option in command.params:
-            if isinstance(option, click.Option):
-                assert sum(line.startswith(f"  {', '.join(option.opts)} ") for line in text.splitlines()) == 1, (
-                    option.name
-                )
-        assert text.splitlines()[-1].startswith("  -h, --help ")
-
-
-def test_a_section_names_options_that_are_there_and_all_of_them():
-    one = [click.Argument(["store"]), click.Option(["--seed"]), click.Option(["--device"])]
-    assert Sectioned("train", params=one, sections={"A": "device", "B": "seed"}).sections["B"] == ["seed"]
-    for sections in ({"A": "seed"}, {"A": "seed device", "B": "sed"}, {"A": "seed device seed"}):
-        with pytest.raises(ValueError, match=r"^the sections of train list .* \['device', 'seed'\]$"):
-            Sectioned("train", params=one, sections=sections)

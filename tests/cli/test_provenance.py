@@ -3,13 +3,11 @@
 import json
 
 import pytest
-from click.testing import CliRunner
 from command_line import refused, run
 from loaded import image_encoder
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 
-from xret.cli import main
 from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,18 +28,8 @@ def folder(tiny_dataset, tmp_path, monkeypatch):
 
 
 def extract(folder, *words):
-    return run(
-        "extract",
-        "tiny/tiny.yaml",
-        "--store",
-        "s.zarr",
-        *IMAGES,
-        "--text-weights",
-        "Mini LM",
-        "--device",
-        "cpu",
-        *words,
-    )
+    options = ["--text-weights", "Mini LM", "--device", "cpu"]
+    return run("extract", "tiny/tiny.yaml", "--store", "s.zarr", *IMAGES, *options, *words)
 
 
 def captions():
@@ -115,9 +103,3 @@ def test_weights_of_pictures_are_found_in_their_file(folder):
     run(*words)
     change(folder / "mine.safetensors")
     assert "mine.safetensors' is not what" in refused(*words)
-
-
-def test_help_speaks_of_weights_that_are_found(folder):
-    for command in ("search", "finetune", "serve", "report"):
-        text = CliRunner().invoke(main, [command, "--help"]).output
-        assert "if not bert-base-uncased" not in " ".join(text.split())

@@ -61,7 +61,3 @@ def test_mistakes(run, tmp_path, words, code, sentence):
     assert "Traceback" not in result.output
     assert [file.name for file in tmp_path.iterdir()] == ["taken"]
     assert (tmp_path / "taken").read_text() == "a letter"
-
-
-def test_the_help_has_an_example():
-    assert "xret report run --data-root DIR" in called("--help").stdout

@@ -1,22 +1,21 @@
 """Samples: the images of a data set and their captions, in the order of the store."""
 
-import gc
 import hashlib
 import json
 import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
 from .caption_files import Entry
 from .manifest import SPLITS, Manifest
-from .sources import FOLDER, Contents, PictureReader, Place, Source, open_pictures, read_contents
+from .sources import FOLDER, PictureReader, Place, Source, open_pictures, read_source
 
 log = logging.getLogger("xret")
 
@@ -70,34 +69,16 @@ def read_samples(manifest: Manifest, skip: bool = False) -> Samples:
         ManifestError: the file cannot be read, something in it is wrong or contradicts itself, or the manifest's counts
             are not met; the message names the place.
     """
-    with _collector_paused():
-        contents = read_contents(manifest, skip)
-        if left_out := contents.left_out:
-            log.warning("%s left out: %s.", counted(len(left_out), "sample"), printable("; ".join(some_of(left_out))))
-        return _build(contents, manifest)
+    entries, source, left_out = read_source(manifest, skip)
+    if left_out:
+        log.warning("%s left out: %s.", counted(len(left_out), "sample"), printable("; ".join(some_of(left_out))))
+    return build_samples(entries, manifest, source, left_out)
 
 
-def build_samples(entries: list[Entry], manifest: Manifest) -> Samples:
-    """Return the samples that entries are, as `read_samples` returns those of a caption file."""
-    with _collector_paused():
-        return _build(Contents(entries), manifest)
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Halve the time of reading: the collector would walk millions of objects, none of them garbage."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def _build(contents: Contents, manifest: Manifest) -> Samples:
-    """Settle splits, ids and numbers, and put the images in the order of the store."""
-    entries = contents.entries
+def build_samples(
+    entries: list[Entry], manifest: Manifest, source: Source = FOLDER, left_out: Sequence[str] = ()
+) -> Samples:
+    """Settle splits, ids and numbers of entries, and put them in the order of the store; errors of `read_samples`."""
     splits = _splits(entries, manifest)
     _check_counts(Counter(splits), manifest)
     by_imgid = all(entry.imgid is not None for entry in entries)
@@ -113,9 +94,11 @@ def _build(contents: Contents, manifest: Manifest) -> Samples:
         kept = captions[: manifest.captions_per_image]
         images.append(ImageSample(identity, entry.file_name, split, entry.cocoid, kept, entry.place))
     images.sort(key=lambda image: SPLITS.index(image.split))
+    counts = Counter(splits)
+    ends = accumulate((counts[split] for split in SPLITS), initial=0)
+    ranges = {split: rows for split, rows in zip(SPLITS, pairwise(ends), strict=True) if counts[split]}
     digest = _digest(manifest, images)
-    left_out = tuple(contents.left_out[:_NOTED])
-    return Samples(manifest.name, tuple(images), _ranges(images), digest, contents.source, left_out)
+    return Samples(manifest.name, tuple(images), ranges, digest, source, tuple(left_out[:_NOTED]))
 
 
 # Vowel signs and accents are not letters to `re`, yet they belong to the word around them.
@@ -174,16 +157,6 @@ def _check_counts(found: Counter[str], manifest: Manifest) -> None:
     if wrong:
         advice = f"complete the file, or correct 'counts' in {manifest.path}"
         raise ManifestError(f"{manifest.listing}: it holds {', '.join(wrong)}; {advice}.")
-
-
-def _ranges(images: list[ImageSample]) -> dict[str, tuple[int, int]]:
-    counts = Counter(image.split for image in images)
-    ranges, first = {}, 0
-    for split in SPLITS:
-        if counts[split]:
-            ranges[split] = (first, first + counts[split])
-            first += counts[split]
-    return ranges
 
 
 def _digest(manifest: Manifest, images: list[ImageSample]) -> str:

@@ -1,19 +1,114 @@
 """Where samples and pictures come from: a folder, tar shards, Parquet, or a saved data set, each read where it lies."""
 
-from .files import is_url
-from .reading import find_source, open_pictures, read_contents
-from .source import FOLDER, Contents, FolderReader, PictureReader, Place, Source, missing_from
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 
-__all__ = [
-    "FOLDER",
-    "Contents",
-    "FolderReader",
-    "PictureReader",
-    "Place",
-    "Source",
-    "find_source",
-    "is_url",
-    "missing_from",
-    "open_pictures",
-    "read_contents",
-]
+from ...documents import DocumentError, read_json
+from ...errors import ManifestError
+from ..caption_files import Entry, Fault, read_entries, read_imagefolder
+from ..manifest import Manifest
+from .files import File, find_files, is_url, look_at_all, url_of
+from .source import FOLDER, FolderReader, PictureReader, Place, Source, missing_from
+from .tables import IMAGE, TableReader, table_entries
+from .tar import TarReader, tar_entries
+
+__all__ = ["FOLDER", "FolderReader", "PictureReader", "Place", "Source", "is_url", "missing_from"]
+
+_Files = list[tuple[File, str | None]]  # with the split of all that is in each
+
+
+def open_pictures(source: Source, folder: str | Path, places: Mapping[str, Place]) -> PictureReader:
+    """Return what opens pictures by their names.
+
+    Args:
+        source: the files that they lie in.
+        folder: where the names of pictures, or of the files that hold them, start.
+        places: of each picture by its name, where they lie in files with others.
+    """
+    if source.kind == "folder":
+        return FolderReader(folder)
+    return (TarReader if source.kind == "tar" else TableReader)(source, folder, places)
+
+
+def find_source(manifest: Manifest) -> Source:
+    """Return the files that a manifest names as they are now, without reading them; errors as of `find_files`."""
+    return _source_of(manifest, _files(manifest))
+
+
+def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], Source, list[str]]:
+    """Read what a manifest names, but for the pictures themselves.
+
+    Args:
+        manifest: names it.
+        skip: leave out samples without captions; else the first one is an error.
+
+    Returns:
+        The images in the order of the source, its files, and a sentence for each sample that was left out.
+
+    Raises:
+        ManifestError: a file is missing or damaged, or its content is wrong or contradicts itself.
+    """
+    left_out: list[str] = []
+
+    def fault(where: str, advice: str) -> None:
+        if not skip:
+            raise ManifestError(f"{where}: {advice}, or go on with --on-error skip.")
+        left_out.append(f"{where}: {advice}")
+
+    source = _source_of(manifest, files := _files(manifest))
+    urls = [(url_of(manifest.images, file.name), split) for file, split in files]
+    if manifest.captions is not None:
+        entries = read_entries(manifest.captions, manifest.columns, fault)
+    elif source == FOLDER:
+        entries = read_imagefolder(manifest.images, manifest.columns, fault)
+    elif source.kind == "tar":
+        entries = _from_tars(urls, fault)
+    else:
+        entries = table_entries(source.kind, urls, manifest.columns, fault)
+    if not entries:
+        raise ManifestError(f"{manifest.listing}: it has no images with captions; a data set needs at least one.")
+    return entries, source, left_out
+
+
+def _files(manifest: Manifest) -> _Files:
+    """Return the files of tars and tables in the order of the manifest."""
+    if manifest.kind == "arrow":
+        return _saved(manifest.images, manifest.packed[None], by_folder=manifest.columns.split is None)
+    return [(file, split) for split, name in manifest.packed.items() for file in find_files(manifest.images, name)]
+
+
+def _source_of(manifest: Manifest, listed: _Files) -> Source:
+    files = tuple(file for file, _ in listed)
+    for name, times in Counter(file.name for file in files).items():
+        if times > 1:
+            raise ManifestError(f"{manifest.path}: {name} is named twice; name each file once.")
+    if not files:
+        return FOLDER
+    return Source(manifest.kind, files, "" if manifest.kind == "tar" else manifest.columns.image or IMAGE)
+
+
+def _saved(folder: Path, name: str, by_folder: bool) -> _Files:
+    """Return the Arrow files of a data set that ``save_to_disk`` of `datasets` wrote, or of each of its splits."""
+    place = folder / name
+    try:
+        splits = read_json(place / "dataset_dict.json")["splits"] if (place / "dataset_dict.json").exists() else [""]
+        named = []
+        for split in splits:
+            of_split = split if split and by_folder else None
+            for one in read_json(place / split / "state.json")["_data_files"]:
+                named.append((str(Path(name, split, one["filename"])), of_split))
+    except (OSError, DocumentError, LookupError, TypeError) as error:
+        raise ManifestError(f"{place}: this is not what `save_to_disk` writes ({error}); save it again.") from error
+    files = look_at_all(folder, [name for name, _ in named])
+    return [(file, split) for file, (_, split) in zip(files, named, strict=True)]
+
+
+def _from_tars(urls: list[tuple[str, str | None]], fault: Fault) -> list[Entry]:
+    entries: dict[str, Entry] = {}
+    for number, (url, split) in enumerate(urls):
+        for entry in tar_entries(url, number, split, fault):
+            if (other := entries.setdefault(entry.file_name, entry)) is not entry:
+                places = [urls[one.place[0]][0] for one in (other, entry) if one.place]
+                raise ManifestError(f"{entry.file_name} is in {' and '.join(places)}; remove one of them.")
+    return list(entries.values())

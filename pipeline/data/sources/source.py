@@ -3,13 +3,13 @@
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import ManifestError, XretError
 from ...wording import reason
-from ..caption_files import Entry
 from ..images import PictureFile, read_picture
 from .files import File, look_at, url_of
 
@@ -35,15 +35,6 @@ class Source:
 
 
 FOLDER = Source("folder")
-
-
-@dataclass
-class Contents:
-    """The content of a source but for the pictures themselves."""
-
-    entries: list[Entry]  # in its own order
-    source: Source = FOLDER
-    left_out: list[str] = field(default_factory=list)  # samples that were skipped, a sentence each
 
 
 class PictureReader(Protocol):
@@ -120,12 +111,10 @@ def missing_from(folder: Path, names: Iterable[str]) -> list[str]:
     for name in names:
         above, _, last = name.rpartition("/")
         if above not in listed:
-            try:
-                with os.scandir(folder / above) as entries:
-                    listed[above] = {entry.name for entry in entries if not entry.is_symlink()}
-            except OSError:  # missing, or may not be listed
-                listed[above] = set()
-        # A link may lead nowhere, and a listing may spell a name otherwise than the file system takes it.
+            listed[above] = set()
+            with suppress(OSError):  # missing, or may not be listed
+                listed[above] = set(os.listdir(folder / above))  # noqa: PTH208 -- names alone
+        # A listing may spell a name otherwise than the file system takes it.
         if last not in listed[above] and not os.path.exists(folder / name):  # noqa: PTH110 -- a name may be too long
             missing.append(name)
     return missing

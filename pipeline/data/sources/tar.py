@@ -7,7 +7,6 @@ a picture of its key.
 
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import fsspec
@@ -17,7 +16,7 @@ from ...errors import ManifestError
 from ...wording import reason
 from ..caption_files import Entry, Fault, file_name
 from ..images import PictureFile
-from .source import PackedReader, Place
+from .source import PackedReader
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "jp2")
 _PADDING = 1 << 20  # bytes of zeros that may follow an archive's end
@@ -34,16 +33,8 @@ class TarReader(PackedReader):
         return PictureFile(data, f"{url}: {name}")
 
 
-@dataclass(slots=True)
-class _Sample:
-    """The members of one key."""
-
-    name: str = ""  # of the picture
-    place: Place = (0, 0, 0)
-    text: str | None = None
-    document: dict[str, Any] | None = None
-    dotted: str = ""  # a picture with further dots in its name
-    links: list[str] = field(default_factory=list)
+# Members of a key with their names, by kind: ``picture``, ``txt``, ``json``, and the last ``dotted`` and ``link``.
+_Sample = dict[str, tuple[str, Any]]
 
 
 def tar_entries(url: str, number: int, split: str | None, fault: Fault) -> Iterator[Entry]:
@@ -69,17 +60,17 @@ def tar_entries(url: str, number: int, split: str | None, fault: Fault) -> Itera
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ManifestError(f"{url}: this is not a whole tar file ({reason(error)}); restore it.") from error
     for key, sample in samples.items():
-        captions = _captions(sample, f"{url}: {sample.name or key}")
-        if sample.links:
+        captions, (name, place) = _captions(sample, f"{url}: {key}"), sample.get("picture", ("", None))
+        if "link" in sample:
             advice = "pack the file itself, as tar --dereference --hard-dereference does"
-            fault(f"{url}: {sample.links[0]}", f"it is a link, or sparse; {advice}")
-        elif sample.name and captions:
-            yield Entry(sample.name, split or (sample.document or {}).get("split"), captions, place=sample.place)
-        elif sample.name:
-            fault(f"{url}: {sample.name}", f"it has no captions; add {key}.txt or {key}.json, or take the picture out")
-        elif sample.dotted:
+            fault(f"{url}: {sample['link'][0]}", f"it is a link, or sparse; {advice}")
+        elif name and captions:
+            yield Entry(name, split or sample.get("json", ("", {}))[1].get("split"), captions, place=place)
+        elif name:
+            fault(f"{url}: {name}", f"it has no captions; add {key}.txt or {key}.json, or take the picture out")
+        elif "dotted" in sample:
             advice = f"its key ends at the first dot, and '{key}' has no picture; take the other dots out of its name"
-            fault(f"{url}: {sample.dotted}", advice)
+            fault(f"{url}: {sample['dotted'][0]}", advice)
         else:
             fault(f"{url}: {key}", f"these captions have no picture; add {key}.jpg or the like, or take them out")
 
@@ -90,44 +81,40 @@ def _take(
     """Add a member to the sample of its key, unless it is of another kind."""
     above, _, last = member.name.rpartition("/")
     stem, _, suffix = last.partition(".")
-    suffix = suffix.lower()
-    is_picture = suffix.rpartition(".")[2] in PICTURES
-    if not (is_picture or suffix in ("txt", "json")) or last.startswith((".", "__")):
+    kind = suffix.lower()
+    if kind.rpartition(".")[2] in PICTURES:
+        kind = "picture" if kind in PICTURES else "dotted"
+    if kind not in ("picture", "dotted", "txt", "json") or last.startswith((".", "__")):
         return
     name, key = file_name(last, url, above), file_name(stem, url, above)
-    sample = samples.setdefault(key, _Sample())
-    if is_picture and suffix not in PICTURES:
-        sample.dotted = name
-        return
-    if not member.isreg() or member.sparse is not None:
-        sample.links.append(name)
-        return
-    if (sample.name or None) if is_picture else (sample.text if suffix == "txt" else sample.document) is not None:
-        raise ManifestError(f"{url}: the key '{key}' has {name} and another file like it; remove one of them.")
-    if is_picture:
-        sample.name, sample.place = name, (number, member.offset_data, member.size)
-        return
-    file = archive.extractfile(member)
-    assert file is not None, "a regular file"
+    if kind != "dotted" and (not member.isreg() or member.sparse is not None):
+        kind = "link"
+    found: Any = (number, member.offset_data, member.size)
     try:
-        if suffix == "txt":
-            sample.text = file.read().decode("utf-8-sig").strip()
-            return
-        document = parse_json(file.read())
+        if kind in ("txt", "json"):
+            file = archive.extractfile(member)
+            assert file is not None, "a regular file"
+            text = file.read().decode("utf-8-sig")
+            found = text.strip() if kind == "txt" else parse_json(text)
     except (UnicodeDecodeError, DocumentError) as error:
         raise ManifestError(f"{url}: {name} is not UTF-8 or not valid JSON ({error}); correct it.") from error
-    if not isinstance(document, dict) or not isinstance(document.get("split", ""), str | None):
-        raise ManifestError(f"{url}: {name} is not a mapping with captions and texts; correct it.")
-    sample.document = {one: document[one] for one in ("captions", "caption", "split") if document.get(one)}
+    if kind == "json":
+        if not isinstance(found, dict) or not isinstance(found.get("split", ""), str | None):
+            raise ManifestError(f"{url}: {name} is not a mapping with captions and texts; correct it.")
+        found = {one: found[one] for one in ("captions", "caption", "split") if found.get(one)}
+    sample = samples.setdefault(key, {})
+    if kind in sample and kind not in ("dotted", "link"):
+        raise ManifestError(f"{url}: the key '{key}' has {name} and {sample[kind][0]}; remove one of them.")
+    sample[kind] = name, found
 
 
 def _captions(sample: _Sample, where: str) -> list[tuple[str, int | None]]:
     """Return the captions of a key, perhaps none."""
-    document = sample.document or {}
-    found = document.get("captions") or document.get("caption")
-    if found is None:
-        return [] if sample.text is None else [(sample.text, None)]
-    texts = [found] if isinstance(found, str) else found
+    document = sample.get("json", ("", {}))[1]
+    texts = document.get("captions") or document.get("caption")
+    if texts is None:
+        texts = [sample["txt"][1]] if "txt" in sample else []
+    texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ManifestError(f"{where}: its captions are not a text or a list of texts; correct them.")
     return [(text, None) for text in texts]

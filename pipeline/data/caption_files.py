@@ -139,17 +139,10 @@ def _read_json(path: Path) -> list[Entry]:
 def _with_sentences(images: list[Any], annotations: list[Any], path: Path) -> list[Any]:
     """Return the images of COCO's form in Karpathy's, which has the captions with them."""
     sentences: dict[int | str, list[Any]] = {}
-    found = []
     for index, image in enumerate(images):
-        if isinstance(image, dict):
-            identity = image.get("id")
-            if not isinstance(identity, str):
-                identity = _whole(image, "id", where := f"{path}: images[{index}]")
-                if identity is None:
-                    raise ManifestError(f"{where} has no 'id', by which annotations name it; give it one.")
-                image = {**image, "cocoid": identity}
-            image = {**image, "imgid": identity, "sentences": sentences.setdefault(identity, [])}
-        found.append(image)
+        if not isinstance(image, dict) or not isinstance(image.get("id"), int | str):
+            raise ManifestError(f"{path}: images[{index}] has no 'id', by which annotations name it; give it one.")
+        sentences[image["id"]] = []
     for index, annotation in enumerate(annotations):
         where = f"{path}: annotations[{index}]"
         if not isinstance(annotation, dict) or not isinstance(annotation.get("caption"), str):
@@ -158,6 +151,10 @@ def _with_sentences(images: list[Any], annotations: list[Any], path: Path) -> li
         if not isinstance(of, int | str) or of not in sentences:
             raise ManifestError(f"{where} is of image {of!r}, which is not among the images; correct it.")
         sentences[of].append({"raw": annotation["caption"], "sentid": number if isinstance(number, int) else None})
+    found = []
+    for image in images:
+        known = {"imgid": image["id"], "sentences": sentences[image["id"]]}
+        found.append({**image, **known, "cocoid": None if isinstance(image["id"], str) else image["id"]})
     return found
 
 

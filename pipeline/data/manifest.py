@@ -46,8 +46,6 @@ class Manifest:
     merge_splits: dict[str, str] = field(default_factory=dict)  # split of the source → split that its images join
     captions_per_image: int | None = None  # how many of each image are kept; None: all
     counts: dict[str, int] | None = None  # images by split, after merging; None where nothing is promised
-    licence: str | None = None  # terms under which the data may be used
-    homepage: str | None = None  # where the data comes from
 
     @property
     def listing(self) -> Path:
@@ -76,6 +74,8 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
     values = _read(path)
     if faults := _faults(values):
         raise ManifestError(f"{path}: {'; '.join(faults)}.")
+    for key in ("licence", "homepage"):  # for readers of the YAML
+        values.pop(key, None)
     texts = values.pop("caption_columns", ())
     names = values.pop("image_column", None), (texts,) if isinstance(texts, str) else tuple(texts)
     columns = Columns(*names, values.pop("split_column", None), values.pop("separator", None))
@@ -119,12 +119,8 @@ def _find(dataset: str | Path) -> Path:
     path = Path(dataset)
     if path.is_file():
         return path
-    if path.is_dir():
-        raise ManifestError(f"{path} is a folder; name the manifest (a YAML file) in it.")
-    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
-        raise ManifestError(f"There is no manifest {path}; name a YAML file or one of {', '.join(bundled)}.")
     hint, known = nearest(str(dataset), list(bundled)), ", ".join(bundled)
-    raise ManifestError(f"Unknown data set '{dataset}'{hint}; known are {known}, or give the path of a manifest.")
+    raise ManifestError(f"There is no data set or manifest '{dataset}'{hint}; name a YAML file or one of {known}.")
 
 
 def _read(path: Path) -> dict[Any, Any]:

@@ -9,13 +9,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
 from .caption_files import Entry
 from .manifest import SPLITS, Manifest
-from .sources import FOLDER, PictureReader, Place, Source, open_pictures, read_source
+from .sources import FOLDER, Place, Source, read_source
 
 log = logging.getLogger("xret")
 
@@ -53,11 +52,6 @@ class Samples:
     digest: str  # SHA-256 over name and rows in hexadecimal; where the pictures lie does not matter
     source: Source = FOLDER  # where they lie
     left_out: tuple[str, ...] = ()  # why samples are not among them that the source has; the first of many
-
-    def open_pictures(self, folder: Path, count: int) -> PictureReader:
-        """Return what opens the pictures of the first `count` images; `folder` is the manifest's."""
-        places = {image.file_name: image.place for image in self.images[:count] if image.place is not None}
-        return open_pictures(self.source, folder, places)
 
 
 def read_samples(manifest: Manifest, skip: bool = False) -> Samples:

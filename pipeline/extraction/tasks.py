@@ -100,11 +100,9 @@ class Station:
         self.stopped = False
 
     def close(self) -> None:
-        """Stop the tasks that run, and close the pictures' files."""
+        """Stop the tasks that run."""
         self.stopped = True
         self.threads.shutdown(wait=True, cancel_futures=True)
-        if self.pictures is not None:
-            self.pictures.close()
 
 
 _stations: dict[str, Station] = {}

@@ -12,6 +12,8 @@ import webdataset
 from PIL import Image
 from pyarrow import parquet
 
+from xret.pipeline.data.sources import open_pictures
+
 SPLITS = ("train", "val", "test")
 
 
@@ -116,6 +118,11 @@ class PackedData:
             lines = [{"file_name": name, "text": captions} for name, _, captions, of in self.rows if of == split]
             (self.folder / "images" / split / "metadata.jsonl").write_text("\n".join(map(json.dumps, lines)))
         return self.manifest("imagefolder", dataset="images", caption_columns="text")
+
+
+def pictures_of(samples, manifest):
+    """Return what opens the pictures of samples that were just read."""
+    return open_pictures(samples.source, manifest.images, {image.file_name: image.place for image in samples.images})
 
 
 def write_tar(path, rows, format_=tarfile.PAX_FORMAT):

@@ -49,10 +49,6 @@ class PictureReader(Protocol):
             ManifestError: the file that holds it is missing, damaged, or has changed since it was read.
         """
 
-    def close(self) -> None:
-        """Close the files; what was opened stays good."""
-        return
-
 
 class FolderReader(PictureReader):
     """A folder of pictures: the name of each is its path below the folder."""

@@ -43,11 +43,6 @@ class TableReader(PackedReader):
             raise SampleError(where, "it holds no bytes, perhaps a path alone; put the picture into the file")
         return PictureFile(data, where)
 
-    def close(self) -> None:
-        """Close the files."""
-        with self._lock:
-            self._tables.clear()
-
 
 class _Parquet:
     def __init__(self, url: str) -> None:

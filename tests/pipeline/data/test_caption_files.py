@@ -134,7 +134,7 @@ TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
         (coco({"image_id": 2, "caption": "a"}), "is of image 2, which is not among"),
         (coco(), "images[0] ('a.jpg') has no sentences"),
         (coco(id=None), "images[0] has no 'id', by which annotations name it"),
-        (coco(id=True), "images[0]: 'id' is True, not a whole number"),
+        (coco({"image_id": 1, "caption": "a"}, id=True), "images[0] ('a.jpg'): 'imgid' is neither a whole number nor"),
         (coco({"image_id": 1, "caption": "a"}, file_name=None), "images[0]: the file name is missing"),
         ({"images": TWICE, "annotations": [{"image_id": 1, "caption": "a"}]}, "has the imgid '1' already"),
     ],

@@ -52,7 +52,6 @@ def test_every_value_is_that_of_the_folder(data, tmp_path, form):
     sizes = cache.image_set().array("size", np.arange(cache.images)).tolist()
     for name, size in zip(cache.file_names(0, cache.images), sizes, strict=True):
         assert list(open_image(pictures.open(name)).size) == size
-    pictures.close()
 
 
 def test_files_that_were_changed_are_refused(data, tmp_path):

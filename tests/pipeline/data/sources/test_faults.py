@@ -7,7 +7,7 @@ import tarfile
 import fsspec
 import pyarrow as pa
 import pytest
-from packed_data import PackedData, add, write_tar
+from packed_data import PackedData, add, pictures_of, write_tar
 from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
@@ -176,7 +176,7 @@ def test_a_row_without_bytes_says_which(data):
     manifest = load_manifest(path)
     samples = read_samples(manifest)
     with pytest.raises(SampleError, match=r"part-0\.parquet: row 0: it holds no bytes, perhaps a path alone"):
-        samples.open_pictures(manifest.images, 1).open("00000000")
+        pictures_of(samples, manifest).open("00000000")
 
 
 @pytest.mark.parametrize("form", ["tars", "parquet", "saved"])
@@ -186,10 +186,10 @@ def test_a_file_that_changes_after_it_was_looked_through(data, form):
     file = data.folder / samples.source.files[samples.images[0].place[0]].name
     os.utime(file, ns=(1, 1))
     with pytest.raises(ManifestError, match=r"it has changed since it was read \(.* then, .* now\)"):
-        samples.open_pictures(manifest.images, 6).open(samples.images[0].file_name)
+        pictures_of(samples, manifest).open(samples.images[0].file_name)
     file.unlink()
     with pytest.raises(ManifestError, match="there is no such file"):
-        samples.open_pictures(manifest.images, 6).open(samples.images[0].file_name)
+        pictures_of(samples, manifest).open(samples.images[0].file_name)
 
 
 def test_patterns_that_name_nothing(data):
@@ -220,15 +220,14 @@ def test_urls(data):
         ):
             manifest = load_manifest(data.manifest("url", **keys))
             samples = read_samples(manifest)
-            pictures = samples.open_pictures(manifest.images, 6)
+            pictures = pictures_of(samples, manifest)
             found = {image.file_name: pictures.open(image.file_name).getvalue() for image in samples.images}
             assert found == {name: content for name, content, *_ in data.rows}
-            pictures.close()
         memory.pipe_file("/sources/shard-00.tar", memory.cat_file("/sources/shard-00.tar"))
         memory.pipe_file("/sources/part-0.parquet", memory.cat_file("/sources/part-0.parquet"))
         places = (image for image in samples.images if image.place[0] == 0)
         with pytest.raises(ManifestError, match="it has changed"):
-            samples.open_pictures(manifest.images, 6).open(next(places).file_name)
+            pictures_of(samples, manifest).open(next(places).file_name)
         refused(data.manifest("url", tar="memory://sources/none.tar"), "there is no such file")
         refused(data.manifest("url", tar="nosuch://a/b.tar"), "this cannot be read")
     finally:

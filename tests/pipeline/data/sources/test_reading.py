@@ -8,7 +8,7 @@ import fsspec
 import pyarrow as pa
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from packed_data import SPLITS, PackedData, add
+from packed_data import SPLITS, PackedData, add, pictures_of
 from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
@@ -24,10 +24,8 @@ def read(path):
 
 
 def contents(manifest, samples):
-    pictures = samples.open_pictures(manifest.images, len(samples.images))
-    found = [pictures.open(image.file_name).getvalue() for image in samples.images]
-    pictures.close()
-    return found
+    pictures = pictures_of(samples, manifest)
+    return [pictures.open(image.file_name).getvalue() for image in samples.images]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from ...errors import require_pyarrow
 from ...wording import some_of
 from .source import Source, SourceError, Table, map_floats, require_fitting, sha256
 
-_AT_ONCE = 1024  # rows compared
+_AT_ONCE = 1 << 14  # rows that are read
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
 _KINDS = {"img_emb": ".npy", "text_emb": ".npy", "metadata": ".parquet"}  # of clip-retrieval
 _COLUMNS = ("image_path", "caption")
@@ -34,15 +34,15 @@ class Matrix(Table):
     """A vector a row, of one file or several; SourceError if one is no matrix of floats, or of another width."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self.paths, self.parts = paths, [map_floats(path, 2) for path in paths]
-        self.channels = self.parts[0].shape[1]
-        for path, part in zip(paths, self.parts, strict=True):
-            if part.shape[1] != self.channels:
+        shapes = [map_floats(path, 2).shape for path in paths]
+        self.paths, self.lengths, self.channels = paths, [rows for rows, _ in shapes], shapes[0][1]
+        for path, (_, width) in zip(paths, shapes, strict=True):
+            if width != self.channels:
                 raise SourceError(
-                    f"{path} is {part.shape[1]} wide and {paths[0].name} {self.channels}; keep the embeddings of one"
-                    " model in a folder"
+                    f"{path} is {width} wide and {paths[0].name} {self.channels}; keep the embeddings of one model in a"
+                    " folder"
                 )
-        self._first = np.cumsum([0, *map(len, self.parts)])
+        self._first = np.cumsum([0, *self.lengths])
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -58,17 +58,21 @@ class Matrix(Table):
         of_part = np.searchsorted(self._first, rows, side="right") - 1
         for number in np.unique(of_part).tolist():
             here = of_part == number
-            out[here] = self.parts[number][rows[here] - self._first[number]]
+            out[here] = map_floats(self.paths[number], 2)[rows[here] - self._first[number]]
         return out
 
     def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
-        """Read all rows at once."""
-        values = self.read(entries)
-        finite = np.isfinite(values).all(axis=1)
-        require_fitting(values[finite], arrays["global"].dtype)
-        arrays["global"][at[finite]] = values[finite]
-        lost = zip(at[~finite].tolist(), entries[~finite].tolist(), strict=True)
-        return {place: f"{self.place(entry)} holds NaN or infinity" for place, entry in lost}
+        """Read many rows at once."""
+        faults: dict[int, str] = {}
+        for first in range(0, len(at), _AT_ONCE):
+            places, rows = at[first : first + _AT_ONCE], entries[first : first + _AT_ONCE]
+            values = self.read(rows)
+            finite = np.isfinite(values).all(axis=1)
+            require_fitting(values[finite], arrays["global"].dtype)
+            arrays["global"][places[finite]] = values[finite]
+            lost = zip(places[~finite].tolist(), rows[~finite].tolist(), strict=True)
+            faults |= {place: f"{self.place(row)} holds NaN or infinity" for place, row in lost}
+        return faults
 
 
 def open_folder(folder: Path) -> Source:
@@ -112,7 +116,7 @@ def _parts(folder: Path, kind: str) -> dict[int, Path]:
 def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path]) -> Iterator[Line]:
     """Yield image and caption of each row of the metadata, whose parts have as many rows as those of the matrices."""
     pa = require_pyarrow(SourceError, "clip-retrieval's metadata needs")
-    for path, image, caption in zip(index, map(len, images.parts), map(len, captions.parts), strict=True):
+    for path, image, caption in zip(index, images.lengths, captions.lengths, strict=True):
         try:
             with pa.parquet.ParquetFile(path) as file:
                 if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:

@@ -98,8 +98,10 @@ class RegionTable(Table):
             raise Unreadable(
                 f"its features are {shown(local)}, not 1 to {self.rows} regions x {self.channels} channels"
             )
-        if local.dtype.kind != "f" or not np.isfinite(local).all():
-            raise Unreadable(f"its features, {local.dtype}, are no floats, or NaN or infinity")
+        if local.dtype.kind != "f":
+            raise Unreadable(f"its features are {local.dtype}, not floats")
+        if not np.isfinite(local).all():
+            raise Unreadable("its features hold NaN or infinity")
         for key in self.extras:
             shape, dtype, _ = REGION_ARRAYS[key]
             values: np.ndarray | None = getattr(regions, key)

@@ -105,20 +105,15 @@ TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
         (["text"], "images[0] is not a mapping"),
         ([image(1), without(image(2), "filename")], "images[1]: the file name is missing"),
         ([image(1, filename=" ")], "images[0]: the file name is missing"),
-        ([image(1, filename=3)], "images[0]: the file name is missing"),
         ([image(1, filepath=3)], "images[0] is not a mapping with 'filename', 'sentences' and texts"),
         ([image(1, filename="../1.jpg")], "images[0]: '../1.jpg' leaves the image folder"),
-        ([image(1, filename="//etc/1.jpg")], "leaves the image folder"),
         ([image(1, filename="/etc/1.jpg", filepath="val2014")], "'/etc/1.jpg' leaves the image folder"),
         ([image(1, filepath="/etc")], "'/etc/1.jpg' leaves the image folder"),
-        ([image(1, filepath="a", filename="../../x/1.jpg")], "'../x/1.jpg' leaves the image folder"),
-        ([image(1, filename="a/..")], "'.' leaves the image folder"),
         ([image(1, filename="a\\1.jpg")], "is not a path with forward slashes"),
         ([image(1, filename="a\0.jpg")], "is not a path with forward slashes"),
         ([image(1), image(2, filename="x/../1.jpg")], "images[1]: images[0] has the file '1.jpg' already"),
         ([image(1), image(1, filename="2.jpg")], "images[1]: images[0] has the imgid '1' already"),
         ([image(1, sentences=[])], "images[0] ('1.jpg') has no sentences"),
-        ([without(image(1), "sentences")], "images[0] ('1.jpg') has no sentences"),
         ([image(1, sentences=["a bird"])], "sentences[0] has neither 'raw' nor 'tokens'"),
         ([image(1, sentences=[{"raw": None, "tokens": [3]}])], "sentences[0] has neither 'raw' nor 'tokens'"),
         ([OF_ANOTHER], "sentences[1] is of imgid 5, not 1"),
@@ -126,7 +121,6 @@ TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
         ([image(1, cocoid=2**63)], "'cocoid' is 9223372036854775808, not a whole number of 64 bits"),
         ([image(1, imgid=1.5, sentences=[{"raw": "a"}])], "'imgid' is neither a whole number nor a text"),
         ([image(1, split="")], "images[0] ('1.jpg'): the split is empty or not a text"),
-        ([image(1, split=None)], "the split is empty or not a text"),
         ([image(1), without(image(2), "split")], "some images have a split and some, such as '2.jpg', have none"),
         ([image(1, texts=["\ud800"])], "image '1.jpg' has half of a character pair"),
         (coco({"image_id": 1, "bbox": []}), "annotations[0] has no 'caption'; take COCO's"),
@@ -180,13 +174,10 @@ FORMS = {
     "usual names": (".csv", table(long_rows(("file_name", "caption", "split"))), ""),
     "text": (".csv", table(long_rows(("file_name", "text", "split"))), ""),
     "byte order mark": (".csv", "\ufeff" + table(long_rows(("file_name", "text", "split"))), ""),
-    "everything quoted": (".csv", table(long_rows(("file_name", "text", "split")), quoting=csv.QUOTE_ALL), ""),
     "other names": (".csv", table(long_rows(("photo", "en", "part"))), ONE),
     "several": (".csv", table(wide_rows()), WIDE),
     "semicolons": (".csv", table(wide_rows(), delimiter=";"), f'{WIDE}separator: ";"\n'),
     "tabs": (".tsv", table(wide_rows(), delimiter="\t"), WIDE),
-    "tabs by key": (".csv", table(wide_rows(), delimiter="\t"), f'{WIDE}separator: "\\t"\n'),
-    "commas by key": (".tsv", table(wide_rows()), f'{WIDE}separator: ","\n'),
     "a list": (".jsonl", lines({"photo": n, "en": texts, "part": s, "w": 3} for n, texts, s in ROWS), ONE),
     "null": (
         ".jsonl",
@@ -220,13 +211,6 @@ def test_any_text_comes_back(tmp_path_factory, texts, separator, quoting):
         manifest(tmp_path_factory.mktemp("any"), text, ".csv", f"separator: {json.dumps(separator)}\n")
     )
     assert {i.file_name: i.captions[0].text for i in found.images} == {f"{n}.jpg": t for n, t in enumerate(texts)}
-
-
-def test_columns_in_any_order_and_empty_captions(tmp_path):
-    samples = read_samples(manifest(tmp_path, "split,caption,file_name\r\nval,,x.jpg\r\n\r\nval,.,x.jpg\r\n", ".csv"))
-    (only,) = samples.images
-    assert (only.file_name, only.id, only.split, only.cocoid) == ("x.jpg", "x.jpg", "val", -1)
-    assert only.captions == (Caption("", 0), Caption(".", 1))
 
 
 def test_the_metadata_of_an_imagefolder_are_a_captions_file(tmp_path):
@@ -276,17 +260,14 @@ FOUND = '{"file_name": "a", "caption": "b", "split": "val"}\n'
     [
         (".json", "", "", "this is not valid JSON"),
         (".json", '{"images": [', "", "this is not valid JSON (Expecting value: line 1 column 13"),
-        (".json", b"\xff\xff\xff", "", "this is not valid JSON"),
         (".json", "[" * 100_000, "", "this is not valid JSON"),
         (".json", '{"images": 1, "images": []}', "", "the key 'images' stands twice in a mapping"),
-        (".json", "[]", "", "this is not a Karpathy JSON, it has no list 'images'; convert it"),
         (".jsonl", "", "", "it has no images"),
         (".jsonl", f"{FOUND}{{", "", "line 2: not valid JSON"),
         (".jsonl", "3\n", "", "line 1: not a mapping of columns to values"),
         (".jsonl", b'{"file_name": "\xff"}', "", "this is not UTF-8"),
         (".jsonl", '{"photo": "a", "en": "b"}', WIDE, "line 1: there is no column 'de'; it has 'photo', 'en': name"),
         (".jsonl", f'{FOUND}{{"text": "c"}}', "", "line 2: there is no column 'file_name'"),
-        (".jsonl", '{"file_name": "a", "caption": 3}', "", "line 1: a caption is no text"),
         (".jsonl", '{"file_name": "a", "text": ["b", 3]}', "", "line 1: a caption is no text"),
         (
             ".jsonl",
@@ -294,31 +275,22 @@ FOUND = '{"file_name": "a", "caption": "b", "split": "val"}\n'
             "",
             "line 1 ('a'): it has no caption; add one, or take the row out",
         ),
-        (".jsonl", '{"file_name": "a", "text": null}', "", "line 1 ('a'): it has no caption"),
-        (".jsonl", '{"file_name": 3, "caption": "a bird"}', "", "line 1: the file name is missing"),
         (".jsonl", '{"file_name": "a", "caption": "b", "split": 3}', "", "line 1: the split is empty or not a text"),
         (".jsonl", FOUND + '{"file_name": "a", "caption": "b"}', "", "split of 'a' is 'none' here and 'val' before"),
         (".jsonl", FOUND + '{"file_name": "b", "caption": "b"}', "", "some, such as 'b', have none"),
         (".csv", "", "", "line 1: it names no columns"),
-        (".csv", "\n\nfile_name,text\n", "", "line 1: it names no columns"),
         (".csv", "file_name,text,text\na,b,c\n", "", "line 1: it names no columns, or two that are called the same"),
-        (".csv", "file_name,caption,split\n", "", "it has no images"),
         (".csv", "photo,en\n", "", "line 1: there is no column 'file_name'; it has 'photo', 'en': name the right"),
         (".csv", "file_name;text\na;b\n", "", "it has 'file_name;text': name the right ones, or the separator"),
         (".csv", "file_name,text\na,b\n", 'separator: ";"\n', "it has 'file_name,text': name the right ones, or the"),
         (".csv", f"{','.join(f'c{n}' for n in range(99))}\n", "", "'c19', and 79 more: name the right ones"),
         (".tsv", "photo\ttext\na\tb\n", KEYS, "line 1: there is no column 'part'; it has 'photo', 'text': name"),
         (".csv", "file_name,caption,Split\na,b,c\n", "", "line 1: there is no column 'split', and one called 'Split';"),
-        (".csv", "file_name,caption,splitt\na,b,c\n", "", "there is no column 'split', and one called 'splitt'"),
         (".csv", "file_name,caption\na.jpg,a bird, flying\n", "", "line 2: 3 fields where the header has 2; quote"),
-        (".csv", "file_name,caption\na.jpg\n", "", "line 2: 1 fields where the header has 2"),
         (".tsv", 'file_name\ttext\na\t"b\nc"\nd\te\tf\n', "", "line 4: 3 fields where the header has 2; quote a text"),
         (".csv", 'file_name,caption\na.jpg,"a "bird"\n', "", "line 2: not valid CSV"),
-        (".csv", 'file_name,caption\na.jpg,"open\n', "", "not valid CSV"),
-        (".csv", b"file_name,caption\na.jpg,\xe4\n", "", "this is not UTF-8"),
         (".tsv", "file_name\ttext\n".encode("utf-16"), "", "this is not UTF-8"),
         (".csv", "file_name,caption\n,a bird\n", "", "line 2: the file name is missing"),
-        (".csv", "file_name,caption\n../a.jpg,a bird\n", "", "line 2: '../a.jpg' leaves the image folder"),
         (".csv", "photo,en,de,fr,part\na,,x,,train\nb,, ,,train\n", WIDE, "line 3 ('b'): it has no caption; add one"),
         (".csv", "photo,text,part\na,b,\n", KEYS, "line 2: the split is empty"),
         (

@@ -6,8 +6,8 @@ import warnings
 
 import numpy as np
 import pytest
-from oriented import exif, save, shown
-from PIL import Image, PngImagePlugin
+from oriented import save, shown
+from PIL import Image
 
 from xret.pipeline.data.images import PictureFile, image_size, open_image, thumbnail
 
@@ -53,13 +53,6 @@ def test_sixteen_bits_are_turned_as_well(tmp_path):
         np.testing.assert_array_equal(pixels_of(picture, upright=True)[..., 0], shown(wide, 8) >> 8)
 
 
-def test_the_orientation_in_xmp_counts_where_there_is_no_exif(tmp_path):
-    told = PngImagePlugin.PngInfo()
-    told.add_itxt("XML:com.adobe.xmp", '<x:xmpmeta><rdf:Description tiff:Orientation="3"/></x:xmpmeta>')
-    Image.fromarray(PIXELS).save(tmp_path / "a.png", pnginfo=told)
-    np.testing.assert_array_equal(pixels_of(tmp_path / "a.png", upright=True), shown(PIXELS, 3))
-
-
 def _tiff(entries, order="<", first=8, following=0):
     """Return EXIF data with one directory; an entry is (tag, type, count, value or offset)."""
     body = b"".join(struct.pack(f"{order}HHII", *entry) for entry in entries)
@@ -70,13 +63,11 @@ def _tiff(entries, order="<", first=8, following=0):
 DAMAGED = {
     "nothing": b"Exif\0\0",
     "no directory": b"Exif\0\0II*\0",
-    "another header": b"Exif\0\0XX*\0\x08\0\0\0",
     "noise": b"Exif\0\0" + bytes(range(200)),
     "zero": _tiff([(0x0112, 3, 1, 0)]),
     "nine": _tiff([(0x0112, 3, 1, 9)]),
     "a text": _tiff([(0x0112, 2, 4, 0x36363636)]),
     "outside": _tiff([(0x0112, 3, 1 << 20, 1 << 30)]),
-    "fewer entries than told": _tiff([(0x0112, 3, 1, 6)])[:-10],
     "a directory that is itself": _tiff([(0x8769, 4, 1, 8)], following=8),
     "outside the data": _tiff([(0x0112, 3, 1, 6)], first=4000),
 }
@@ -90,19 +81,3 @@ def test_a_damaged_orientation_is_none(damage):
         warnings.simplefilter("error")
         np.testing.assert_array_equal(pixels_of(file.getvalue(), upright=True), PIXELS)
     assert image_size(PictureFile(file.getvalue(), "a"), upright=True) == (9, 5)
-
-
-def test_flipped_bytes_turn_a_picture_or_do_not_and_raise_nothing():
-    rng, file = np.random.default_rng(2), io.BytesIO()
-    Image.fromarray(PIXELS).save(file, "WEBP", lossless=True, exif=exif(6))
-    whole = file.getvalue()
-    begin = whole.index(b"EXIF") + 8
-    turned = 0
-    for _ in range(200):
-        data = bytearray(whole)
-        for at in rng.integers(begin, len(data), rng.integers(1, 5)):
-            data[at] = rng.integers(256)
-        found = pixels_of(bytes(data), upright=True)
-        assert any(np.array_equal(found, shown(PIXELS, orientation)) for orientation in range(1, 9))
-        turned += found.shape != PIXELS.shape
-    assert 0 < turned < 200

@@ -150,27 +150,6 @@ def test_rsicd_with_its_bundled_manifest(shared_data):
     assert open_image(rsicd.images / samples.images[0].file_name).size == (224, 224)
 
 
-def test_the_flickr8k_sample(shared_data, tmp_path):
-    folder = shared_data("flickr8k-sample")
-    path = tmp_path / "mine.yaml"
-    path.write_text(f"name: f8k\nimages: {folder}/images\ncaptions: {folder}/dataset_flickr8k_sample.json\n")
-    flickr = load_manifest(path)
-    samples = read_samples(flickr)
-    assert samples.splits == {"train": (0, 89), "val": (89, 178), "test": (178, 266)}
-    check_against_the_source(samples, flickr.captions)
-    for sample in samples.images[::40]:
-        assert min(open_image(flickr.images / sample.file_name).size) == 256
-
-
-def test_a_file_of_the_size_of_a_fifth_of_coco(tmp_path):
-    texts = ["a man riding a horse on a beach", "a rider", "horse and man", "someone on a horse", "a beach"]
-    images = [image(n, ("train", "val", "restval")[n % 3], texts, filepath="x", cocoid=n) for n in range(20_000)]
-    samples = read_samples(karpathy(tmp_path, images, "merge_splits: {restval: train}\n"))
-    assert sum(len(i.captions) for i in samples.images) == 100_000
-    assert samples.splits == {"train": (0, 13_333), "val": (13_333, 20_000)}
-    assert samples.images[13_333].cocoid == 1
-
-
 # --- Words
 
 
@@ -179,12 +158,9 @@ def test_a_file_of_the_size_of_a_fifth_of_coco(tmp_path):
     [
         (".", []),
         ("", []),
-        (" \n\t -- ' _ ?! ", []),
         ("Two Dogs , running.", ["two", "dogs", "running"]),
-        ("The dog's T-shirt", ["the", "dog's", "t-shirt"]),
         ("the dogs' owner", ["the", "dogs", "owner"]),
         ("it’s a well-known 'quote'", ["it's", "a", "well-known", "quote"]),
-        ("snake_case and/or 2.5", ["snake", "case", "and", "or", "2", "5"]),
         ("FRÜHSTÜCK im Café", ["frühstück", "im", "café"]),
         ("cafe\u0301", ["café"]),
         ("पक्षी उड़ता है", ["पक्षी", "उड़ता", "है"]),

@@ -2,18 +2,15 @@
 
 import json
 import tarfile
-import threading
 
-import fsspec
 import pyarrow as pa
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 from packed_data import SPLITS, PackedData, add, pictures_of
 from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
-from xret.pipeline.data.sources.files import expand, find_files
+from xret.pipeline.data.sources.files import expand
 
 FORMS = ("tars", "webdataset", "parquet", "saved", "saved_splits")
 
@@ -60,16 +57,6 @@ def test_an_imagefolder_is_a_folder_with_other_names(data):
     assert {image.file_name: image.split for image in samples.images} == {n: n.split("/")[0] for n in by_name}
     for image, found in zip(samples.images, contents(manifest, samples), strict=True):
         assert (found, [caption.text for caption in image.captions]) == by_name[image.file_name]
-
-
-def test_splits_of_an_imagefolder_are_its_folders_whatever_its_columns(data, tmp_path):
-    name, bytes_, *_ = data.rows[0]
-    (tmp_path / "p" / "val").mkdir(parents=True)
-    (tmp_path / "p" / "val" / name).write_bytes(bytes_)
-    row = {"file_name": name, "text": "one", "split": None, "splits": 3}
-    (tmp_path / "p" / "val" / "metadata.jsonl").write_text(json.dumps(row))
-    _, samples = read(data.manifest("folders", dataset=str(tmp_path / "p")))
-    assert [image.split for image in samples.images] == ["val"]
 
 
 def test_splits_of_an_imagefolder_whose_metadata_lie_above_them(data, tmp_path):
@@ -160,17 +147,3 @@ def test_long_names_of_every_kind_of_tar(data, tmp_path, format_):
 )
 def test_braces(pattern, names):
     assert expand(pattern) == names
-
-
-def test_files_are_looked_at_together_and_stay_in_order(monkeypatch):
-    memory, together, info = fsspec.filesystem("memory"), threading.Barrier(4, timeout=20), MemoryFileSystem.info
-    for number in range(4):
-        memory.pipe(f"/together/{number}.tar", bytes(number))
-
-    def waiting(*arguments):
-        together.wait()  # for the other three
-        return info(*arguments)
-
-    monkeypatch.setattr(MemoryFileSystem, "info", waiting)
-    found = find_files("", "memory://together/{0..3}.tar")
-    assert [(file.name[-5:], file.size) for file in found] == [(f"{number}.tar", number) for number in range(4)]

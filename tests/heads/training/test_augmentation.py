@@ -58,16 +58,6 @@ def test_cells_that_stay_have_the_places_of_their_map():
         torch.testing.assert_close(left.place[row, :length], expected, atol=2e-6, rtol=0)
 
 
-def test_nothing_is_dropped_without_being_asked():
-    features = sample([3, 1])
-    assert drop_rows(features, 0.0) is features
-    only_global = Features(torch.tensor([4]), None, torch.ones(1, 2))
-    assert drop_rows(only_global, 0.5) is only_global
-    words = sample([6, 4])
-    words.local = None
-    assert drop_rows(words, 0.5).local is None
-
-
 def test_both_modalities_are_blended_by_the_same_share_with_the_same_partners():
     torch.manual_seed(0)
     images = Features(torch.tensor([3, 1, 2]), torch.rand(3, 3, 4), torch.eye(3))
@@ -106,19 +96,6 @@ def test_blended_averages_are_averages_blended():
     one, two = blend(Features(torch.ones(3), None, torch.eye(3)), averaged(captions, [True]), torch.arange(3), 1.0)
     torch.testing.assert_close(mean_rows(two.local, two.length), one.global_ @ torch.stack(means))
     assert one.global_.count_nonzero() > 3
-
-
-def test_a_share_that_varies_is_drawn_for_each_sample():
-    torch.manual_seed(3)
-    left = drop_rows(sample([400] * 3000, 1), 0.5, varies=True)
-    dropped = 1 - left.length / 400
-    whole = dropped == 0
-    assert abs(whole.double().mean() - 0.5) < 0.03  # the half of the draws up to 0.5 drops nothing
-    # The others are a half of a number between 0.5 and 1, give or take what chance makes of 400 rows.
-    assert abs(dropped[~whole].mean() - 0.375) < 0.005
-    assert dropped[~whole].min() > 0.15
-    assert dropped[~whole].max() < 0.6
-    assert abs(dropped[~whole].std() - 0.25 / 12**0.5) < 0.01
 
 
 def test_a_share_that_varies_draws_the_same_chances_first():

@@ -111,14 +111,12 @@ def test_gradients_are_those_of_the_whole_batch(store, name, no_dice):
 VECTORS = ["average", "cls", "fspool", "gem", "k-max", "last", "max", "self-attention", "seq2seq"]
 
 
-@pytest.mark.parametrize("name", VECTORS)
-def test_other_aggregators_too(store, name, no_dice):
-    trial = Trial(store, recipe_of("vsepp", f"aggregator.image={name}", "adapter.words.word_dim=16"))
-    assert_close(trial.gradients(3), trial.gradients(None))
-
-
-def test_other_losses_too(store):
-    trial = Trial(store, recipe_of("vsepp", "loss.triplet.weight=0", "loss.sigmoid.weight=1"))
+@pytest.mark.parametrize(
+    "settings",
+    [*([f"aggregator.image={name}"] for name in VECTORS), ["loss.triplet.weight=0", "loss.sigmoid.weight=1"]],
+)
+def test_other_aggregators_and_losses_too(store, settings, no_dice):
+    trial = Trial(store, recipe_of("vsepp", "adapter.words.word_dim=16", *settings))
     assert_close(trial.gradients(3), trial.gradients(None))
 
 

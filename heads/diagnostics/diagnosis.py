@@ -89,8 +89,6 @@ def _elements(seen: Scored, ties: Ties) -> Tables:
     images, captions = seen.image.embedding, seen.text.embedding
     if not (isinstance(images, Tensor) and isinstance(captions, Tensor) and seen.is_set):
         return {}
-    return element_tables(images, captions, seen.caption_image, partial(_compare, seen), ties)
-
-
-def _compare(seen: Scored, images: Tensor, captions: Tensor) -> Tensor:
-    return compare(seen.model, images, captions, seen.texts)
+    return element_tables(
+        images, captions, seen.caption_image, lambda some, others: compare(seen.model, some, others, seen.texts), ties
+    )

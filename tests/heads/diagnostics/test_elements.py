@@ -83,9 +83,7 @@ def test_the_winners_of_pairs_made_by_hand():
     captions = angles([10.0, 150.0], [180.0, 80.0], [200.0, 300.0])
     found = wins(images, captions, torch.tensor([0, 1, 1]))
     assert found.flatten().tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
-
-
-def test_collapsed_sets_have_no_winner():
+    # Collapsed sets have no winner.
     images, captions = torch.eye(3)[:, None].expand(-1, 4, -1), torch.eye(3)[:, None].expand(-1, 2, -1)
     assert wins(images, captions, torch.arange(3)).flatten().tolist() == pytest.approx([1 / 8] * 8)
 

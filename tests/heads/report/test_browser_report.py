@@ -87,6 +87,11 @@ def opened(chromium, report):
 def test_nothing_is_cut_off_and_everything_can_be_read(opened, report, width, scheme):
     page = opened(width, scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+    paper = {"light": "rgb(255, 255, 255)", "dark": "rgb(21, 23, 26)"}[scheme]
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+    boxes = page.evaluate("[...document.querySelectorAll('.picture use')].map(e => e.getBBox().width)")
+    assert len(boxes) > 20
+    assert min(boxes) > 0
     assert page.evaluate(CUT_OFF) == []
     assert page.evaluate(CONTRAST) == []
     widths = page.evaluate(
@@ -97,18 +102,6 @@ def test_nothing_is_cut_off_and_everything_can_be_read(opened, report, width, sc
     page.evaluate("scrollTo(0, 3000)")
     assert page.get_by_role("navigation").bounding_box()["y"] == 0
     assert [said for said in page.said if not said.startswith("data:image/")] == [report.as_uri()]
-
-
-def test_dark_is_dark_and_pictures_are_drawn(opened):
-    colours = [
-        opened(scheme=scheme).evaluate("getComputedStyle(document.body).backgroundColor")
-        for scheme in ("light", "dark")
-    ]
-    assert colours == ["rgb(255, 255, 255)", "rgb(21, 23, 26)"]
-    page = opened()
-    boxes = page.evaluate("[...document.querySelectorAll('.picture use')].map(e => e.getBBox().width)")
-    assert len(boxes) > 20
-    assert min(boxes) > 0
 
 
 def test_on_paper_nothing_is_wider_than_the_sheet(opened):

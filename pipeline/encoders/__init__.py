@@ -4,16 +4,12 @@ An encoder belongs to whoever loads it; nothing is kept for the next caller.
 """
 
 from .base import TextEncoder, TrainableEncoder, VisualEncoder, turns_upright
-from .registry import AUGMENTATIONS, LIBRARIES, OPEN_CLIP, REGION_ENCODERS, is_own, load_text, load_visual
+from .registry import is_own, load_text, load_visual
 from .spec import HUB, EncoderSpec
 from .threads import encoding, loading
 
 __all__ = [
-    "AUGMENTATIONS",
     "HUB",
-    "LIBRARIES",
-    "OPEN_CLIP",
-    "REGION_ENCODERS",
     "EncoderSpec",
     "TextEncoder",
     "TrainableEncoder",

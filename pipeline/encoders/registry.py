@@ -13,29 +13,27 @@ from .base import TextEncoder, VisualEncoder
 from .spec import HUB, EncoderSpec
 from .threads import loading
 
-OPEN_CLIP = "open_clip:"
-LIBRARIES = ("timm:", OPEN_CLIP)
+_TIMM, _OPEN_CLIP = "timm:", "open_clip:"
+_FAMILIES = (HUB, _TIMM, _OPEN_CLIP)
 # By name, or by the family that a name begins with, the class that encodes images; or captions.
 _IMAGES = {
     "butd": ".detectors.butd:ButdEncoder",
     "butd-grid": ".detectors.butd:ButdGridEncoder",
     "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
     HUB: ".huggingface.images:HubImageEncoder",
-    "timm:": ".libraries.timm_images:TimmEncoder",
-    OPEN_CLIP: ".libraries.open_clip:ClipImageEncoder",
+    _TIMM: ".libraries.timm_images:TimmEncoder",
+    _OPEN_CLIP: ".libraries.open_clip:ClipImageEncoder",
 }
 _TEXTS = {
     "bert": ".huggingface.texts:HubTextEncoder",
     HUB: ".huggingface.texts:HubTextEncoder",
-    OPEN_CLIP: ".libraries.open_clip:ClipTextEncoder",
+    _OPEN_CLIP: ".libraries.open_clip:ClipTextEncoder",
 }
-REGION_ENCODERS = ("butd", "fasterrcnn_resnet50_fpn_v2")
-AUGMENTATIONS = ("crop-flip", "dihedral")  # that make further views of a picture; see `wrappers.ViewsEncoder`
 
 
 def is_own(name: str) -> bool:
     """Return whether the name of an image encoder is the import path of a user's own class."""
-    return ":" in name and not name.startswith((HUB, *LIBRARIES))
+    return ":" in name and not name.startswith(_FAMILIES)
 
 
 def load_visual(spec: EncoderSpec, device: str) -> VisualEncoder:
@@ -67,7 +65,7 @@ def load_text(spec: EncoderSpec, device: str) -> TextEncoder:
 
     Of ``words``, which have no weights, `words.WordsEncoder.build` makes one.
     """
-    if spec.name not in _TEXTS and not spec.name.startswith((HUB, OPEN_CLIP)):
+    if spec.name not in _TEXTS and not spec.name.startswith((HUB, _OPEN_CLIP)):
         raise unknown(spec.name, ["bert", "words"], "text encoder")
     make = _class_of(spec.name, _TEXTS)
     spec.require(make.takes)
@@ -100,7 +98,7 @@ def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:
     """Return the error for an encoder that does not exist, with the nearest name or family."""
     if found := re.fullmatch(r"([^:/]+)[:/](.+)", name):
         beginning = found[1].lower().replace("-", "_")
-        family = difflib.get_close_matches(f"{beginning}:", [HUB, *LIBRARIES], n=1, cutoff=0.8)
+        family = difflib.get_close_matches(f"{beginning}:", _FAMILIES, n=1, cutoff=0.8)
         near = f"{family[0]}{found[2]}" if family else "" if ":" in name else f"{HUB}{name}"
     else:
         near = next(iter(difflib.get_close_matches(name, known, n=1)), "")
@@ -110,6 +108,6 @@ def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:
 
 def _class_of(name: str, classes: dict[str, str]) -> Any:
     """Return the class of an encoder, imported now."""
-    family = next((start for start in (HUB, *LIBRARIES) if name.startswith(start)), name)
+    family = next((start for start in _FAMILIES if name.startswith(start)), name)
     default = ".own:OwnEncoder" if is_own(name) else ".grid:GridEncoder"
     return resolve_name(f"{__package__}{classes.get(family, default)}")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw
 
 from xret.pipeline.errors import EncoderError, SampleError
@@ -20,6 +21,10 @@ def picture(path, size=(180, 140), seed=0):
         draw.ellipse((x, y, x + side, y + side), fill=tuple(random.integers(0, 256, 3).tolist()))
     image.save(path, quality=95)
     return path
+
+
+def prepared(encoder, photographs):
+    return torch.stack([encoder.decode(path)[0] for path in photographs])
 
 
 def close(found, expected, tolerance=1e-5):

@@ -57,11 +57,14 @@ class ClipImageEncoder(Grid):
             self._layer = choose_layer(spec.name, spec.layer, len(maps))
             self._measure(pixels)
         settings = {key: plain(getattr(pictures, key)) for key in ("mean", "std", "interpolation", "resize_mode")}
-        shown = {"shortest": {"resize": height, "crop": height}, "squash": {"stretch": height}}
-        shown["longest"] = {"resize": height, "pad": height}
+        shown = {
+            "shortest": {"resize": height, "crop": height},
+            "squash": {"stretch": height},
+            "longest": {"resize": height, "pad": height},
+        }
         self.identity = {
             "encoder": "open_clip",
-            "weights": self.weights_id(),
+            "weights": described.get("weights") or self.weights_id(),
             "preprocessing": {
                 **{"decoder": "pillow", "processor": "open_clip", "size": [height, width], **settings},
                 **(shown[pictures.resize_mode] if height == width else {}),
@@ -105,7 +108,7 @@ class ClipTextEncoder(TokenEncoder):
         layer = self._measure(spec.name, spec.layer, self._layers)
         self.identity = {
             "encoder": "open_clip",
-            "weights": self.weights_id(),
+            "weights": described.get("weights") or self.weights_id(),
             "preprocessing": {
                 "tokenizer": tokenizer,
                 "max_length": self.max_length,

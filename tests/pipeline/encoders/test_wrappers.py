@@ -10,7 +10,7 @@ from loaded import image_encoder
 from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 
-from xret.pipeline.encoders import AUGMENTATIONS, wrappers
+from xret.pipeline.encoders import wrappers
 from xret.pipeline.encoders.wrappers import FramesEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 
@@ -52,7 +52,7 @@ def test_the_eight_turns_and_mirrorings_of_a_square(tmp_path):
     assert len({view.numpy().tobytes() for view in seen}) == 8
 
 
-@pytest.mark.parametrize("augment", AUGMENTATIONS)
+@pytest.mark.parametrize("augment", wrappers.AUGMENTATIONS)
 def test_the_first_view_is_the_picture_as_it_is(grid, augment, tmp_path):
     path = picture(tmp_path / "p.png")
     encoder = load(views=f"{augment}:4")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from encoder_contract import SIZES, close, picture, refused
+from encoder_contract import SIZES, close, picture, prepared, refused
 from loaded import image_encoder
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -50,10 +50,6 @@ def documented(folder, photographs, flags=None, **sizes):
     run = getattr(model, "get_image_features", model)
     with torch.inference_mode():
         return inputs["pixel_values"], run(**inputs, output_hidden_states=True, **(flags or {}))
-
-
-def prepared(encoder, photographs):
-    return torch.stack([encoder.decode(path)[0] for path in photographs])
 
 
 def rows_of(states, before):

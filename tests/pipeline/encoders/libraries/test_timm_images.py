@@ -5,7 +5,7 @@ import sys
 import pytest
 import timm
 import torch
-from encoder_contract import close, refused
+from encoder_contract import close, prepared, refused
 from loaded import image_encoder
 from PIL import Image
 from safetensors.torch import save_file
@@ -44,10 +44,6 @@ def documented(name, file, photographs):
     with torch.inference_mode():
         features = model.forward_features(pixels)
         return model, pixels, features, model.forward_head(features, pre_logits=True)
-
-
-def prepared(encoder, photographs):
-    return torch.stack([encoder.decode(path)[0] for path in photographs])
 
 
 @pytest.mark.parametrize("name", EXPECTED)

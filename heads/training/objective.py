@@ -7,7 +7,7 @@ to one part: it also puts back the random state, so that dropout and noise are t
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,32 +32,17 @@ _FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses r
 class Objective:
     """The loss of a recipe: the weighted sum of its terms over a batch, augmented as it says.
 
-    `text_number` is that of `same_texts`; None: captions of equal text are negatives of each other like any.
+    The `split` says which captions have equal texts, and where it is computed; None: none have, and in float32.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        model: Model,
-        losses: nn.ModuleDict,
-        *,
-        text_number: Tensor | None = None,
-        precision: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches | None = None) -> None:
         self.recipe, self.model, self.losses = recipe, model, losses
-        self.text_number, self.precision = text_number, precision
+        self.text_number: Tensor | None = None
+        self.precision: torch.dtype | None = None
+        if split is not None:
+            self.precision = autocast_dtype(recipe.runtime.precision, split.device)
+            self.text_number = None if recipe.loss["same_text"] == "negative" else same_texts(split)
         self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
-
-    @classmethod
-    def of(cls, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches) -> Self:
-        """Return the objective of a training on `split`."""
-        return cls(
-            recipe,
-            model,
-            losses,
-            text_number=None if recipe.loss["same_text"] == "negative" else same_texts(split),
-            precision=autocast_dtype(recipe.runtime.precision, split.device),
-        )
 
     def __call__(self, batch: Batch, now: float) -> Tensor:
         """Return the loss of a batch followed by its terms, unweighted, ``[1 + T]``, after `now` epochs."""

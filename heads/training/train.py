@@ -101,7 +101,7 @@ def train(store: str, recipe: Recipe, out: str | Path, **options: Any) -> TrainS
             [batches_of(one, model, "train", target, placement=place, **how) for one in (sets, *others)]
         )
         val_split = batches_of(sets, model, "val", target, resident=given.resident)
-        objective = Objective.of(recipe, model, losses, split)
+        objective = Objective(recipe, model, losses, split)
         trainer = Trainer(objective, build_optimizer(model, losses, recipe.optimizer), target)
     if len(np.unique(split.caption_image)) < 2:
         raise RunError(f"split 'train' of {cache.url} has a single usable image, which has no negative: add images")

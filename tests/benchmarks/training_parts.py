@@ -95,7 +95,8 @@ class Step:
         self.optimizer = build_optimizer(self.model, self.losses, recipe.optimizer)
         self.precision = autocast_dtype(recipe.runtime.precision, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.float16)
-        self.objective = Objective(recipe, self.model, self.losses, precision=self.precision)
+        self.objective = Objective(recipe, self.model, self.losses)
+        self.objective.precision = self.precision
 
     def __call__(self, batch: Batch) -> Tensor:
         set_rates(self.optimizer, self.recipe.schedule, self.recipe.optimizer.lr, BEHIND_WARMUP)

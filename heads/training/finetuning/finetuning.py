@@ -117,7 +117,7 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
     how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
     both = learnt, batches_of(sets, model, "val", target)
     split, val = (end_to_end_batches(one, encoders, pictures, *how) for one in both)
-    trainer = Trainer(EndToEndObjective.of(recipe, model, losses, split), optimizer, target)
+    trainer = Trainer(EndToEndObjective(recipe, model, losses, split), optimizer, target)
     trainer.epoch, trainer.step, trainer.best_epoch = before["epoch"], before["step"], before["epoch"]
     trainer.metrics = base.metrics()[: trainer.epoch]
     prints = {name: list(base.info.fingerprints(name)) for name in BRANCHES}

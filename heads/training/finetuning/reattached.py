@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from ....pipeline.encoders.base import TrainableEncoder
-from ....pipeline.reading.batches import Batch
+from ....pipeline.reading.batches import Batch, Batches
 from ....pipeline.reading.features import Features
 from ...model import Branch, Model
 from ...modules.aggregators import Aggregated
@@ -136,9 +136,9 @@ class EndToEndModel(Model):
 class EndToEndObjective(Objective):
     """The loss of a recipe with backbones in the loop: some are frozen at first, each drops rows of its own."""
 
-    def __init__(self, recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict, **how: Any) -> None:
+    def __init__(self, recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict, split: Batches) -> None:
         put_back: dict[str, Any] = dict.fromkeys(model.backbones, 0.0)
-        super().__init__(replace(recipe, augment=replace(recipe.augment, **put_back)), model, losses, **how)
+        super().__init__(replace(recipe, augment=replace(recipe.augment, **put_back)), model, losses, split)
         self.end_to_end = model
 
     def __call__(self, batch: Batch, now: float) -> Tensor:

@@ -68,7 +68,8 @@ class Trial:
         self.losses.zero_grad()
         recipe = replace(self.recipe, data=replace(self.recipe.data, chunk=chunk))
         torch.manual_seed(seed)
-        objective = Objective(recipe, self.model, self.losses, text_number=self.text_number, precision=precision)
+        objective = Objective(recipe, self.model, self.losses)
+        objective.text_number, objective.precision = self.text_number, precision
         values = objective(self.batch, 0.5)
         values[0].backward()
         named = [*self.model.named_parameters(), *self.losses.named_parameters()]

@@ -53,7 +53,7 @@ def test_the_loss_with_equal_texts_as_positives_is_that_of_a_loop(tmp_path):
     model, losses = build_model(recipe, *facts).double(), build_losses(recipe, facts[1]).double()
     split = stored_batches(*sets, "train", image_fields=model.image_fields, caption_fields=model.caption_fields)
     (batch,) = split.epoch(unit="image", batch_size=100, seed=0, epoch=0)
-    found = Objective.of(recipe, model, losses, split)(batch, 0.0)[1].item()
+    found = Objective(recipe, model, losses, split)(batch, 0.0)[1].item()
 
     scores = 5 * model.similarity(
         model.embed_images(batch.images).embedding, model.embed_captions(batch.captions).embedding
@@ -93,7 +93,7 @@ def features_read(tmp_path, monkeypatch, name, *settings, text="words"):
     read = []
     monkeypatch.setattr(model, "embed_images", recording(model.embed_images, read))
     monkeypatch.setattr(model, "embed_captions", recording(model.embed_captions, read))
-    objective = Objective.of(recipe, model.train(), losses, split)
+    objective = Objective(recipe, model.train(), losses, split)
     torch.manual_seed(5)
     objective(batch, 0.0)
     torch.manual_seed(5)

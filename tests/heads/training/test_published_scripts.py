@@ -77,7 +77,7 @@ def test_a_loss_that_writes_captions_writes_them_whole(store, augment):
     written, read = [], []
     losses["caption-generation"].register_forward_pre_hook(lambda term, inputs: written.append(inputs[3].token))
     model.text.adapter.embedding.register_forward_pre_hook(lambda layer, inputs: read.append(inputs[0]))
-    assert Objective.of(recipe, model, losses, split)(batch, 0)[0].isfinite()
+    assert Objective(recipe, model, losses, split)(batch, 0)[0].isfinite()
     assert torch.equal(written[0].rows, batch.captions.token)
     assert torch.equal(written[0].length, batch.captions.length)
     assert (read[0] == len(sets_of(store)[1].vocabulary)).any() == ("mask_words=1" in augment)

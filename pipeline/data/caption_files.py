@@ -17,6 +17,7 @@ from .manifest import SPLITS, Columns
 Fault = Callable[[str, str], None]  # takes where and what is wrong: raises, or notes that a sample is left out
 
 _IMAGE = "file_name"  # the default column
+_CALLED = (*SPLITS, "validation")
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _NO_CAPTION = "it has no caption; add one, or take the row out"
 
@@ -38,9 +39,57 @@ class CaptionRow:
     """One row of a file."""
 
     where: str  # file and line, for messages
-    image: Any  # whatever stands where the file name should
+    image: Any  # whatever stands in the image's column
     captions: list[str]  # perhaps none
     split: str | None  # None where there is no such column
+
+
+@dataclass(frozen=True, slots=True)
+class RowColumns:
+    """The columns of a file, as they were found in it."""
+
+    image: str
+    captions: tuple[str, ...]
+    split: str | None
+
+    @classmethod
+    def find(cls, columns: Columns, there: tuple[str, ...], where: str, split: str | None = "split") -> "RowColumns":
+        """Find the columns that a manifest names among those that are there.
+
+        Args:
+            columns: their names.
+            there: the columns that the file has.
+            where: the file, for messages.
+            split: the default column of splits, which may be missing. None: splits are not looked for.
+
+        Raises:
+            ManifestError: a column is missing.
+        """
+        image, captions, split = columns.image or _IMAGE, columns.captions_in(there), columns.split or split
+        wanted = [image, *captions, *([columns.split] if columns.split else [])]
+        if missing := [name for name in wanted if name not in there]:
+            listed = ", ".join(some_of([f"'{name}'" for name in there], 20))
+            advice = "name the right ones, or the separator of a table, in the manifest"
+            raise ManifestError(f"{where}: there is no column '{missing[0]}'; it has {listed}: {advice}.")
+        like = [name for name in there if split and get_close_matches(split, [name.strip().lower()], cutoff=0.8)]
+        if like and split not in there:
+            advice = "rename it, or name it as split_column in the manifest"
+            raise ManifestError(f"{where}: there is no column '{split}', and one called '{like[0]}'; {advice}.")
+        return cls(image, captions, split if split in there else None)
+
+    def row(self, values: dict[str, Any], where: str) -> CaptionRow:
+        """Return a row of these values by column; ManifestError where a caption or the split is not a text.
+
+        Captions of several columns follow one another; an empty one among several columns is no caption.
+        """
+        texts: list[Any] = []
+        for column in self.captions:
+            value = values[column]
+            texts += value if isinstance(value, list) else [value]
+        if not all(isinstance(text, str | None) for text in texts):
+            raise ManifestError(f"{where}: a caption is no text; correct it.")
+        captions = [text for text in texts if text is not None and (len(self.captions) == 1 or text.strip())]
+        return CaptionRow(where, values.get(self.image), captions, _split(values, self.split, where))
 
 
 def read_entries(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
@@ -73,8 +122,9 @@ def read_entries(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
 def read_imagefolder(folder: Path, columns: Columns, fault: Fault) -> list[Entry]:
     """Read each ``metadata.jsonl`` and ``metadata.csv`` below a folder, in order of the paths.
 
-    Unless the manifest names a column of splits, the first folder of a metadata file below `folder` is its split; and
-    the first folder of a picture is, if it is called as a split.
+    The split of a picture is the first folder of its metadata file if it is called as a split; else the row's; else
+    that folder whatever it is called, or the picture's own if it is called as a split. A column that the manifest names
+    goes before all folders.
 
     Raises:
         ManifestError: a row is wrong.
@@ -82,11 +132,12 @@ def read_imagefolder(folder: Path, columns: Columns, fault: Fault) -> list[Entry
     entries: dict[str, Entry] = {}
     for path in sorted(path for kind in ("jsonl", "csv") for path in folder.rglob(f"metadata.{kind}")):
         below = path.parent.relative_to(folder)
-        for row in caption_rows(path, columns, split=None):
+        of_folder = below.parts[0] if below.parts else None
+        by_folder = columns.split is None and of_folder in _CALLED
+        for row in caption_rows(path, columns, None if by_folder else "split"):
             name = file_name(row.image, row.where, below.as_posix())
-            split, first = row.split, name.partition("/")[0]
-            if columns.split is None and (below.parts or first in (*SPLITS, "validation")):
-                split = below.parts[0] if below.parts else first
+            first = name.partition("/")[0]
+            split = of_folder if by_folder else row.split or of_folder or (first if first in _CALLED else None)
             if name in entries:
                 raise ManifestError(f"{row.where}: '{name}' stands here a second time; give a picture one row.")
             if row.captions:
@@ -217,8 +268,7 @@ def _split(mapping: dict[str, Any], key: str | None, where: str) -> str | None:
 def caption_rows(path: Path, columns: Columns, split: str | None = "split") -> Iterator[CaptionRow]:
     """Yield the rows of a CSV, TSV or JSONL file, without empty lines.
 
-    A caption field holds a text, in JSON also null or a list of texts. Where captions have several columns, an empty
-    field is no caption.
+    A caption field holds a text, in JSON also null or a list of texts.
 
     Args:
         path: the file; its suffix says which format it has.
@@ -228,16 +278,15 @@ def caption_rows(path: Path, columns: Columns, split: str | None = "split") -> I
     Raises:
         ManifestError: the file cannot be read, a column is missing, or a row is wrong; the message names the line.
     """
-    before: tuple[str, ...] | None = None
+    before: tuple[str, ...] = ()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for line, row in _json_lines(file, path) if path.suffix == ".jsonl" else _csv_rows(file, path, columns):
                 where, keys = f"{path}: line {line}", tuple(row)
                 if keys != before:
-                    image, captions, by = _names(columns, keys, split, where)
-                    before = keys
-                if row[image] is not _HEADER:
-                    yield CaptionRow(where, row[image], _texts(row, captions, where), _split(row, by, where))
+                    found, before = RowColumns.find(columns, keys, where, split), keys
+                if row[found.image] is not _HEADER:
+                    yield found.row(row, where)
     except OSError as error:
         raise ManifestError(f"{path}: the caption file cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
@@ -279,31 +328,3 @@ def _json_lines(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]
         if not isinstance(row, dict):
             raise ManifestError(f"{path}: line {line}: not a mapping of columns to values; correct it.")
         yield line, row
-
-
-def _names(
-    columns: Columns, there: tuple[str, ...], split: str | None, where: str
-) -> tuple[str, tuple[str, ...], str | None]:
-    """Return the columns of picture, captions and split; the last may be missing unless the manifest names it."""
-    image, captions, split = columns.image or _IMAGE, columns.captions_in(there), columns.split or split
-    wanted = [image, *captions, *([split] if columns.split else [])]
-    if missing := [name for name in wanted if name not in there]:
-        listed = ", ".join(some_of([f"'{name}'" for name in there], 20))
-        advice = "name the right ones, or the separator of a table, in the manifest"
-        raise ManifestError(f"{where}: there is no column '{missing[0]}'; it has {listed}: {advice}.")
-    like = [name for name in there if split and get_close_matches(split, [name.strip().lower()], cutoff=0.8)]
-    if like and split not in there:
-        advice = "rename it, or name it as split_column in the manifest"
-        raise ManifestError(f"{where}: there is no column '{split}', and one called '{like[0]}'; {advice}.")
-    return image, captions, split
-
-
-def _texts(row: dict[str, Any], columns: tuple[str, ...], where: str) -> list[str]:
-    """Return the captions of a row: those of its columns, one after the other."""
-    texts: list[Any] = []
-    for column in columns:
-        value = row[column]
-        texts += value if isinstance(value, list) else [value]
-    if not all(isinstance(text, str | None) for text in texts):
-        raise ManifestError(f"{where}: a caption is no text; correct it.")
-    return [text for text in texts if text is not None and (len(columns) == 1 or text.strip())]

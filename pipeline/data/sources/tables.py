@@ -3,6 +3,7 @@
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import fsspec
 
 from ...errors import ManifestError, SampleError, require_pyarrow
 from ...wording import reason
-from ..caption_files import Entry, Fault, file_name
+from ..caption_files import CaptionRow, Entry, Fault, RowColumns, file_name
 from ..images import PictureFile
 from ..manifest import Columns
 from .source import PackedReader, Place, Source
@@ -117,55 +118,45 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], columns: Column
         ManifestError: a file is damaged, or a column is missing or of another type.
     """
     entries: list[Entry] = []
-    paths: list[str | None] = []
-    before = count = 0  # rows
+    paths: list[Any] = []
+    count = 0
     for number, (url, split) in enumerate(urls):
         try:
-            for path, of_row, texts in _rows(_open(kind, url), url, columns, split):
-                if texts:
-                    paths.append(path)
-                    entries.append(Entry(f"{count:08d}", of_row, texts, place=(number, count - before, 0)))
+            for at, row in enumerate(_rows(_open(kind, url), url, columns, split)):
+                if row.captions:
+                    paths.append(row.image)
+                    captions: list[tuple[str, int | None]] = [(text, None) for text in row.captions]
+                    entries.append(Entry(f"{count:08d}", split or row.split, captions, place=(number, at, 0)))
                 else:
-                    fault(f"{url}: row {count - before:,}", "it has no caption; add one, or take the row out")
+                    fault(row.where, "it has no caption; add one, or take the row out")
                 count += 1
         except ManifestError:
             raise
         except Exception as error:  # whatever a damaged file makes pyarrow raise
             raise ManifestError(f"{url}: this cannot be read ({reason(error)}); restore it.") from error
-        before = count
     if len({path for path in paths if path and _is_name(path)}) == len(paths):
         for entry, path in zip(entries, paths, strict=True):
-            entry.file_name = str(path)
+            entry.file_name = path
     return entries
 
 
-def _rows(
-    table: _Parquet | _Arrow, url: str, columns: Columns, split: str | None
-) -> Iterator[tuple[str | None, str | None, list[tuple[str, int | None]]]]:
-    """Yield the path, the split and the captions of each row; among several columns an empty one is no caption."""
-    there = table.schema.names
-    image, by, names = columns.image or IMAGE, columns.split if split is None else None, columns.captions_in(there)
-    texts = [*names, *([by] if by else [])]
-    if missing := [name for name in (image, *texts) if there.count(name) != 1]:
-        raise ManifestError(
-            f"{url}: there is no column '{missing[0]}', or several; it has {', '.join(there) or 'none'}: name the right"
-            " ones as image_column, caption_columns and split_column."
-        )
-    kind = str(table.schema.field(image).type)
-    if "binary" not in kind:
+def _rows(table: _Parquet | _Arrow, url: str, columns: Columns, split: str | None) -> Iterator[CaptionRow]:
+    """Yield the rows; in place of the picture they have the path beside it, if there is one."""
+    image, there = columns.image or IMAGE, tuple(table.schema.names)
+    found = RowColumns.find(replace(columns, image=image), there, url, None if split else "split")
+    kind = table.schema.field(image).type
+    if "binary" not in str(kind):
         raise ManifestError(f"{url}: the column '{image}' is {kind}, and pictures are binary, perhaps with a path.")
-    with_path = _is_struct(table.schema, image) and table.schema.field(image).type.get_field_index("path") >= 0
+    has_path = _is_struct(table.schema, image) and kind.get_field_index("path") >= 0
+    texts = [*found.captions, *([found.split] if found.split else [])]
     row = 0
-    for batch in table.batches([*texts, *([f"{image}.path"] if with_path else [])]):
-        paths = batch[image].field("path").to_pylist() if with_path else [None] * len(batch)
-        splits = batch[by].to_pylist() if by else [split] * len(batch)
-        for path, of_row, *values in zip(paths, splits, *(batch[name].to_pylist() for name in names), strict=True):
-            found = [text for value in values for text in (value if isinstance(value, list) else [value])]
-            if (by and not of_row) or not all(isinstance(text, str | None) for text in [of_row, *found]):
-                wrong = "its split is empty, or it or a caption is not a text"
-                raise ManifestError(f"{url}: row {row:,}: {wrong}; correct it.")
+    for batch in table.batches([*texts, *([f"{image}.path"] if has_path else [])]):
+        values = {name: batch[name].to_pylist() for name in texts}
+        if has_path:
+            values[image] = batch[image].field("path").to_pylist()
+        for one in zip(*values.values(), strict=True):
+            yield found.row(dict(zip(values, one, strict=True)), f"{url}: row {row:,}")
             row += 1
-            yield path, of_row, [(one, None) for one in found if one is not None and (len(names) == 1 or one.strip())]
 
 
 def _is_name(path: str) -> bool:

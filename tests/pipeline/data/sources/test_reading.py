@@ -70,6 +70,17 @@ def test_splits_of_an_imagefolder_whose_metadata_lie_above_them(data, tmp_path):
     assert {image.file_name: image.split for image in samples.images} == names
 
 
+def test_a_column_that_is_called_split_has_the_splits(data):
+    _, expected = read(data.as_folder())
+    data.as_parquet()
+    data.as_saved()
+    (data.folder / "photos" / "metadata.jsonl").write_text(
+        "\n".join(json.dumps({"file_name": n, "text": texts, "split": split}) for n, _, texts, split in data.rows)
+    )
+    for keys in ({"parquet": "part-*", "caption_columns": "texts"}, {"dataset": "saved"}, {"dataset": "photos"}):
+        assert read(data.manifest("unnamed", **keys))[1].digest == expected.digest
+
+
 def test_an_empty_one_of_several_caption_columns_is_no_caption(data):
     table = pa.table({"image": [data.rows[0][1]] * 3, "a": ["x", "y", " "], "b": ["", "q", "z"]})
     parquet.write_table(table, data.folder / "t.parquet")

@@ -2,7 +2,7 @@
 
 They are written beside their place, synced, renamed into it, and the folder's list of names is synced: after a kill or
 a power failure there is the old content or the new one, and what was written in a certain order is there in that order.
-A killed process leaves ``.NAME.XXXXXXXX.partial``, which nobody reads and the next writer of that name removes.
+A killed process leaves ``.NAME.XXXXXXXX.partial``, which is never read; the next writer of that name removes it.
 """
 
 import errno

@@ -50,7 +50,7 @@ class Origin:
         Args:
             weights: where its weights are; None: where they were.
             device: where it runs.
-            trust: unpickle weights, or run a program of the checkpoint or a class of one's own.
+            trust: unpickle weights, or run a checkpoint's program or the user's class.
             changes: other options of the spec, with which the features are others.
 
         Raises:

@@ -47,8 +47,8 @@ def opened_ahead(
 ) -> Iterator[T]:
     """Yield `items`; with the first one that touches a group, a thread begins to open the blocks of the next group.
 
-    `items` are in the order of `block_order`. An error of `open_blocks` is lost, for whoever reads from them meets it
-    again. A reader that keeps three groups needs nothing twice.
+    `items` are in the order of `block_order`. An error of `open_blocks` is dropped: reading the block raises it again.
+    A reader that keeps three groups needs nothing twice.
     """
     group_of = {block: number for number, blocks in enumerate(groups) for block in blocks.tolist()}
     opened = -1
@@ -92,7 +92,7 @@ def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device:
         computing = torch.cuda.current_stream(device)
         computing.wait_event(ready)
         for tensor in _tensors(made):
-            tensor.record_stream(computing)  # its memory is not used anew before that stream is done with it
+            tensor.record_stream(computing)  # its memory is not reused before that stream is done with it
         yield made
 
 

@@ -96,18 +96,20 @@ def test_npz_files_without_ever_unpickling_their_info(tmp_path, monkeypatch):
     assert Path("exploded").exists()  # it is a live one
 
 
-@pytest.mark.parametrize(("ids", "matched_by"), [("filename", "file name without folder and suffix"), ("imgid", "id")])
-def test_hdf5_by_names_of_arrays(tmp_path, ids, matched_by):
-    world = World(tmp_path / "w", ragged=True)
-    summary, cache = bring(world, world.hdf5(ids), "hdf5", arrays=ARRAYS)
-    assert_holds(cache, world.stored, ["boxes", "classes", "scores"])
+@pytest.mark.parametrize(
+    ("ids", "matched_by", "roles"),
+    [
+        ("filename", "file name without folder and suffix", ARRAYS),
+        ("imgid", "id", ARRAYS),
+        ("imgid", "id", ("local", "id")),
+    ],
+)
+def test_hdf5_by_names_of_arrays(tmp_path, ids, matched_by, roles):
+    world = World(tmp_path / "w", ragged=len(roles) > 2)
+    summary, cache = bring(world, world.hdf5(ids), "hdf5", arrays={role: ARRAYS[role] for role in roles})
+    extras = [role for role in ("boxes", "classes", "scores") if role in roles]
+    assert_holds(cache, world.stored, extras, size="size" in roles)
     assert summary.matched_by == matched_by
-
-
-def test_hdf5_with_nothing_but_features_and_ids(tmp_path):
-    world = World(tmp_path / "w")
-    _, cache = bring(world, world.hdf5(), "hdf5", arrays={key: ARRAYS[key] for key in ("local", "id")})
-    assert_holds(cache, world.stored, size=False)
 
 
 # What a set is, and that it is begun, stopped and ended like any other

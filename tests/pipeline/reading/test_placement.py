@@ -1,7 +1,5 @@
 """Where features lie while a head is trained."""
 
-import subprocess
-
 import numpy as np
 import pytest
 import torch
@@ -121,11 +119,6 @@ def test_what_does_not_fit_is_a_sentence(cache, monkeypatch):
     with pytest.raises(RunError, match=r"take 93\.3 kB, and 50\.0 kB .* free; set runtime\.cache to stream"):
         batches_of(cache, "memory")
     assert batches_of(cache, "auto").placement == "stream"
-
-
-def test_free_memory_is_within_what_is_built_in():
-    total = int(subprocess.check_output(["sh", "-c", "awk '/MemTotal/ {print $2}' /proc/meminfo"])) * 1024
-    assert 0 < placement_module.free_host_memory() <= total
 
 
 def test_in_a_container_what_is_used_is_not_free(tmp_path, monkeypatch):

@@ -45,38 +45,30 @@ def run_options(command: Any) -> Any:
 
 @click.command()
 @click.argument("run")
-@click.argument("words", nargs=-1, metavar="[QUERY]")
-@click.option(
-    "--image",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Search captions for this picture, or of --images those like it.",
-)
+@click.argument("words", nargs=-1, required=True, metavar="QUERY")
 @click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
 @run_options
-def search(run: str, words: tuple[str, ...], image: Path | None, k: int, **options: Any) -> None:
+def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     """Find images for a sentence, or captions for a picture.
 
-    What is searched is a split of the store of RUN. Sentences and pictures go through the encoder that made its
-    features. The weights are found where they were, and named again where they have moved; a fine-tuned run has its
-    own.
+    QUERY is a sentence, or the file of a picture. What is searched is a split of the store of RUN. Sentences and
+    pictures go through the encoder that made its features. The weights are found where they were, and named again where
+    they have moved; a fine-tuned run has its own.
 
-    With --images a folder of any pictures is searched, without a manifest. Each is embedded once, and again when its
-    file has changed.
+    With --images a folder of any pictures is searched, without a manifest, also by a picture like them. Each is
+    embedded once, and again when its file has changed.
 
     \b
     xret search run "a red square beside a blue circle"
-    xret search run --image photo.jpg -k 5 --json
+    xret search run photo.jpg -k 5 --json
     xret search run --images holiday "a red boat"
     """
-    from ..heads.retrieval.retriever import Retriever
+    from ..heads.retrieval.retriever import Retriever, names_picture
 
     if len(words) > 1:
         raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
-    if (image is None) == (not words):
-        raise click.UsageError("Search for a QUERY or for an --image FILE, one of the two.")
     retriever = Retriever(run, **options)
-    encoded = retriever.encode_query(image or words[0])
+    encoded = retriever.encode_query(Path(words[0]) if names_picture(words[0]) else words[0])
     hits = retriever.search(encoded, k)
     count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
     where = options["images"] or f"{retriever.cache.url}, split {retriever.split}"

@@ -52,7 +52,7 @@ COMMANDS = {
     "tune": (xret.tune, tune),
     "search": (xret.load, Retriever),
 }
-PRINTED = {"files", "k", "image", "diagnostics"}  # of the terminal alone; `diagnose` is a function of its own
+PRINTED = {"files", "k", "diagnostics"}  # of the terminal alone; `diagnose` is a function of its own
 
 
 def test_the_loop_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capsys, one_thread):

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from shlex import quote
 
 import torch
 from torch import Tensor
@@ -270,16 +269,19 @@ def _require_texts(texts: Sequence[str]) -> None:
         raise QueryError("the text has bytes that are not UTF-8; type it again") from error
 
 
+def names_picture(text: str) -> bool:
+    """Whether a text is the name of a picture's file."""
+    name = text.strip()
+    return name.lower().endswith(SUFFIXES) and ("/" in name or len(name.split()) == 1)
+
+
 def _require_query(text: str) -> None:
     """Raise QueryError if a text is empty, or the name of a picture (which clients of a server shall not look up)."""
     name = text.strip()
     if not name:
         raise QueryError("the query is empty; describe in a few words what to look for")
-    if name.lower().endswith(SUFFIXES) and ("/" in name or len(name.split()) == 1):
-        raise QueryError(
-            f"'{name}' is a file name and not a text; to search by a picture use --image {quote(name)}, in Python"
-            f" pathlib.Path({name!r})"
-        )
+    if names_picture(name):
+        raise QueryError(f"'{name}' is a file name and not a text; a picture is given as pathlib.Path({name!r})")
 
 
 def _require_known_word(query: str, unknown: Sequence[str]) -> None:

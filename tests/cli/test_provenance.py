@@ -99,7 +99,7 @@ def test_weights_of_pictures_are_found_in_their_file(folder):
     settings = [word for one in [*HEAD, "adapter.words.word_dim=4"] for word in ("--set", one)]
     run("train-head", "v.zarr", "--recipe", "vsepp", *settings, "--out", "v", "--device", "cpu")
     picture = next((folder / "tiny").rglob("*.jpg"), None) or next((folder / "tiny").rglob("*.png"))
-    words = ["search", "v", "--image", picture, "-k", "1", "--device", "cpu", "--split", "val"]
+    words = ["search", "v", picture, "-k", "1", "--device", "cpu", "--split", "val"]
     run(*words)
     change(folder / "mine.safetensors")
     assert "mine.safetensors' is not what" in refused(*words)

@@ -43,7 +43,7 @@ def test_words_that_the_run_does_not_know_are_told_beside_the_results(folder):
 
 
 def test_a_picture_finds_captions(folder):
-    words = ("search", folder / "run", "--image", folder / "pictures/images/17.png")
+    words = ("search", folder / "run", folder / "pictures/images/17.png")
     found = json.loads(call(*words, "--json").stdout)
     assert [one["rank"] for one in found] == list(range(1, 10))  # all captions of the split are fewer than ten
     assert found[0].keys() == {"rank", "id", "score", "caption"}
@@ -69,7 +69,7 @@ def test_a_folder_of_pictures_is_searched(folder, tmp_path):
     lines = call(*words, "red beside blue").stdout.splitlines()
     assert lines[0] == f"{folder}/run on {tmp_path}: 3 images"
     assert [line.split()[-1] for line in lines[2:]] == [one["file_name"] for one in found]
-    like = json.loads(call(*words, "--image", tmp_path / "1.png", "--json").stdout)
+    like = json.loads(call(*words, tmp_path / "1.png", "--json").stdout)
     assert like[0]["file_name"] == "1.png"
 
 
@@ -77,13 +77,11 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
     run, broken = folder / "run", tmp_path / "broken.jpg"
     broken.write_bytes(b"\xff\xd8\xff\xe0" + bytes(50))
     for words, code, sentence in (
-        ((run,), 2, "Search for a QUERY or for an --image FILE, one of the two."),
-        ((run, "red", "--image", broken), 2, "Search for a QUERY or for an --image FILE, one of the two."),
+        ((run,), 2, "Missing argument 'QUERY'"),
         ((run, "red", "and", "blue"), 2, 'A QUERY of several words needs quotes: "red and blue".'),
-        ((run, "photo.jpg"), 1, "is a file name and not a text; to search by a picture use --image photo.jpg"),
+        ((run, "photo.jpg"), 1, "photo.jpg: there is no such file"),
         ((run, "red", "--images", tmp_path, "--index", tmp_path), 1, "an index is of a split of a store"),
-        ((run, "--image", broken), 1, f"{broken}: "),
-        ((run, "--image", tmp_path), 1, f"{tmp_path}: "),
+        ((run, broken), 1, f"{broken}: "),
         ((tmp_path, "red"), 1, "is no run"),
         ((run, "red", "--store", tmp_path), 1, "there is no feature store"),
     ):

@@ -196,20 +196,16 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         "a text made of a-z, 0-9, _ and -",
         lambda value: isinstance(value, str) and re.fullmatch(r"[a-z0-9_-]+", value) is not None,
     ),
-    "images": ("a text", _is_text),
     "captions": (
         f"a file that ends in {', '.join(_SUFFIXES)}",
         lambda value: isinstance(value, str) and Path(value).suffix in _SUFFIXES,
     ),
-    "tar": (_FILES, _is_packed),
-    "parquet": (_FILES, _is_packed),
-    "dataset": ("a folder", _is_text),
-    "image_column": ("a text", _is_text),
+    **dict.fromkeys(("tar", "parquet"), (_FILES, _is_packed)),
+    **dict.fromkeys(("images", "dataset", "image_column", "split_column", "licence", "homepage"), ("a text", _is_text)),
     "caption_columns": (
         "a text or a list of different texts",
         lambda value: _is_text(value) or _is_list(value, _is_text),
     ),
-    "split_column": ("a text", _is_text),
     "separator": (
         'one character, as ";" or "\\t"',
         lambda value: isinstance(value, str) and len(value) == 1 and not value.isalnum() and value not in '"\r\n ',
@@ -224,6 +220,4 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: _is_mapping(value, lambda split: split in SPLITS, lambda count: _is_count(count, 0)),
     ),
     "protocols": (f"a list of {', '.join(PROTOCOLS)}", lambda value: _is_list(value, lambda name: name in PROTOCOLS)),
-    "licence": ("a text", _is_text),
-    "homepage": ("a text", _is_text),
 }

@@ -213,42 +213,25 @@ def test_any_text_comes_back(tmp_path_factory, texts, separator, quoting):
     assert {i.file_name: i.captions[0].text for i in found.images} == {f"{n}.jpg": t for n, t in enumerate(texts)}
 
 
-def test_the_metadata_of_an_imagefolder_are_a_captions_file(tmp_path):
-    folder = tmp_path / "images"
-    folder.mkdir()
-    rows = [{"file_name": f"{n}.jpg", "text": f"bird {n}", "licence": "free"} for n in range(9)]
-    (folder / "metadata.jsonl").write_text(lines(rows))
-    (tmp_path / "a.yaml").write_text("name: birds\nimages: images\ncaptions: images/metadata.jsonl\n")
-    (tmp_path / "b.yaml").write_text("name: birds\ndataset: images\n")
-    one, other = (read_samples(load_manifest(tmp_path / f"{name}.yaml")) for name in "ab")
-    assert one == other
-    assert {image.file_name: image.captions[0].text for image in one.images} == {
-        row["file_name"]: row["text"] for row in rows
-    }
-
-
 def test_validation_is_val_wherever_it_stands(tmp_path, caplog):
     folder = tmp_path / "in" / "validation"
     folder.mkdir(parents=True)
     (folder / "metadata.csv").write_text("file_name,caption\na.jpg,a bird\n")
     (tmp_path / "folders.yaml").write_text("name: birds\ndataset: in\n")
     row = {"file_name": "a.jpg", "caption": "a bird", "split": "validation"}
+    data = PackedData(tmp_path / "packed", count=1)
+    data.as_tars(files=1)
     found = [
         karpathy(tmp_path / "1", [image(1, "validation")]),
         manifest(tmp_path / "2", table([row, row.values()]), ".csv"),
-        manifest(tmp_path / "3", table([row, row.values()], delimiter="\t"), ".tsv"),
-        manifest(tmp_path / "4", lines([row]), ".jsonl"),
+        manifest(tmp_path / "3", lines([row]), ".jsonl"),
         load_manifest(tmp_path / "folders.yaml"),
+        load_manifest(data.manifest("t", tar={"validation": "shard-00.tar"})),
     ]
-    data = PackedData(tmp_path / "packed", count=1)
-    data.as_tars(files=1)
-    data.as_parquet(files=1)
-    found.append(load_manifest(data.manifest("t", tar={"validation": "shard-00.tar"})))
-    found.append(load_manifest(data.manifest("p", parquet={"validation": "part-0.parquet"}, caption_columns="texts")))
     for one in found:
         assert read_samples(one).splits == {"val": (0, 1)}
     assert caplog.text == ""
-    other = manifest(tmp_path / "5", lines([row]), ".jsonl", "merge_splits: {validation: test}\n")
+    other = manifest(tmp_path / "4", lines([row]), ".jsonl", "merge_splits: {validation: test}\n")
     assert read_samples(other).splits == {"test": (0, 1)}
 
 

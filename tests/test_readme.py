@@ -80,12 +80,6 @@ XRET = [
 BENCHMARKS = commands("tests/benchmarks/README.md", "python tests/benchmarks/")
 
 
-def test_there_are_commands():
-    assert len(XRET) >= 35
-    assert {document for document, _ in XRET} == {"README.md", "pipeline/README.md", "heads/README.md"}
-    assert len(BENCHMARKS) >= 20
-
-
 @pytest.mark.parametrize(("document", "line"), XRET)
 def test_a_command_of_a_document(document, line):
     name, *words = shlex.split(line, comments=True)[1:]
@@ -248,16 +242,6 @@ def run_block(document, folder, monkeypatch, capsys, number=0):
     monkeypatch.chdir(folder)
     exec(compile(blocks(document, "python")[number], document, "exec"), {})
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("target", ["demo", "test", "check", "format"])
-def test_a_target_of_make(target):
-    assert re.search(rf"^{target}:", text_of("Makefile"), re.MULTILINE)
-
-
-def test_the_makefile_runs_what_ci_runs():
-    assert "make test" in text_of(".ci/run")
-    assert "make test" in text_of("README.md")
 
 
 def documented_keys(document, command):

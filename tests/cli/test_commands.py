@@ -29,34 +29,6 @@ def store(tiny_dataset, tmp_path):
     return tmp_path / "s.zarr"
 
 
-def test_three_commands_from_a_folder_of_pictures_to_a_table(store, tmp_path):
-    trained = json.loads(
-        run("train-head", store, "--recipe", "setdiv", "--out", tmp_path / "r", *TRAIN, "--json").stdout
-    )
-    assert trained["epochs"] == 2
-    out = json.loads(run("eval", tmp_path / "r", "--json").stdout)
-    assert out["results"][0]["images"] == 6
-    assert set(out["results"][0]["image_to_text"]) == {"R@1", "R@5", "R@10", "medr"}
-    table = run("eval", tmp_path / "r", "--ties", "mean").stdout
-    assert "6 images, 15 captions (2.50 an image), 0 skipped, ties mean" in table
-
-
-def test_extract_says_what_it_did(tiny_dataset, tmp_path):
-    manifest = tiny_dataset()
-    (manifest.parent / "images" / "3.jpg").write_bytes(b"")
-    result = run("extract", manifest, "--store", tmp_path / "s", *EXTRACT, "--on-error", "skip", "--json")
-    summary = json.loads(result.stdout)
-    assert [(s["samples"], s["failed"]) for s in summary["sets"]] == [(31, 1), (80, 0)]
-    assert "32/32 images" in result.stderr
-    report = json.loads(run("cache", "verify", tmp_path / "s", "--json").stdout)
-    assert report["ok"]
-    assert [failed["id"] for failed in report["failed_samples"]] == ["3"]
-    info = run("cache", "info", tmp_path / "s").stdout
-    assert "tiny" in info
-    assert "1 failed" in info
-    assert "chunks done: train 3/3" in info
-
-
 def test_mistakes_of_extract(tiny_dataset, tmp_path, store):
     manifest, other = tiny_dataset("second"), tmp_path / "new.zarr"
     Image.new("RGB", (9, 9)).save(manifest.parent / "images" / "0.jpg")

@@ -2,7 +2,6 @@
 
 import sys
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from small_checkpoints import save_text_model
@@ -90,19 +89,6 @@ def test_both_towers_of_a_checkpoint(extract, tmp_path):
     assert images.space == captions.space is not None
     assert (images.grid, images.rows, images.global_channels) == ((2, 2), 4, captions.global_channels)
     assert captions.identity["preprocessing"]["prompt"] == "a photo of {}"
-
-
-def test_whole_pictures_are_another_set(extract, tmp_path):
-    for more in ((), ("--whole",), ("--whole",)):
-        result = extract(*SMALL, *more)
-        assert result.exit_code == 0, result.stderr
-    assert " 0 encoded" in result.stdout
-    cache = FeatureCache.open(str(tmp_path / "s"))
-    cut, whole = sorted(cache.set_names("images"), key=lambda name: "stretch" in str(cache.image_set(name).identity))
-    assert not np.array_equal(*(cache.image_set(name).global_(np.arange(3)) for name in (cut, whole)))
-    listed = CliRunner().invoke(main, ["cache", "ls", str(tmp_path / "s")]).output
-    assert listed.count("64 pixels, whole pictures") == 1
-    assert listed.count("64 pixels") == 2
 
 
 @pytest.mark.parametrize(("library", "extra"), [("timm", "timm"), ("open_clip", "open-clip")])

@@ -1,11 +1,9 @@
 """``xret finetune`` and ``xret extract --encoder RUN``, as a user types them."""
 
 import json
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from small_checkpoints import save_text_model
 
 from xret.cli import main
 
@@ -66,26 +64,3 @@ def test_mistakes_end_in_one_sentence(run):
         "Directory 'nope' does not exist"
         in call("finetune", "head", "--out", "x", "--data-root", "nope", code=2).stderr
     )
-
-
-def test_both_towers_of_a_checkpoint_are_tuned_and_searched(tiny_dataset, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    save_text_model(tmp_path / "clip", "clip")
-    tiny_dataset(train=8, val=4, test=4)
-    extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--device", "cpu"]
-    call(*extract, "--encoder", "hf:clip")
-    settings = ["model.residual=true", "schedule.epochs=1"]
-    call("train-head", "s.zarr", "--recipe", "vsepp", *sets(*settings), "--out", "head", "--device", "cpu")
-    tune = ["finetune", "head", "--reattach", "image,text", *sets("schedule.epochs=2"), "--out", "tuned"]
-    tune += ["--data-root", "tiny", "--device", "cpu"]
-    Path("clip").rename("moved")
-    assert "which are not there; give their place" in call(*tune, code=1).stderr
-    call(*tune, "--visual-weights", "hf:moved", "--text-weights", "moved")
-    Path("moved").rename("clip")
-    for option in ("--visual-weights", "--text-weights"):
-        wrong = call(*extract, "--encoder", "tuned", option, "clip", code=1).stderr
-        assert "decides the encoders" in wrong
-    made = json.loads(call(*extract, "--encoder", "tuned", "--json").stdout)["sets"]
-    assert [features["samples"] for features in made] == [16, 40]
-    hits = json.loads(call("search", "tuned", "two red dogs", "-k", "2", "--json").stdout)
-    assert [hit["rank"] for hit in hits] == [1, 2]

@@ -65,6 +65,6 @@ def started(function, *arguments):
     )
 
 
-def ablate_twelve_epochs(store, out, jobs="1"):
+def ablate_twelve_epochs(store, out):
     """The ablation that tests kill."""
-    ablated(store, plan_of(settings={"schedule.epochs": 12}), out, seeds=2, jobs=int(jobs))
+    ablated(store, plan_of(settings={"schedule.epochs": 12}), out, seeds=2)

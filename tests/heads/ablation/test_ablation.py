@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 from small_ablations import (
@@ -125,29 +124,15 @@ class DiesIn:
         return Evaluation((cell.run,), ("store",), (1,), (result,))
 
 
-@pytest.mark.slow
-def test_the_processes_end_with_the_one_that_began_them(stores, tmp_path):
-    """Else a second start would train the same cells beside them."""
-    out = tmp_path / "out"
-    child = started("small_ablations:ablate_twelve_epochs", stores(), out, 2)
-    while child.poll() is None and len(list(out.rglob("run.json"))) < 2:
-        time.sleep(0.05)
-    workers = psutil.Process(child.pid).children(recursive=True)
-    assert len(workers) >= 2
-    child.kill()
-    child.communicate()
-    assert not psutil.wait_procs(workers, timeout=20)[1]
-
-
 # --- What is kept
 
 
-@pytest.mark.parametrize("damaged", ["[]", '{"results": 5}', "half a line"])
-def test_a_damaged_result_is_made_again(stores, whole, tmp_path, damaged):
+def test_a_damaged_result_is_made_again(stores, whole, tmp_path):
     out, before = shutil.copytree(whole[0], tmp_path / "out"), numbers(whole[1])
     results = sorted(out.rglob("eval.json"))
     kept = [json.loads(file.read_text())["results"] for file in results]
-    results[0].write_text(damaged)
+    results[0].write_text('{"results": 5}')
+    results[1].write_text("half a line")
     assert numbers(ablated(stores(), plan_of(), out, seeds=2)) == before
     assert [json.loads(file.read_text())["results"] for file in results] == kept
 
@@ -218,19 +203,6 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(stores, tmp_path, m
     again = ablated(stores(), plan, out, seeds=2)
     assert [entry.error for entry in again] == ["TypeError: not for users"] * 2 + [None] * 2
     assert again[2:] == entries[2:]
-
-
-def test_a_cell_whose_first_protocol_has_no_rsum(stores, tmp_path, monkeypatch, caplog):
-    def judged(run, **options):
-        found = evaluate(run, **options)
-        ways = {way: {"mAP@R": 12.5} for way in ("image_to_text", "text_to_image")}
-        first = replace(found.results[0], protocol="eccv", rsum=None, mean_recall=None, **ways)
-        return replace(found, results=(first, *found.results))
-
-    monkeypatch.setattr(module, "evaluate", judged)
-    caplog.set_level("INFO", "xret")
-    assert not [entry for entry in ablated(stores(), plan_of(), tmp_path / "out") if entry.error]
-    assert "mAP@R 12.50 / 12.50, RSUM " in caplog.messages[0]
 
 
 def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, tmp_path):

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,79 +13,104 @@ import small_open_clip  # noqa: F401 - it registers its architectures
 import small_timm  # noqa: F401 - it registers its models
 import torch
 from encoder_contract import refused
-from loaded import image_encoder
+from loaded import image_encoder, text_encoder
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
-from small_checkpoints import save_image_model, save_text_model
+from small_checkpoints import save_image_model, save_sentence_model, save_text_model, save_tokenizer
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import load_text, load_visual
+from xret.pipeline.encoders import EncoderSpec, load_text, load_visual
 from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.extraction.options import build_options
+from xret.pipeline.extraction.options import Options, build_options
 from xret.pipeline.reading.origin import Origin
 from xret.pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from xret.pipeline.store import FeatureCache
 
-OF_PICTURES = {"visual_weights": "random:0", "image_size": 64, "text": None}
-# By name the options of an extraction; ``hf:`` and a family stands for the folder of its checkpoint.
-VISUAL = {
-    "torchvision": {"visual": "resnet18", **OF_PICTURES},
-    "torchvision transformer": {"visual": "vit_b_32", **OF_PICTURES},
-    "torchvision, pooled": {"visual": "mobilenet_v2", "pool": (1, 2), **OF_PICTURES},
-    "torchvision, whole": {"visual": "resnet18", "whole": True, **OF_PICTURES},
-    "torchvision, whole, views": {"visual": "resnet18", "whole": True, "views": "crop-flip:2", **OF_PICTURES},
-    "torchvision, views": {"visual": "resnet18", "views": "dihedral:2", **OF_PICTURES},
-    "transformers CLIP": {"visual": "hf:clip"},
-    "transformers SigLIP": {"visual": "hf:siglip", "dtype": "float32"},
-    "transformers CLIP, whole": {"visual": "hf:clip", "whole": True},
-    "transformers DINOv3": {"visual": "hf:dinov3", "image_size": 48, "pool": (4, 4)},
-    "transformers ConvNeXt": {"visual": "hf:convnext", "layer": 2},
-    "transformers DINOv2, views": {"visual": "hf:dinov2", "views": "crop-flip:3"},
-    "timm": {"visual": "timm:small_registers", "visual_weights": "random:0"},
-    "timm, a layer": {"visual": "timm:small_eva.own", "visual_weights": "random:0", "layer": 0, "pool": (2, 3)},
-    "timm, views": {"visual": "timm:small_swin", "visual_weights": "random:0", "views": "crop-flip:2"},
-    "timm, of a side": {"visual": "timm:test_resnet", "visual_weights": "random:0", "image_size": 96},
-    "open_clip": {"visual": "open_clip:small-ViT", "visual_weights": "random:0"},
-    "open_clip, a layer": {"visual": "open_clip:small-RN", "visual_weights": "random:0", "layer": 2},
-    "a class of one's own": {"visual": "own_encoder:Quarters", "image_size": 60},
+TEXTS = ["a picture of thing 1 2", "two dogs", "a red square number 3"]
+RANDOM = {"weights": "random:0"}
+SMALL = {**RANDOM, "image_size": 64}
+# By case what a spec has; ``hf:FAMILY`` stands for the family's checkpoint.
+FAMILIES = ("clip", "siglip", "dinov2", "dinov3", "vit-classifier", "beit", "swinv2", "convnext", "resnet")
+VISUAL = {family: {"name": f"hf:{family}"} for family in FAMILIES} | {
+    "torchvision": {"name": "mobilenet_v3_small", **SMALL},
+    "torchvision transformer": {"name": "vit_b_32", **SMALL},
+    "torchvision, pooled": {"name": "mobilenet_v2", "pool": (1, 2), **SMALL},
+    "torchvision, whole": {"name": "resnet18", "whole": True, **SMALL},
+    "torchvision, whole, views": {"name": "resnet18", "whole": True, "views": "crop-flip:2", **SMALL},
+    "torchvision, views": {"name": "resnet18", "views": "dihedral:2", **SMALL},
+    "siglip in float32": {"name": "hf:siglip", "dtype": "float32"},
+    "clip, whole": {"name": "hf:clip", "whole": True},
+    "clip, a layer, resized": {"name": "hf:clip", "image_size": 48, "layer": 1},
+    "dinov3, pooled": {"name": "hf:dinov3", "image_size": 48, "pool": (4, 4)},
+    "convnext, a layer": {"name": "hf:convnext", "layer": 2},
+    "dinov2, views": {"name": "hf:dinov2", "views": "crop-flip:3"},
+    "timm": {"name": "timm:small_registers", **RANDOM},
+    "timm, a layer": {"name": "timm:small_swin.squashed", "layer": 0, **RANDOM},
+    "timm, pooled": {"name": "timm:small_eva.own", "layer": 0, "pool": (2, 3), **RANDOM},
+    "timm, views": {"name": "timm:small_swin", "views": "crop-flip:2", **RANDOM},
+    "timm, of a side": {"name": "timm:test_resnet", "image_size": 96, **RANDOM},
+    "open_clip": {"name": "open_clip:small-ViT", **RANDOM},
+    "open_clip, of a side": {"name": "open_clip:small-ViT", "image_size": 48, "layer": 1, **RANDOM},
+    "open_clip, a ResNet": {"name": "open_clip:small-RN", **RANDOM},
+    "open_clip, a ResNet's layer": {"name": "open_clip:small-RN", "layer": 2, **RANDOM},
+    "a user's class": {"name": "own_encoder:Quarters", "image_size": 60},
 }
 SLOW = {
-    "butd-grid": {"visual": "butd-grid", **OF_PICTURES},
-    "fasterrcnn": {"visual": "fasterrcnn_resnet50_fpn_v2", **OF_PICTURES, "image_size": None},
+    "butd-grid": {"name": "butd-grid", **SMALL},
+    "fasterrcnn": {"name": "fasterrcnn_resnet50_fpn_v2", **RANDOM},
 }
-TEXT = {
-    "bert": {"text": "bert", "text_weights": "bert"},
-    "bert, prompted": {"text": "bert", "text_weights": "bert", "prompt": "a picture of {}", "layer": 1},
-    "transformers CLIP": {"text": "hf:clip"},
-    "transformers SigLIP": {"text": "hf:siglip", "prompt": "a photo of {}"},
-    "transformers T5": {"text": "hf:t5", "dtype": "float32"},
-    "open_clip": {"text": "open_clip:small-ViT", "text_weights": "random:0", "prompt": "a photo of {}"},
-    "open_clip, a layer": {"text": "open_clip:small-timm", "text_weights": "random:0", "layer": 1},
+TEXT = {family: {"name": f"hf:{family}"} for family in ("clip", "siglip-left", "clip-text", "roberta", "t5")} | {
+    "bert": {"name": "bert", "weights": "bert"},
+    "bert, a layer, prompted": {"name": "bert", "weights": "bert", "layer": 1, "prompt": "a picture of {}"},
+    "clip, a layer, prompted": {"name": "hf:clip", "layer": 1, "prompt": "a photo of {}"},
+    "siglip, prompted": {"name": "hf:siglip", "prompt": "a photo of {}"},
+    "t5, a layer": {"name": "hf:t5", "layer": 1, "dtype": "float32"},
+    "sentences": {"name": "hf:mean"},
+    "sentences, by the maximum": {"name": "hf:max"},
+    "open_clip": {"name": "open_clip:small-ViT", **RANDOM, "prompt": "a photo of {}"},
+    "open_clip, a layer": {"name": "open_clip:small-timm", **RANDOM, "layer": 1},
 }
+UNTRAINED = ("a user's class", "torchvision transformer")  # the latter is large
+LEARNING = {key: case for key, case in VISUAL.items() if not {"views", "pool"} & case.keys() and key not in UNTRAINED}
 
 
 def save_tiny_bert(folder, _):
-    return save_bert(folder)
+    save_bert(folder)
+
+
+def save_sentences(folder, mode):
+    save_sentence_model(folder, mode, True)
 
 
 @pytest.fixture
-def extracted(request, tmp_path, tiny_dataset, made):
-    """Extract with the options of a case; return the cache, the case's options and its pictures."""
-    options = dict(request.param)
-    for key, save in (("visual", save_image_model), ("text", save_text_model)):
-        if str(options.get(key)).startswith("hf:"):
-            options[key] = f"hf:{made(save, options[key][3:])}"
-    if options.get("text_weights") == "bert":
-        options["text_weights"] = str(made(save_tiny_bert, "bert"))
-    chosen = build_options(**{"visual": None, "text": None, **options}, batch_size=4, device="cpu")
+def spec_of(made):
+    """Return the spec of a case, whose checkpoint is written."""
+
+    def find(case, save):
+        name = case["name"].removeprefix("hf:")
+        if case.get("weights") == "bert":
+            return EncoderSpec(**{**case, "weights": str(made(save_tiny_bert, "bert"))})
+        writer = save_sentences if name in ("mean", "max") else save
+        return EncoderSpec(**{**case, "name": case["name"] if name == case["name"] else f"hf:{made(writer, name)}"})
+
+    return find
+
+
+@pytest.fixture
+def extracted(request, tmp_path, tiny_dataset, spec_of):
+    """Extract with the spec of a case; return the cache, the spec and the pictures."""
+    side, case = request.param
+    spec = spec_of(case, save_image_model if side == "visual" else save_text_model)
+    options = Options(**{"visual": None, "text": None, side: spec}, batch_size=4, device="cpu")
     manifest, url = load_manifest(tiny_dataset(train=3, val=2, test=2)), str(tmp_path / "s.zarr")
-    extract(manifest, url, chosen)
-    return FeatureCache.open(url), chosen, [manifest.images / f"{number}.jpg" for number in range(7)]
+    extract(manifest, url, options)
+    return FeatureCache.open(url), spec, [manifest.images / f"{number}.jpg" for number in range(7)]
 
 
-def cases(named):
-    return pytest.mark.parametrize("extracted", named.values(), ids=named, indirect=True)
+def cases(side, named):
+    return pytest.mark.parametrize("extracted", [(side, case) for case in named.values()], ids=named, indirect=True)
 
 
 def says_what_it_is(encoder):
@@ -98,9 +124,9 @@ def says_what_it_is(encoder):
     assert encoder.space is None or isinstance(encoder.space, str)
 
 
-def is_kept_for_pictures(cache, options, paths):
+def is_kept_for_pictures(cache, spec, paths):
     features = cache.image_set()
-    encoder = load_visual(options.visual, "cpu")
+    encoder = load_visual(spec, "cpu")
     says_what_it_is(encoder)
     assert (features.rows, features.channels, features.global_channels) == (
         encoder.rows, encoder.channels, encoder.global_channels,
@@ -120,11 +146,11 @@ def is_kept_for_pictures(cache, options, paths):
     return encoder
 
 
-@cases(VISUAL)
+@cases("visual", VISUAL)
 def test_image_encoders_keep_the_contract(extracted):
     encoder = is_kept_for_pictures(*extracted)
-    _, options, paths = extracted
-    if options.visual.views:
+    _, spec, paths = extracted
+    if spec.views:
         return
     decoded = [encoder.decode(path) for path in paths[:3]]
     assert all(size == (48, 40) for _, size in decoded)
@@ -143,16 +169,16 @@ def test_image_encoders_keep_the_contract(extracted):
 
 
 @pytest.mark.slow
-@cases(SLOW)
+@cases("visual", SLOW)
 def test_large_encoders_keep_the_contract(extracted):
     is_kept_for_pictures(*extracted)
 
 
-@cases(TEXT)
+@cases("text", TEXT)
 def test_text_encoders_keep_the_contract(extracted):
-    cache, options, _ = extracted
+    cache, spec, _ = extracted
     features, texts = cache.caption_set(), cache.caption_texts(0, cache.captions)
-    encoder = load_text(options.text, "cpu")
+    encoder = load_text(spec, "cpu")
     says_what_it_is(encoder)
     assert (features.channels, features.global_channels) == (encoder.channels, encoder.global_channels)
     assert (features.kind, features.space) == (encoder.kind, encoder.space)
@@ -174,12 +200,85 @@ def test_text_encoders_keep_the_contract(extracted):
         np.testing.assert_allclose(alone[0], global_[number], rtol=1e-5, atol=1e-5)
 
 
+def learn(encoder, *inputs):
+    """Take a step along the gradient; return the features before it."""
+    encoder.network.requires_grad_(True)
+    local, global_ = encoder.features(*inputs)
+    before = local.detach(), global_.detach()
+    (local.square().mean() + global_.sin().mean()).backward()
+    found = [parameter for parameter in encoder.network.parameters() if parameter.grad is not None]
+    assert len(found) > 8
+    with torch.no_grad():
+        for parameter in found:
+            parameter.sub_(parameter.grad.sign(), alpha=0.01)
+    encoder.network.requires_grad_(False)
+    return before
+
+
+def saved(encoder, run, branch):
+    """Save an encoder as a fine-tuned run does; return the spec of what is there, as `run.json` has it."""
+    run.mkdir()
+    encoder.save(path := run / f"{branch}_backbone{encoder.suffix}")
+    return EncoderSpec.from_json(encoder.spec.without_folders().to_json()).with_source(str(path))
+
+
+def is_the_same(again, encoder, before, *inputs):
+    assert again.identity == {**encoder.identity, "weights": encoder.weights_id()}
+    assert again.identity["weights"] != encoder.identity["weights"]
+    assert again.space is None  # the other tower has not learnt with it
+    with torch.no_grad():
+        learnt = encoder.features(*inputs)
+        for was, now, read in zip(before, learnt, again.features(*inputs), strict=True):
+            assert torch.equal(read, now)
+            assert not torch.allclose(was, now, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", LEARNING.values(), ids=LEARNING)
+def test_an_image_encoder_learns_and_is_read_back(case, spec_of, tmp_path):
+    encoder = load_visual(replace(spec_of(case, save_image_model), dtype="float32"), "cpu")
+    random = np.random.default_rng(0)
+    pictures = [Image.fromarray(random.integers(0, 256, (90, 120, 3), dtype=np.uint8)) for _ in range(2)]
+    pixels = torch.stack([encoder.prepare(picture) for picture in pictures])
+    before = learn(encoder, pixels)
+    again = load_visual(saved(encoder, tmp_path / "run", "image"), "cpu")
+    is_the_same(again, encoder, before, pixels)
+    assert torch.equal(torch.stack([again.prepare(picture) for picture in pictures]), pixels)
+
+
+@pytest.mark.parametrize("case", TEXT.values(), ids=TEXT)
+def test_a_text_encoder_learns_and_is_read_back(case, spec_of, tmp_path):
+    encoder = load_text(replace(spec_of(case, save_text_model), dtype="float32"), "cpu")
+    ids = encoder.tokenize(TEXTS)
+    length = torch.tensor([len(caption) for caption in ids])
+    token = torch.nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in ids], True)
+    before = learn(encoder, token, length)
+    again = load_text(saved(encoder, tmp_path / "run", "text"), "cpu")
+    is_the_same(again, encoder, before, token, length)
+    assert again.tokenize(TEXTS) == ids
+    packed, pooled = encoder.encode(ids)
+    local, global_ = encoder.features(torch.nn.functional.pad(token, (0, 2), value=7), length)  # whatever stands there
+    inside = torch.arange(local.shape[1]) < length[:, None]
+    np.testing.assert_allclose(local[inside].numpy(), packed, atol=1e-5)
+    np.testing.assert_allclose(global_.numpy(), pooled, atol=1e-5)
+    assert not local[~inside].any()
+
+
+def test_one_tower_is_no_other(tmp_path):
+    """What is saved of a CLIP is one of its towers."""
+    folder = save_text_model(tmp_path / "clip", "clip")
+    image_encoder(f"hf:{folder}").save(tmp_path / "image")
+    text_encoder(f"hf:{folder}").save(tmp_path / "text")
+    save_tokenizer(tmp_path / "image", "<s>", "</s>")
+    refused(r"do not fit their config.json: \d+ missing \(text_", text_encoder, f"hf:{tmp_path / 'image'}")
+    refused(r"do not fit their config.json: \d+ missing \(vis", image_encoder, f"hf:{tmp_path / 'text'}")
+
+
 @pytest.mark.parametrize(
     ("name", "weights", "options", "sentence"),
     [
         ("no_such_module:Encoder", "w", {}, "no encoder 'no_such_module:Encoder'.*lists them; a class of your own"),
         ("own_encoder:Absent", "w", {}, "a class of your own, .*Absent"),
-        ("own_encoder:Unfinished", "broken", {}, "Unfinished cannot be loaded .ZeroDivisionError: it is broken"),
+        ("own_encoder:Unfinished", "broken", {}, "Unfinished, .* cannot be loaded .ZeroDivisionError: it is broken"),
         ("own_encoder:Unfinished", "w", {}, "lacks channels, decode, encode, extras, .*, see `VisualEncoder`"),
         ("own_encoder:Askew", "w", {}, r"its grid is \(2, 2\), which `VisualEncoder` .* does not allow"),
         ("own_encoder:Quarters", "w", {"views": "dihedral:2"}, "'own_encoder:Quarters' lacks prepare"),
@@ -189,7 +288,7 @@ def test_a_class_that_is_no_encoder_is_refused(name, weights, options, sentence)
     refused(sentence, image_encoder, name, weights, **options)
 
 
-@pytest.mark.parametrize("extracted", [{"visual": "own_encoder:Quarters"}], indirect=True)
+@cases("visual", {"own": VISUAL["a user's class"]})
 def test_a_program_is_not_run_because_a_store_names_it(extracted):
     with pytest.raises(EncoderError, match=r"made by own_encoder:Quarters, a program of its own; .*give --trust"):
         Origin.of(extracted[0].image_set()).load_images(None, "cpu")

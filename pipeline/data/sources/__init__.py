@@ -60,7 +60,7 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], So
     urls = [(url_of(manifest.images, file.name), split) for file, split in files]
     if manifest.captions is not None:
         entries = read_entries(manifest.captions, manifest.columns, fault)
-    elif source == FOLDER:
+    elif manifest.kind == "imagefolder":
         entries = read_imagefolder(manifest.images, manifest.columns, fault)
     elif source.kind == "tar":
         entries = _from_tars(urls, fault)
@@ -83,7 +83,7 @@ def _source_of(manifest: Manifest, listed: _Files) -> Source:
     for name, times in Counter(file.name for file in files).items():
         if times > 1:
             raise ManifestError(f"{manifest.path}: {name} is named twice; name each file once.")
-    if not files:
+    if not manifest.packed:
         return FOLDER
     return Source(manifest.kind, files, "" if manifest.kind == "tar" else manifest.columns.image or IMAGE)
 

@@ -191,6 +191,9 @@ def test_a_saved_data_set_that_is_damaged(data):
     path = data.as_saved()
     (data.folder / "saved" / "state.json").write_text("{}")
     refused(path, "this is not what `save_to_disk` writes")
+    (data.folder / "saved" / "state.json").write_text('{"_data_files": []}')
+    data.as_imagefolder()  # beside it, and not meant
+    refused(path, "no images with captions")
 
 
 def test_urls(data):

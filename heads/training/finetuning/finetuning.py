@@ -36,7 +36,7 @@ from ...recipes.blocks import Recipe
 from ...recipes.recipe import changed
 from ...recipes.schema import difference, flat
 from ...recipes.settings import Settings
-from ...runs.features import batches_of, open_store, sets_of_run, views_to_draw
+from ...runs.features import RetokenizedCaptions, batches_of, open_store, sets_of_run, views_to_draw
 from ...runs.info import BRANCHES, BranchName, absolute, versions
 from ...runs.run import CHECKPOINT, Run
 from ..log import require_log
@@ -125,6 +125,9 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
     facts: dict[str, Any] = {"epochs": 0, "best_epoch": None, "best_rsum": None, "init_from": None}
     facts |= {"finetuned": {"epoch": trainer.epoch, "reattach": put, "fingerprints": prints}, "recipe": recipe}
     facts |= {"head": absolute(str(base.path)), "device": str(target), "versions": versions()}
+    for name, found in zip(BRANCHES, sets, strict=True):  # the store knows where the weights of other runs lie
+        pairs = zip(parts_of(found), base.info.origins(name), strict=True)
+        facts[name] = tuple(was if isinstance(one, RetokenizedCaptions) else Origin.of(one) for one, was in pairs)
     created = new is None
     new = ready(TunedRun, new, out, on_split(replace(base.info, **facts), split))
     with new.locked(created), _enough_memory(target):

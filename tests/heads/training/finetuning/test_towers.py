@@ -181,6 +181,10 @@ def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path,
     torch.testing.assert_close(xret.load(tmp_path / "hub", device="cpu").encode_images([path])[0], picture)
     again = tune(tuned, None, [], out="again", **{"schedule.epochs": 4})  # a tuned run is tuned further
     assert tuple(Run(again).info.finetuned["fingerprints"]["image"]) == info.fingerprints("image")
+    if pair == "clip":  # the other side stays on what the tuned run made
+        beside, settings = tmp_path / "beside", {"schedule.epochs": 4}
+        xret.finetune(tuned, out=beside, reattach=["text"], settings=settings, device="cpu")
+        assert xret.load(beside, device="cpu").image_encoders
 
 
 def test_stopped_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):

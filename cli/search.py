@@ -14,28 +14,16 @@ if TYPE_CHECKING:
 
 def run_options(command: Any) -> Any:
     """Add the options of commands that put a run to work."""
-    path = click.Path(path_type=Path)
+    path, place = click.Path(path_type=Path), "HUB_ID|DIR|FILE"
     for option in reversed(
         (
             click.option("--images", type=path, metavar="FOLDER", help="Search the pictures in this folder and below."),
             click.option("--store", help="Where the feature cache is now, if not where RUN was trained."),
             click.option("--split", default="test", show_default=True, help="Whose images and captions."),
             click.option("--index", type=path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
-            click.option(
-                "--visual-weights",
-                metavar="HUB_ID|DIR|FILE",
-                help="The image encoder's weights, if they have moved.",
-            ),
-            click.option(
-                "--text-weights",
-                metavar="HUB_ID|DIR|FILE",
-                help="The text encoder's weights, if they have moved.",
-            ),
-            click.option(
-                "--trust",
-                is_flag=True,
-                help="Let weights run code while they are read, and run your own encoder.",
-            ),
+            click.option("--visual-weights", metavar=place, help="The image encoder's weights, if they have moved."),
+            click.option("--text-weights", metavar=place, help="The text encoder's weights, if they have moved."),
+            click.option("--trust", is_flag=True, help="Let weights run code, and run your own encoder."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )
     ):
@@ -63,6 +51,7 @@ def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     xret search run photo.jpg -k 5 --json
     xret search run --images holiday "a red boat"
     """
+    from ..heads.retrieval.gallery import uncertainty
     from ..heads.retrieval.retriever import Retriever, names_picture
 
     if len(words) > 1:
@@ -72,13 +61,13 @@ def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     hits = retriever.search(encoded, k)
     count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
     where = options["images"] or f"{retriever.cache.url}, split {retriever.split}"
-    lines = [f"{run} on {where}: {count}", *format_hits(hits).splitlines()]
-    if encoded.uncertainty is not None:
-        lines.append(f"the query's uncertainty (log-determinant) {encoded.uncertainty:.2f}")
+    lines = [f"{run} on {where}: {count}", *format_hits(hits)]
+    if (spread := uncertainty(encoded.embedding)) is not None:
+        lines.append(f"the query's uncertainty (log-determinant) {float(spread):.2f}")
     show([hit.to_dict() for hit in hits], lines)
 
 
-def format_hits(hits: "list[Hit]") -> str:
+def format_hits(hits: "list[Hit]") -> list[str]:
     """Return hits as lines for a terminal."""
     ids = [printable(hit.id) for hit in hits]
     width = max(len("id"), *map(len, ids))
@@ -89,4 +78,4 @@ def format_hits(hits: "list[Hit]") -> str:
         spread = "" if hit.uncertainty is None else f"{hit.uncertainty:13.2f}"
         what = printable(" ".join((hit.caption or hit.file_name or "").split()))
         lines.append(f"{hit.rank:4}{hit.score:11.4f}{spread}  {key:{width}}  {what}")
-    return "\n".join(lines)
+    return lines

@@ -47,12 +47,7 @@ tags:
 An image-text retrieval head of the recipe `{recipe}`, trained on `{dataset}` with xret.
 Its best epoch is {epoch}, with a validation RSUM of {rsum:.1f} (the sum of recall@1, 5 and 10 in both directions).
 
-| | features | embedding |
-|---|---|---|
-| images | {image} | {image_aggregator} |
-| captions | {text} | {text_aggregator} |
-
-They are compared by `{similarity}`; `recipe.yaml` has every value.
+It embeds images from `{image}` and captions from `{text}`; `recipe.yaml` has every value.
 
 ```python
 import xret
@@ -76,10 +71,8 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     if folder.exists():
         raise RunError(f"{folder} exists; take another folder")
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
-    if run.info.tuned("image"):  # likewise, the backbones of a fine-tuned run
-        _ = retriever.image_encoders
-    if run.info.tuned("text"):
-        _ = retriever.text_encoders
+    for branch in filter(run.info.tuned, BRANCHES):  # likewise, the backbones of a fine-tuned run
+        _ = retriever.image_encoders if branch == "image" else retriever.text_encoders
     info = _portable(run.info, retriever.weights)
     with making(folder, RunError, "choose another folder") as partial:
         for name in filter(run.has, _COPIED):
@@ -156,7 +149,7 @@ def _naming(origin: Origin, weights: str | None) -> Origin:
 
 def _card(info: RunInfo, repo: str) -> str:
     """Return the model card; its example names the weights that lie in a file or folder of this machine."""
-    recipe, options = info.recipe, ""
+    options = ""
     for branch in BRANCHES:
         sources = [origin.spec.source or "" for origin in info.origins(branch) if origin.spec]
         if not info.tuned(branch) and any(source.startswith(("/", "./")) for source in sources):
@@ -164,14 +157,11 @@ def _card(info: RunInfo, repo: str) -> str:
     return _CARD.format(
         name=repo.rpartition("/")[2],
         repo=repo,
-        recipe=recipe.name,
+        recipe=info.recipe.name,
         dataset=Path(info.store).name,
         epoch=info.best_epoch,
         rsum=info.best_rsum,
         image=" + ".join(info.names("image")),
         text=" + ".join(info.names("text")),
-        image_aggregator=recipe.aggregator["image"]["name"],
-        text_aggregator=recipe.aggregator["text"]["name"],
-        similarity=recipe.similarity["name"],
         options=options,
     )

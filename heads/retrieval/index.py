@@ -239,19 +239,19 @@ def index_run(
     return {modality: {name: facts[modality][name] for name in reported} for modality in modalities}
 
 
-def read_record(folder: Path, expected: dict[str, str]) -> dict[str, Any]:
-    """Return what an index holds; RunError where there is none or it is of another run, store or split."""
+def open_index(folder: Path, modality: Modality, retriever: "Retriever") -> Index:
+    """Open an index for searching; RunError where there is none, or it is of another run, store or split."""
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"{folder} is not an index; make one with `xret index RUN --out …`") from error
-    differing = [name for name, value in expected.items() if record.get(name) != value]
+    differing = [name for name, value in retriever.index_facts().items() if record.get(name) != value]
     if differing:
         raise RunError(
             f"{folder} is an index of something else ({' and '.join(differing)} differ); name what it was built from,"
             " or build another with `xret index RUN --out …`"
         )
-    return record
+    return Index(folder / modality, record[modality], retriever.model.compare)
 
 
 def load_faiss() -> Any:

@@ -1,13 +1,7 @@
 """A run as MTEB and MIEB see a model, so that their retrieval tasks between texts and images can evaluate it.
 
-    import mteb, xret
-    from xret.heads.retrieval.mteb import MtebModel
-
-    model = MtebModel(xret.load("run"), "user/name")
-    mteb.evaluate(model, mteb.get_tasks(["Flickr30kT2IRetrieval", "Flickr30kI2TRetrieval"]))
-
 It is a `SearchProtocol` of mteb 2, so that every kind of embedding is compared by the run's own similarity; an
-`EncoderProtocol` knows vectors only. `pip install 'xret[mteb]'`.
+`EncoderProtocol` knows vectors only.
 """
 
 from collections.abc import Mapping, Sequence

@@ -29,8 +29,8 @@ from ..runs.features import open_store
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .folder import PictureFolder
-from .gallery import Gallery, Hit, Modality, Searched, uncertainty
-from .index import Compare, Index, read_record
+from .gallery import Gallery, Hit, Modality, Searched
+from .index import Compare, Index, open_index
 
 log = logging.getLogger("xret")
 
@@ -41,12 +41,6 @@ class Query:
 
     embedding: Embedding
     answers: Modality
-
-    @property
-    def uncertainty(self) -> float | None:
-        """That of its Gaussian, as of a `Hit`."""
-        spread = uncertainty(self.embedding)
-        return None if spread is None else float(spread)
 
 
 class Retriever:
@@ -191,8 +185,7 @@ class Retriever:
         if self._index is None:
             return self.searched.best(answers, compare(query.embedding, self.searched.of(answers))[0], k)
         if answers not in self._opened:
-            record = read_record(self._index, self.index_facts())
-            self._opened[answers] = Index(self._index / answers, record[answers], self.model.compare)
+            self._opened[answers] = open_index(self._index, answers, self)
         index = self._opened[answers]
         rows, scores = index.search(query.embedding, k, compare)
         return self.gallery.hits(answers, rows, scores, index.items[rows])
@@ -219,7 +212,6 @@ class Retriever:
         """Embed a query of `search`; errors as there."""
         if not isinstance(query, str):
             return Query(self._encoded("images", query), "captions" if self._images is None else "images")
-        _require_texts([query])
         _require_query(query)
         if not reads_states(self.run):
             _require_known_word(query, self.unknown_words([query]))
@@ -227,10 +219,7 @@ class Retriever:
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
-        if self.run.vocabulary is None:
-            return []
-        words = [encoder for encoder, _ in self.text_encoders if isinstance(encoder, WordsEncoder)]
-        return words[0].unknown_words(texts) if words else []
+        return [] if self.run.vocabulary is None else WordsEncoder(self.run.vocabulary).unknown_words(texts)
 
     def index_facts(self) -> dict[str, str]:
         """Return what an index of the gallery depends on."""

@@ -15,7 +15,6 @@ from .retriever import Retriever
 
 MOST_RESULTS, QUERY_LENGTH, SIDE = 100, 1000, 600  # SIDE: of a picture on the page, pixels at most
 UPLOAD, QUEUE = "16mb", 64  # of a picture that is sent, and searches that may wait
-EXAMPLES, EXAMPLE_LENGTH = 5, 80  # captions that the page offers as queries, and their characters at most
 log = logging.getLogger("xret")
 
 Answers = tuple[list[tuple[Image.Image, str]], list[dict[str, Any]]]  # pictures with captions, and the hits
@@ -29,12 +28,9 @@ def make_page(retriever: Retriever) -> Any:
     run, searched, what = retriever.run, retriever.searched, "pictures"
     row_of = {id_: row for row, id_ in enumerate(searched.names("images")[0])}
     image_of: dict[str, int] = {}  # the row of each caption's image
-    examples: list[str] = []
     if isinstance(searched, Gallery):
         what = f"images and {len(searched.texts):,} captions of {searched.dataset}, split {searched.split}"
         image_of = dict(zip(searched.caption_ids, searched.caption_image.tolist(), strict=True))
-        short = [text for text in searched.texts[:1000] if text.strip() and len(text) <= EXAMPLE_LENGTH]
-        examples = [text for text in short[:: -(-len(short) // EXAMPLES) or 1] if not retriever.unknown_words([text])]
     searched.of("images")
     try:
         searched.picture(0)
@@ -70,8 +66,6 @@ def make_page(retriever: Retriever) -> Any:
         with gradio.Row():
             with gradio.Column():
                 text = gradio.Textbox(label="Describe an image, and press Enter", max_length=QUERY_LENGTH)
-                if examples:
-                    gradio.Examples(examples, text)
                 count = gradio.Slider(1, MOST_RESULTS, 10, step=1, label="Results")
             picture = gradio.Image(type="pil", sources=["upload", "clipboard"], label="Or drop a picture", height=260)
         picture.async_move_resource_to_block_cache = _only_uploads(picture.async_move_resource_to_block_cache)  # type: ignore[method-assign]

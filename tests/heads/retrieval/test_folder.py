@@ -2,40 +2,22 @@
 
 import os
 import shutil
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from oriented import save, shown
 from PIL import Image
-from small_bert import save_bert
-from small_runs import make_pictures, make_run, make_store
+from small_runs import make_run
 
 import xret
 from xret.heads.retrieval import folder as folder_module
-from xret.heads.retrieval import hub
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import EMBEDDINGS
-from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.grid import GridEncoder
-from xret.pipeline.errors import EncoderError, QueryError
+from xret.pipeline.errors import QueryError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = ["0.png", "4.png", "5.png", "a/1.png", "a/b/2.webp", "a/turned.png", "z.PNG"]
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Make pictures, their store, and its run of a recipe when it is first asked for."""
-    folder = tmp_path_factory.mktemp("folder")
-    store = make_store(make_pictures(folder / "pictures"), folder / "s.zarr")
-
-    def run(recipe="vsepp"):
-        out = folder / recipe
-        return out if out.exists() else make_run(store, out, recipe)
-
-    return SimpleNamespace(folder=folder, run=run)
 
 
 @pytest.fixture
@@ -49,9 +31,9 @@ def photos(made, tmp_path):
     folder = tmp_path / "photos"
     (folder / "a/b").mkdir(parents=True)
     for number, name in enumerate(["0.png", "z.PNG", "a/1.png", "a/b/2.webp", "4.png", "5.png"]):
-        image = Image.open(made.folder / "pictures/images" / f"{number}.png")
+        image = Image.open(made.images / f"{number}.png")
         image.save(folder / name, **({"lossless": True} if name.endswith("webp") else {}))
-    save(folder / "a/turned.png", np.asarray(Image.open(made.folder / "pictures/images/17.png")), 6)
+    save(folder / "a/turned.png", np.asarray(Image.open(made.images / "17.png")), 6)
     return folder
 
 
@@ -113,7 +95,7 @@ def test_only_what_is_new_or_has_changed_is_computed(made, run, photos, encoded,
     assert last["same.bmp"].score == pytest.approx(last["new.bmp"].score, abs=2e-3)
     for name in before.keys() & last.keys():
         assert last[name].score == pytest.approx(before[name].score, rel=1e-5)
-    other = make_run(made.folder / "s.zarr", run.parent / "other", "vsepp", "optimizer.lr=0.01")
+    other = make_run(made.store(), run.parent / "other", "vsepp", "optimizer.lr=0.01")
     shutil.copytree(run / EMBEDDINGS, other / EMBEDDINGS)
     assert search(other, photos) != last  # other weights have embeddings of their own
     assert sum(encoded) == 8
@@ -200,22 +182,3 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path)
             search(run, folder)
     with pytest.raises(QueryError, match="an index is of a split of a store"):
         Retriever(run, images=photos, index=tmp_path, device="cpu")
-
-
-def test_weights_that_have_moved_are_named_with_their_option(made, photos, tmp_path):
-    """Also of a run of the hub, which has no store to look them up in."""
-    bert, manifest = save_bert(tmp_path / "bert"), made.folder / "pictures/pictures.yaml"
-    GridEncoder(EncoderSpec("mobilenet_v3_small", "random:3", image_size=64), "cpu").save(tmp_path / "w.safetensors")
-    weights = {"text_weights": str(bert), "visual_weights": str(tmp_path / "w.safetensors")}
-    store = make_store(manifest, tmp_path / "s.zarr", text="bert", **weights)
-    run = make_run(store, tmp_path / "run", "setdiv")
-    saved = hub.save_to_folder(Retriever(run, device="cpu"), tmp_path / "saved")
-    moved = {name: str(Path(path).rename(tmp_path / f"moved-{Path(path).name}")) for name, path in weights.items()}
-    shutil.rmtree(store)
-    for given, missing in (
-        ("visual_weights", "bert@.* weights .*bert, .*as --text-weights"),
-        ("text_weights", r"weights .*w\.safetensors, .*as --visual-weights"),
-    ):
-        with pytest.raises(EncoderError, match=missing):
-            Retriever(saved, images=photos, device="cpu", **{given: moved[given]}).search("red beside blue")
-    assert len(Retriever(saved, images=photos, device="cpu", **moved).search("red beside blue")) == 7

@@ -8,8 +8,7 @@ import torch
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
-from small_bert import save_bert
-from small_runs import make_pictures, make_run, make_store
+from small_runs import make_run
 
 import xret
 from xret.heads.retrieval import hub
@@ -22,17 +21,12 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hub")
-    manifest, bert = make_pictures(folder / "pictures"), save_bert(folder / "bert")
-    make_run(make_store(manifest, folder / "words.zarr"), folder / "words")
-    tokens = make_store(manifest, folder / "tokens.zarr", text="bert", text_weights=str(bert))
-    make_run(tokens, folder / "tokens", "setdiv")
-    return folder
+def runs(made):
+    return {"words": made.run(), "tokens": made.run("setdiv", "tokens")}
 
 
-def save(folder, name, out, repo=None, **options):
-    return hub.save_to_folder(Retriever(folder / name, device="cpu", **options), out, repo)
+def save(run, out, repo=None, **options):
+    return hub.save_to_folder(Retriever(run, device="cpu", **options), out, repo)
 
 
 def without_path(saved, folder):
@@ -40,47 +34,47 @@ def without_path(saved, folder):
 
 
 @pytest.mark.parametrize(("name", "options"), [("words", {}), ("tokens", {"text_weights": "bert"})])
-def test_a_saved_run_embeds_alike_without_its_store(folder, tmp_path, name, options):
-    options = {key: str(folder / value) for key, value in options.items()}
+def test_a_saved_run_embeds_alike_without_its_store(made, runs, tmp_path, name, options):
+    options = {key: str(made.folder / value) for key, value in options.items()}
     retriever, saved = (
-        Retriever(folder / name, device="cpu", **options),
-        save(folder, name, tmp_path / "saved", **options),
+        Retriever(runs[name], device="cpu", **options),
+        save(runs[name], tmp_path / "saved", **options),
     )
     assert {path.name for path in saved.iterdir()} == {"model.safetensors", "run.json", "recipe.yaml", "README.md"}
-    assert without_path(saved, folder)
+    assert without_path(saved, made.folder)
     loaded = xret.load(saved, device="cpu", **options)
-    pictures, texts = [folder / "pictures/images/3.png"], ["red beside blue"]
+    pictures, texts = [made.images / "3.png"], ["red beside blue"]
     torch.testing.assert_close(loaded.encode_images(pictures), retriever.encode_images(pictures))
     torch.testing.assert_close(loaded.encode_text(texts), retriever.encode_text(texts))
     with pytest.raises(RunError, match="name where it is now with --store"):
         loaded.search("red")
-    assert xret.load(saved, store=str(folder / f"{name}.zarr"), **options).search("red")
+    assert xret.load(saved, store=made.store(name), **options).search("red")
     with pytest.raises(RunError, match="saved exists"):
-        save(folder, name, saved)
+        save(runs[name], saved)
 
 
-def test_the_card_is_one_and_its_example_names_what_must_be_named(folder, tmp_path):
-    card = ModelCard.load(save(folder, "tokens", tmp_path / "a", "user/name") / "README.md")
+def test_the_card_is_one_and_its_example_names_what_must_be_named(made, runs, tmp_path):
+    card = ModelCard.load(save(runs["tokens"], tmp_path / "a", "user/name") / "README.md")
     assert (card.data.library_name, card.data.tags) == ("xret", ["image-text-retrieval", "xret"])
     assert card.text.lstrip().startswith("# name")
     assert 'xret.load("user/name", text_weights="…")' in card.text
-    assert 'xret.load("user/words")' in (save(folder, "words", tmp_path / "b", "user/words") / "README.md").read_text()
+    assert 'xret.load("user/words")' in (save(runs["words"], tmp_path / "b", "user/words") / "README.md").read_text()
 
 
-def test_a_hub_id_of_the_text_encoder_is_written_down_and_a_path_is_not(folder, tmp_path):
-    saved = save(folder, "tokens", tmp_path / "saved", text_weights="user/bert")
+def test_a_hub_id_of_the_text_encoder_is_written_down_and_a_path_is_not(made, runs, tmp_path):
+    saved = save(runs["tokens"], tmp_path / "saved", text_weights="user/bert")
     origins = json.loads((saved / "run.json").read_text())
     assert origins["text"][0]["spec"] == {"name": "bert", "weights": "user/bert"}
     assert origins["image"][0]["spec"]["weights"] == "random:0"
     assert "text_weights" not in (saved / "README.md").read_text()
-    saved = save(folder, "tokens", tmp_path / "again", text_weights=str(folder / "bert"))
-    assert without_path(saved, folder)
+    saved = save(runs["tokens"], tmp_path / "again", text_weights=str(made.folder / "bert"))
+    assert without_path(saved, made.folder)
     with pytest.raises(EncoderError, match=r"the weights \./bert, which are not there; give their .* --text-weights"):
-        xret.load(saved).encode_text(["red"])
+        xret.load(saved, images=made.images).search("red")
 
 
-def test_other_origins_are_refused(folder, tmp_path):
-    saved = save(folder, "words", tmp_path / "saved")
+def test_other_origins_are_refused(made, runs, tmp_path):
+    saved = save(runs["words"], tmp_path / "saved")
     facts = json.loads((saved / "run.json").read_text())
     facts["image"][0]["spec"]["weights"] = "random:1"
     (saved / "run.json").write_text(json.dumps(facts))
@@ -88,21 +82,21 @@ def test_other_origins_are_refused(folder, tmp_path):
         xret.load(saved).encode_images(["x.png"])
 
 
-def test_a_damaged_run_is_not_saved(folder, tmp_path):
-    weights = shutil.copytree(folder / "words", tmp_path / "run") / "model.safetensors"
+def test_a_damaged_run_is_not_saved(made, runs, tmp_path):
+    weights = shutil.copytree(runs["words"], tmp_path / "run") / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-9])
     with pytest.raises(RunError, match=r"model\.safetensors"):
-        save(tmp_path, "run", tmp_path / "saved")
+        save(tmp_path / "run", tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
-def test_no_path_of_stores_runs_and_word_vectors_is_given_away(folder, tmp_path):
+def test_no_path_of_stores_runs_and_word_vectors_is_given_away(made, runs, tmp_path):
     vectors = tmp_path / "vectors.txt"
     vectors.write_text(f"red {' '.join('1' * 8)}\n")
-    run = make_run(folder / "words.zarr", tmp_path / "run", "vsepp", f"adapter.words.vectors={vectors}")
+    run = make_run(made.store(), tmp_path / "run", "vsepp", f"adapter.words.vectors={vectors}")
     Run(run).record(also_stores=[str(tmp_path / "other.zarr")], init_from=str(tmp_path / "first"))
-    saved = save(tmp_path, "run", tmp_path / "saved", "user/name")
-    assert without_path(saved, tmp_path) and without_path(saved, folder)
+    saved = save(tmp_path / "run", tmp_path / "saved", "user/name")
+    assert without_path(saved, tmp_path) and without_path(saved, made.folder)
     facts = json.loads((saved / "run.json").read_text())
     assert (facts["also_stores"], facts["init_from"]) == (["other.zarr"], "first")
     texts, loaded = ["red beside blue"], xret.load(saved, device="cpu")
@@ -110,21 +104,21 @@ def test_no_path_of_stores_runs_and_word_vectors_is_given_away(folder, tmp_path)
     torch.testing.assert_close(loaded.encode_text(texts), xret.load(run, device="cpu").encode_text(texts))
 
 
-def test_a_tuned_run_is_saved_with_its_backbone_and_another_one_is_refused(folder, tmp_path):
+def test_a_tuned_run_is_saved_with_its_backbone_and_another_one_is_refused(made, runs, tmp_path):
     run, settings = tmp_path / "tuned", ["schedule.epochs=2"]
-    there = {"data_root": folder / "pictures", "visual_weights": "random:0", "device": "cpu"}
-    finetune(folder / "words", run, settings=settings, reattach=["image"], **there)
-    assert (save(tmp_path, "tuned", tmp_path / "saved") / "image_backbone.safetensors").is_file()
+    there = {"data_root": made.pictures, "visual_weights": "random:0", "device": "cpu"}
+    finetune(runs["words"], run, settings=settings, reattach=["image"], **there)
+    assert (save(tmp_path / "tuned", tmp_path / "saved") / "image_backbone.safetensors").is_file()
     weights = run / "image_backbone.safetensors"
     state = load_file(weights)
     state["features.0.0.weight"] += 1
     save_file(state, weights)
     with pytest.raises(EncoderError, match="is not what"):
-        save(tmp_path, "tuned", tmp_path / "again")
+        save(tmp_path / "tuned", tmp_path / "again")
 
 
-def test_a_push_sends_the_folder(folder, monkeypatch):
-    sent, retriever = {}, Retriever(folder / "words", device="cpu")
+def test_a_push_sends_the_folder(made, runs, monkeypatch):
+    sent, retriever = {}, Retriever(runs["words"], device="cpu")
 
     class Api:
         def create_repo(self, repo, **options):
@@ -149,11 +143,11 @@ def test_a_push_sends_the_folder(folder, monkeypatch):
             hub.push(retriever, "user/name")
 
 
-def test_a_name_of_the_hub_is_looked_up_there_if_there_is_no_such_folder(folder, tmp_path, monkeypatch):
-    saved = save(folder, "words", tmp_path / "saved")
+def test_a_name_of_the_hub_is_looked_up_there_if_there_is_no_such_folder(made, runs, tmp_path, monkeypatch):
+    saved = save(runs["words"], tmp_path / "saved")
     monkeypatch.setattr(hub, "snapshot_download", lambda name, allow_patterns, revision: str(saved))
     assert xret.load("user/name").run.path == saved
-    assert hub.local_folder(folder / "words") == folder / "words"
+    assert hub.local_folder(runs["words"]) == runs["words"]
     with pytest.raises(RunError, match="nowhere is no run"):
         xret.load("nowhere")
 

@@ -10,7 +10,6 @@ from command_line import refused
 from command_line import run as call
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_runs import make_pictures, make_run, make_store
 
 from xret.heads.modules.embedding import Gaussian, Sequence, each
 from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SampledDistance, SmoothChamfer, Wasserstein
@@ -154,20 +153,18 @@ def test_items_come_back_as_they_went_in(kind, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(made, tmp_path_factory):
     folder = tmp_path_factory.mktemp("indexed")
-    store = make_store(make_pictures(folder / "pictures"), folder / "s.zarr")
     for recipe in ("pcmepp", "scan"):
-        make_run(store, folder / recipe, recipe)
-        index_run(Retriever(folder / recipe, device="cpu"), folder / f"{recipe}.index")
+        index_run(Retriever(made.run(recipe), device="cpu"), folder / f"{recipe}.index")
     return folder
 
 
 @pytest.mark.parametrize("recipe", ["pcmepp", "scan"])
-def test_an_index_answers_as_the_gallery_does(folder, recipe):
-    exact = Retriever(folder / recipe, device="cpu")
-    indexed = Retriever(folder / recipe, device="cpu", index=folder / f"{recipe}.index")
-    for query in ("red beside blue", folder / "pictures/images/17.png"):
+def test_an_index_answers_as_the_gallery_does(made, folder, recipe):
+    exact = Retriever(made.run(recipe), device="cpu")
+    indexed = Retriever(made.run(recipe), device="cpu", index=folder / f"{recipe}.index")
+    for query in ("red beside blue", made.images / "17.png"):
         for k in (2, 50):
             found, expected = indexed.search(query, k), exact.search(query, k)
             assert [hit.id for hit in found] == [hit.id for hit in expected]
@@ -176,8 +173,8 @@ def test_an_index_answers_as_the_gallery_does(folder, recipe):
     assert "images" not in vars(indexed.gallery)  # nothing of the gallery was embedded again
 
 
-def test_an_index_of_something_else_or_a_damaged_one_is_refused(folder, tmp_path):
-    run, index = folder / "pcmepp", shutil.copytree(folder / "pcmepp.index", tmp_path / "index")
+def test_an_index_of_something_else_or_a_damaged_one_is_refused(made, folder, tmp_path):
+    run, index = made.run("pcmepp"), shutil.copytree(folder / "pcmepp.index", tmp_path / "index")
     for sentence, options in (
         (r"of something else \(weights differ\)", {"index": folder / "scan.index"}),
         (r"of something else \(split differ\)", {"index": index, "split": "val"}),
@@ -193,8 +190,8 @@ def test_an_index_of_something_else_or_a_damaged_one_is_refused(folder, tmp_path
         (index / name).write_bytes(content)
 
 
-def test_the_command(folder, tmp_path):
-    run, out = folder / "scan", tmp_path / "deep" / "index"
+def test_the_command(made, tmp_path):
+    run, out = made.run("scan"), tmp_path / "deep" / "index"
     lines = call("index", run, "--out", out, "--factory", "HNSW8,SQ8", "--device", "cpu").stdout.splitlines()
     assert lines[0] == f"{out}: index of {run}"
     assert lines[1].startswith("images   6 with 24 elements, HNSW8,SQ8, ")

@@ -7,7 +7,6 @@ import pytest
 import torch
 from PIL import Image
 from scores import score
-from small_runs import make_pictures, make_run, make_store
 
 from xret.heads.retrieval.mteb import MtebModel
 from xret.heads.retrieval.retriever import Retriever
@@ -23,13 +22,9 @@ with warnings.catch_warnings():
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]  # mteb's own
 
 
-@pytest.fixture(scope="module")
-def open_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("mteb")
-    store = make_store(make_pictures(folder / "pictures"), folder / "s.zarr")
-    for recipe in ("setdiv", "pcmepp"):
-        make_run(store, folder / recipe, recipe)
-    return lambda recipe: Retriever(folder / recipe, device="cpu", data_root=folder / "pictures")
+@pytest.fixture
+def open_run(made):
+    return lambda recipe: Retriever(made.run(recipe), device="cpu", data_root=made.pictures)
 
 
 def task_of(gallery, category):
@@ -79,7 +74,7 @@ def test_mteb_comes_to_the_same_recalls(open_run, recipe):
     for k in (1, 3):
         expected = (top[:k] == owner).any(0).double().mean()
         assert scores[f"recall_at_{k}"] == pytest.approx(float(expected), abs=1e-4)
-    assert result.model_name == f"xret/{recipe}"
+    assert result.model_name == f"xret/{recipe}-words"
 
 
 def test_captions_are_found_for_images(open_run):

@@ -31,34 +31,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 RECIPES = ["vsepp", "setdiv", "pcme", "pcmepp", "gaussian-vsepp", "scan"]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Make pictures, and stores of words and of a small BERT."""
-    folder = tmp_path_factory.mktemp("retriever")
-    manifest = make_pictures(folder / "pictures")
-    make_store(manifest, folder / "words.zarr")
-    make_store(manifest, folder / "bert.zarr", text="bert", text_weights=str(save_bert(folder / "bert")))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def runs(folder):
-    """Return the run of a recipe on the store of words, trained when it is first asked for."""
-
-    def run(recipe):
-        out = folder / f"run-{recipe}"
-        return out if out.exists() else make_run(str(folder / "words.zarr"), out, recipe)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def bert_run(folder):
-    return make_run(str(folder / "bert.zarr"), folder / "run-bert", "setdiv")
-
-
-def open_run(folder, run, **options):
-    return Retriever(run, device="cpu", data_root=folder / "pictures", **options)
+def open_run(made, run, **options):
+    return Retriever(run, device="cpu", data_root=made.pictures, **options)
 
 
 def files(retriever):
@@ -78,8 +52,8 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_cached_captions_and_images_get_their_embeddings_again(folder, runs, recipe):
-    retriever = open_run(folder, runs(recipe))
+def test_cached_captions_and_images_get_their_embeddings_again(made, recipe):
+    retriever = open_run(made, made.run(recipe))
     gallery = retriever.gallery
     same(retriever.encode_text(gallery.texts), gallery.captions)
     same(retriever.encode_images(files(retriever)), gallery.images)
@@ -88,40 +62,44 @@ def test_cached_captions_and_images_get_their_embeddings_again(folder, runs, rec
     assert not torch.allclose(first[0], first[1])
 
 
-def test_weights_are_found_where_they_were_and_others_are_refused(folder, bert_run):
-    retriever = open_run(folder, bert_run)
+def test_weights_are_found_where_they_were_and_others_are_refused(made, tmp_path):
+    bert_run = made.run("setdiv", "tokens")
+    retriever = open_run(made, bert_run)
     same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
-    other = save_bert(folder / "other", seed=1)
+    other = save_bert(tmp_path / "other", seed=1)
     with pytest.raises(EncoderError, match=r"other' is not what 'bert@\w+' was made with \(its weights differ\)"):
-        open_run(folder, bert_run, text_weights=str(other)).encode_text(["red"])
+        open_run(made, bert_run, text_weights=str(other)).encode_text(["red"])
     with pytest.raises(EncoderError, match=r"'random:1' is not what .* --visual-weights"):
-        open_run(folder, bert_run, visual_weights="random:1").encode_images(["x.png"])
+        open_run(made, bert_run, visual_weights="random:1").encode_images(["x.png"])
 
 
 def test_videos_are_folders_of_frames(tmp_path):
     store = make_store(make_pictures(tmp_path / "pictures", frames=3), tmp_path / "s.zarr", frames=2)
-    retriever = open_run(tmp_path, make_run(store, tmp_path / "run"))
+    options = {"device": "cpu", "data_root": tmp_path / "pictures"}
+    retriever = Retriever(make_run(store, tmp_path / "run"), **options)
     assert retriever.run.image_facts.kind == "frames"
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
     with pytest.raises(SampleError, match="the picture: this is no video; give a folder of frames"):
         retriever.encode_images([Image.new("RGB", (9, 9))])
     with pytest.raises(QueryError, match="searches videos"):
-        open_run(tmp_path, tmp_path / "run", images=tmp_path).search("red")
+        Retriever(tmp_path / "run", images=tmp_path, **options).search("red")
 
 
-def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
+def test_a_tuned_run_encodes_with_its_own_backbones(made, tmp_path):
     tuned, texts = tmp_path / "tuned", ["a red side and a blue side"]
     settings = ["schedule.epochs=2", "optimizer.lr=0.01", "finetune.image_frozen=0", "finetune.text_frozen=0"]
-    weights = {"text_weights": str(folder / "bert")}
-    there = {"data_root": folder / "pictures", "device": "cpu", **weights}
-    finetune(bert_run, tuned, settings=settings, reattach=("image", "text"), **there)
-    retriever = open_run(folder, tuned)
-    assert not torch.allclose(retriever.encode_text(texts), open_run(folder, bert_run, **weights).encode_text(texts))
+    weights = {"text_weights": str(made.folder / "bert")}
+    there = {"data_root": made.pictures, "device": "cpu", **weights}
+    finetune(made.run("setdiv", "tokens"), tuned, settings=settings, reattach=("image", "text"), **there)
+    retriever = open_run(made, tuned)
+    assert not torch.allclose(
+        retriever.encode_text(texts), open_run(made, made.run("setdiv", "tokens"), **weights).encode_text(texts)
+    )
     with pytest.raises(RunError, match="extract … --encoder"):
         retriever.search("red")
-    manifest = load_manifest(folder / "pictures/pictures.yaml")
+    manifest = load_manifest(made.manifest)
     extract(manifest, str(tmp_path / "t.zarr"), build_options(run=specs_of_run(tuned)))
-    retriever = open_run(folder, tuned, store=str(tmp_path / "t.zarr"))
+    retriever = open_run(made, tuned, store=str(tmp_path / "t.zarr"))
     same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
 
@@ -129,18 +107,18 @@ def test_a_tuned_run_encodes_with_its_own_backbones(folder, bert_run, tmp_path):
     state = {name: tensor * 1.5 for name, tensor in load_file(tuned / "image_backbone.safetensors").items()}
     save_file(state, tmp_path / "exchanged/image_backbone.safetensors")
     with pytest.raises(EncoderError, match=r"image_backbone\.safetensors' is not what"):
-        open_run(folder, tmp_path / "exchanged").encode_images(["x.png"])
+        open_run(made, tmp_path / "exchanged").encode_images(["x.png"])
 
 
-def test_words_need_no_store(folder, runs, tmp_path):
-    retriever = Retriever(runs("vsepp"), store=str(tmp_path / "nowhere"), device="cpu")
-    same(retriever.encode_text(["red beside blue"]), open_run(folder, runs("vsepp")).encode_text(["red beside blue"]))
+def test_words_need_no_store(made, tmp_path):
+    retriever = Retriever(made.run("vsepp"), store=str(tmp_path / "nowhere"), device="cpu")
+    same(retriever.encode_text(["red beside blue"]), open_run(made, made.run("vsepp")).encode_text(["red beside blue"]))
     with pytest.raises(CacheError, match="there is no feature store"):
         retriever.search("red")
 
 
-def test_a_picture_is_turned_as_those_of_the_run_however_it_comes(folder, runs, tmp_path):
-    retriever = open_run(folder, runs("vsepp"))
+def test_a_picture_is_turned_as_those_of_the_run_however_it_comes(made, tmp_path):
+    retriever = open_run(made, made.run("vsepp"))
     stored = Image.open(files(retriever)[0])
     path = save_oriented(tmp_path / "turned.png", np.asarray(stored), 6)
     one, other = retriever.encode_images([stored, Image.fromarray(shown(np.asarray(stored), 6))])
@@ -151,8 +129,8 @@ def test_a_picture_is_turned_as_those_of_the_run_however_it_comes(folder, runs, 
     assert retriever.search(path, 3)[0] == retriever.search(Image.open(path), 3)[0]
 
 
-def test_unknown_words_of_a_query_are_logged_and_count_as_unk(folder, runs, caplog):
-    retriever = open_run(folder, runs("setdiv"))
+def test_unknown_words_of_a_query_are_logged_and_count_as_unk(made, caplog):
+    retriever = open_run(made, made.run("setdiv"))
     query, other = "Zeppelin beside red, a quux zeppelin", "xyzzy beside red, a plugh xyzzy"
     for ask in (retriever.search, retriever.search_elements, lambda query: retriever.encode_text([query]).tolist()):
         caplog.clear()
@@ -165,16 +143,16 @@ def test_unknown_words_of_a_query_are_logged_and_count_as_unk(folder, runs, capl
     assert not caplog.messages
 
 
-def test_parts_of_words_are_always_known(folder, bert_run):
-    retriever = open_run(folder, bert_run, text_weights=str(folder / "bert"))
+def test_parts_of_words_are_always_known(made):
+    retriever = open_run(made, made.run("setdiv", "tokens"), text_weights=str(made.folder / "bert"))
     assert retriever.unknown_words(["zeppelin"]) == []
     assert len(retriever.search("zeppelin", 2)) == len(retriever.search("?!", 2)) == 2
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_search_finds_what_sorting_all_scores_finds(folder, runs, recipe):
-    retriever = open_run(folder, runs(recipe))
-    gallery, scores = retriever.gallery, score(runs(recipe), device="cpu")
+def test_search_finds_what_sorting_all_scores_finds(made, recipe):
+    retriever = open_run(made, made.run(recipe))
+    gallery, scores = retriever.gallery, score(made.run(recipe), device="cpu")
     assert (gallery.texts, gallery.file_names) == (scores.texts, scores.file_names)
     assert gallery.caption_ids == [str(number) for number in scores.sentid]
     torch.testing.assert_close(retriever.similarity(gallery.images, gallery.captions), scores.similarity)
@@ -195,19 +173,23 @@ def test_search_finds_what_sorting_all_scores_finds(folder, runs, recipe):
         assert hit.score == pytest.approx(float(scores.similarity[2, row]), abs=2e-3)
 
 
-def test_gaussians_show_how_uncertain_they_are(folder, runs):
-    retriever = open_run(folder, runs("pcmepp"))
+def test_gaussians_show_how_uncertain_they_are(made):
+    retriever = open_run(made, made.run("pcmepp"))
     images = retriever.gallery.images
     for hit in retriever.search("red beside blue", 3):
         covariance = np.diag(images.log_variance[retriever.gallery.image_ids.index(hit.id)].double().exp().numpy())
         assert hit.uncertainty == pytest.approx(float(np.linalg.slogdet(covariance)[1]), rel=1e-6)
         assert hit.to_dict().keys() == {"rank", "id", "score", "file_name", "uncertainty"}
-    assert isinstance(retriever.encode_query("red").uncertainty, float)
-    assert open_run(folder, runs("vsepp")).search("red", 1)[0].to_dict().keys() == {"rank", "id", "score", "file_name"}
+    assert open_run(made, made.run("vsepp")).search("red", 1)[0].to_dict().keys() == {
+        "rank",
+        "id",
+        "score",
+        "file_name",
+    }
 
 
-def test_elements_search_one_by_one(folder, runs):
-    retriever = open_run(folder, runs("setdiv"))
+def test_elements_search_one_by_one(made):
+    retriever = open_run(made, made.run("setdiv"))
     (elements,) = retriever.encode_text(["red beside blue"])
     images, ids = retriever.gallery.images, retriever.gallery.image_ids
     lists = retriever.search_elements("red beside blue", 2)
@@ -217,11 +199,11 @@ def test_elements_search_one_by_one(folder, runs):
         assert [hit.score for hit in hits] == pytest.approx(sorted(cosines, reverse=True)[:2], abs=1e-5)
         assert [hit.score for hit in hits] == pytest.approx([cosines[ids.index(hit.id)] for hit in hits], abs=1e-5)
     with pytest.raises(QueryError, match="are not sets"):
-        open_run(folder, runs("vsepp")).search_elements("red")
+        open_run(made, made.run("vsepp")).search_elements("red")
 
 
-def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
-    retriever = open_run(folder, runs("vsepp"))
+def test_queries_that_make_no_sense_end_in_a_sentence(made, tmp_path):
+    retriever = open_run(made, made.run("vsepp"))
     (tmp_path / "broken.png").write_bytes(files(retriever)[0].read_bytes()[:200])
     search = retriever.search
     for call, error, sentence in (
@@ -235,8 +217,8 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
         (lambda: search(Path("nowhere.png")), SampleError, "nowhere.png: there is no such file"),
         (lambda: search(tmp_path / "broken.png"), SampleError, "broken.png: "),
         (lambda: search(Image.new("RGB", (4000, 2))), SampleError, "the picture: it is more than 100 times"),
-        (lambda: open_run(folder, runs("vsepp"), text_weights="x"), EncoderError, "takes no text weights; leave out"),
-        (lambda: open_run(folder, runs("vsepp"), split="tset").search("red"), CacheError, "no split 'tset'"),
+        (lambda: open_run(made, made.run("vsepp"), text_weights="x"), EncoderError, "takes no text weights; leave out"),
+        (lambda: open_run(made, made.run("vsepp"), split="tset").search("red"), CacheError, "no split 'tset'"),
         (lambda: Retriever(tmp_path), RunError, "is no run"),
     ):
         with pytest.raises(error, match=sentence):
@@ -244,10 +226,10 @@ def test_queries_that_make_no_sense_end_in_a_sentence(folder, runs, tmp_path):
     assert search("red", np.int64(3)) == search("red", 3)
 
 
-def test_a_run_whose_weights_are_spoilt_is_refused(folder, runs, tmp_path):
-    weights = edited(shutil.copytree(runs("setdiv"), tmp_path / "run")) / "model.safetensors"
+def test_a_run_whose_weights_are_spoilt_is_refused(made, tmp_path):
+    weights = edited(shutil.copytree(made.run("setdiv"), tmp_path / "run")) / "model.safetensors"
     save_file({name: tensor * torch.nan for name, tensor in load_file(weights).items()}, weights)
-    retriever = open_run(folder, tmp_path / "run")
+    retriever = open_run(made, tmp_path / "run")
     for search in (retriever.search, retriever.search_elements):
         with pytest.raises(RunError, match="not finite"):
             search("red")

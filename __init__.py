@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .heads.ablation.ablation import Ablation
-    from .heads.evaluation.evaluation import Evaluation
-    from .heads.evaluation.metrics import Ties
+    from .heads.evaluation.evaluation import evaluate
     from .heads.retrieval.retriever import Retriever
     from .heads.training.trainer import TrainSummary
     from .heads.tuning.tuning import Tuning
@@ -99,10 +98,7 @@ def train(
     recipe: "str | Path",
     out: "str | Path",
     settings: "Settings" = (),
-    device: str = "auto",
-    seed: int = 0,
-    init_from: "str | Path | None" = None,
-    resume: bool = False,
+    **options: Any,
 ) -> "TrainSummary":
     """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
 
@@ -112,10 +108,7 @@ def train(
         recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
         out: the run folder; must not exist, unless `resume`.
         settings: changes of the recipe, such as ``{"model.dim": 256}``.
-        device, seed: ``auto``, ``cpu`` or ``cuda``; the same seed gives the same numbers.
-        init_from: a run whose best weights it begins with; all of them must fit.
-        resume: go on with the same options where it stopped, or begin. A larger ``schedule.epochs`` makes a run longer
-            where its learning rate is constant or falls in steps.
+        options: of `heads.training.train.TrainOptions`: ``device``, ``seed``, ``init_from``, ``resume``.
 
     Raises:
         RecipeError: the recipe, its settings or the feature sets do not fit.
@@ -126,16 +119,7 @@ def train(
     from .heads.training.train import train
 
     first, *others = map(str, _several(store))
-    return train(
-        first,
-        load_recipe(str(recipe), settings),
-        out,
-        device=device,
-        seed=seed,
-        resume=resume,
-        also=others,
-        init_from=init_from,
-    )
+    return train(first, load_recipe(str(recipe), settings), out, also=others, **options)
 
 
 def finetune(
@@ -143,13 +127,8 @@ def finetune(
     *,
     out: "str | Path",
     reattach: Sequence[str] = (),
-    settings: "Settings" = (),
     data_root: "str | Path | None" = None,
-    visual_weights: str | None = None,
-    text_weights: str | None = None,
-    store: str | None = None,
-    device: str = "auto",
-    resume: bool = False,
+    **options: Any,
 ) -> "TrainSummary":
     """Put the backbones of a trained head back, and train all of it from images and captions (``xret finetune``).
 
@@ -157,12 +136,9 @@ def finetune(
         run: the head's run folder.
         out: the new run folder; must not exist, unless `resume`.
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
-        settings: changes of the run's recipe, such as ``{"schedule.epochs": 40}``.
         data_root: the folder of the images, or the one that the manifest's relative paths start from.
-        visual_weights: of the image backbone, if they have moved since the extraction.
-        text_weights: of the text backbone, a folder, hub id or file, likewise.
-        store: where the feature cache is now, if not where `run` was trained.
-        device, resume: as of `train`.
+        options: of `heads.training.finetuning.finetuning.FinetuneOptions`: ``settings``, ``visual_weights``,
+            ``text_weights``, ``store``, ``device``, ``resume``.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -173,62 +149,8 @@ def finetune(
 
     from .heads.training.finetuning.finetuning import finetune
 
-    return finetune(
-        run,
-        out,
-        settings=settings,
-        reattach=_several(reattach),
-        visual_weights=visual_weights,
-        text_weights=text_weights,
-        data_root=None if data_root is None else Path(data_root),
-        store=store,
-        device=device,
-        resume=resume,
-    )
-
-
-def evaluate(
-    runs: "str | Path | Sequence[str | Path]",
-    *,
-    store: str | None = None,
-    split: str = "test",
-    protocol: str = "auto",
-    ties: "Ties" = "pessimistic",
-    views: bool = False,
-    features: str = "auto",
-    device: str = "auto",
-) -> "Evaluation":
-    """Rank captions by images and images by captions with the best epoch of a run (``xret eval``).
-
-    Args:
-        runs: a run folder, or a store: the cosine of its frozen encoders' global features. Several make an ensemble.
-        store: another feature cache, with features of the same encoders; None: each run's own.
-        split: whose images and captions.
-        protocol: ``auto`` (what the data set's manifest says), ``full``, ``1k-folds``, ``eccv``, ``cxc``, ``rpc2`` or
-            ``pmrp:FILE``, the file COCO's ``instances_val2014.json``.
-        ties: where an own item stands among equal scores: ``pessimistic`` (last), ``optimistic`` or ``mean``.
-        views: take the mean of the similarities over all cached views of an image, not those of the first alone.
-        features: of a store with several feature sets, how the names of its images and captions begin: ``IMAGE,TEXT``.
-        device: ``auto``, ``cpu`` or ``cuda``.
-
-    Returns:
-        A result a protocol, recalls in percent; ``print`` shows them as tables.
-
-    Raises:
-        RunError: a run, the store's feature sets, the split or the protocol do not fit.
-    """
-    from .heads.evaluation.evaluation import evaluate
-
-    return evaluate(
-        runs,
-        store=store,
-        split=split,
-        protocol=protocol,
-        ties=ties,
-        views=views,
-        features=features,
-        device=device,
-    )
+    root = None if data_root is None else Path(data_root)
+    return finetune(run, out, reattach=_several(reattach), data_root=root, **options)
 
 
 def ablate(store: "str | Path", *, out: "str | Path", **options: Any) -> "Ablation":
@@ -311,6 +233,10 @@ def __getattr__(name: str) -> Any:
         from .pipeline.store import FeatureCache
 
         return FeatureCache
+    if name == "evaluate":
+        from .heads.evaluation.evaluation import evaluate
+
+        return evaluate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

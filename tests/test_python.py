@@ -17,6 +17,8 @@ from xret.heads.ablation.plan import make_plan
 from xret.heads.diagnostics import diagnose
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
+from xret.heads.training.finetuning.finetuning import FinetuneOptions
+from xret.heads.training.train import TrainOptions
 from xret.heads.tuning.tuning import tune
 from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.errors import RecipeError, RunError
@@ -45,8 +47,8 @@ print(xret.evaluate("tuned"))
 
 COMMANDS = {
     "extract": (xret.extract, Options, build_options),
-    "train-head": (xret.train,),
-    "finetune": (xret.finetune,),
+    "train-head": (xret.train, TrainOptions),
+    "finetune": (xret.finetune, FinetuneOptions),
     "eval": (xret.evaluate, diagnose),
     "ablate": (xret.ablate, make_plan, ablate),
     "tune": (xret.tune, tune),

@@ -54,16 +54,9 @@ class RowColumns:
 
     @classmethod
     def find(cls, columns: Columns, there: tuple[str, ...], where: str, split: str | None = "split") -> "RowColumns":
-        """Find the columns that a manifest names among those that are there.
+        """Find the columns that a manifest names among those that are there; ManifestError where one is missing.
 
-        Args:
-            columns: their names.
-            there: the columns that the file has.
-            where: the file, for messages.
-            split: the default column of splits, which may be missing. None: splits are not looked for.
-
-        Raises:
-            ManifestError: a column is missing.
+        `split` is the default column of splits, which may be missing; None: splits are not looked for.
         """
         image, captions, split = columns.image or _IMAGE, columns.captions_in(there), columns.split or split
         wanted = [image, *captions, *([columns.split] if columns.split else [])]
@@ -93,15 +86,9 @@ class RowColumns:
 
 
 def read_entries(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
-    """Read a caption file in its own order; of rows, in the order of each image's first.
+    """Read a caption file, whose suffix says its format, in the order of each image's first row.
 
-    Args:
-        path: the file; its suffix says which format it has.
-        columns: the names of its columns or keys; those of JSON are always the same.
-        fault: called for a row without captions.
-
-    Raises:
-        ManifestError: the file cannot be read, or an image or row is wrong; the message names it.
+    `fault` is called for a row without captions. ManifestError: the file cannot be read, or an image or row is wrong.
     """
     if path.suffix == ".json":
         return _read_json(path)
@@ -124,10 +111,7 @@ def read_imagefolder(folder: Path, columns: Columns, fault: Fault) -> list[Entry
 
     The split of a picture is the first folder of its metadata file if it is called as a split; else the row's; else
     that folder whatever it is called, or the picture's own if it is called as a split. A column that the manifest names
-    goes before all folders.
-
-    Raises:
-        ManifestError: a row is wrong.
+    goes before all folders. `fault` is called for a row without captions. ManifestError: a row is wrong.
     """
     entries: dict[str, Entry] = {}
     for path in sorted(path for kind in ("jsonl", "csv") for path in folder.rglob(f"metadata.{kind}")):
@@ -266,17 +250,10 @@ def _split(mapping: dict[str, Any], key: str | None, where: str) -> str | None:
 
 
 def caption_rows(path: Path, columns: Columns, split: str | None = "split") -> Iterator[CaptionRow]:
-    """Yield the rows of a CSV, TSV or JSONL file, without empty lines.
+    """Yield the rows of a CSV, TSV or JSONL file, without empty lines; `split` is that of `RowColumns.find`.
 
-    A caption field holds a text, in JSON also null or a list of texts.
-
-    Args:
-        path: the file; its suffix says which format it has.
-        columns: the names of its columns or keys.
-        split: the default column of splits, which may be missing. None: splits are not looked for.
-
-    Raises:
-        ManifestError: the file cannot be read, a column is missing, or a row is wrong; the message names the line.
+    A caption field holds a text, in JSON also null or a list of texts. ManifestError: the file cannot be read, a column
+    is missing, or a row is wrong; the message names the line.
     """
     before: tuple[str, ...] = ()
     try:

@@ -183,10 +183,7 @@ def _natural(name: str) -> tuple[list[tuple[str, int]], str]:
 def thumbnail(picture: AnyPicture, side: int, upright: bool = False) -> Image.Image:
     """Return a picture, or of a folder of frames the first: RGB, at most `side` pixels wide and high.
 
-    `upright` is that of `open_image`.
-
-    Raises:
-        SampleError: it is missing or damaged.
+    `upright` is that of `open_image`. SampleError: it is missing or damaged.
     """
     if isinstance(picture, str | Path) and Path(picture).is_dir():
         picture = Path(picture, frame_names(Path(picture))[0])

@@ -60,15 +60,10 @@ def bundled_manifests() -> dict[str, Path]:
 
 
 def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifest:
-    """Read a manifest and check everything in it that can be checked without reading the captions.
+    """Read a manifest, a bundled one by its name or a YAML; check all that can be checked without the captions.
 
-    Args:
-        dataset: the name of a bundled manifest (``coco``) or the path of a YAML.
-        data_root: the folder at which relative paths start; None: the YAML's own.
-
-    Raises:
-        ManifestError: the manifest is unknown or unreadable, keys are unknown, missing or wrong, or the image folder
-            or caption file is missing.
+    Relative paths start at `data_root`, or at the YAML's own folder. ManifestError: it is unknown or unreadable, keys
+    are unknown, missing or wrong, or the image folder or caption file is missing.
     """
     path = _find(dataset)
     values = _read(path)

@@ -57,11 +57,8 @@ class Samples:
 def read_samples(manifest: Manifest, skip: bool = False) -> Samples:
     """Read the captions of a manifest; the images themselves are not opened.
 
-    With `skip`, pictures without captions are left out of what holds both together, with a note.
-
-    Raises:
-        ManifestError: the file cannot be read, something in it is wrong or contradicts itself, or the manifest's counts
-            are not met; the message names the place.
+    With `skip`, pictures without captions are left out, with a note. ManifestError: the file cannot be read, something
+    in it is wrong or contradicts itself, or the manifest's counts are not met; the message names the place.
     """
     entries, source, left_out = read_source(manifest, skip)
     if left_out:

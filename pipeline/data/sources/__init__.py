@@ -19,12 +19,9 @@ _Files = list[tuple[File, str | None]]  # with the split of all that is in each
 
 
 def open_pictures(source: Source, folder: str | Path, places: Mapping[str, Place]) -> PictureReader:
-    """Return what opens pictures by their names.
+    """Return what opens the pictures of a source by their names.
 
-    Args:
-        source: the files that they lie in.
-        folder: where the names of pictures, or of the files that hold them, start.
-        places: of each picture by its name, where they lie in files with others.
+    `folder` is where these names, or those of the files that hold pictures, start; `places` are in these files.
     """
     if source.kind == "folder":
         return FolderReader(folder)
@@ -39,15 +36,8 @@ def find_source(manifest: Manifest) -> Source:
 def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], Source, list[str]]:
     """Read what a manifest names, but for the pictures themselves.
 
-    Args:
-        manifest: names it.
-        skip: leave out samples without captions; else the first one is an error.
-
-    Returns:
-        The images in the order of the source, its files, and a sentence for each sample that was left out.
-
-    Raises:
-        ManifestError: a file is missing or damaged, or its content is wrong or contradicts itself.
+    Returns the images in the order of the source, its files, and a sentence for each sample without captions, all of
+    which `skip` leaves out; else the first is an error. ManifestError: a file is missing, damaged or wrong.
     """
     left_out: list[str] = []
 

@@ -32,12 +32,8 @@ class File:
 def find_files(folder: str | Path, pattern: str) -> list[File]:
     """Return the files that a pattern names: ``{000..127}`` and ``{a,b}`` in their order, ``*`` in that of the names.
 
-    Args:
-        folder: where relative names start.
-        pattern: a local path or an fsspec URL.
-
-    Raises:
-        ManifestError: a file is missing or cannot be read, or none fits.
+    A pattern is a local path, relative to `folder`, or an fsspec URL. ManifestError: a file is missing or cannot be
+    read, or none fits.
     """
     return look_at_all(folder, [name for one in expand(pattern) for name in _matching(folder, one)])
 

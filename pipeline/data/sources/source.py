@@ -62,13 +62,7 @@ class FolderReader(PictureReader):
 
 
 class PackedReader(PictureReader):
-    """Opens pictures that lie in files with others.
-
-    Args:
-        source: the files.
-        folder: where their relative names start.
-        places: of each picture by its name.
-    """
+    """Opens pictures that lie at `places` of files with others; relative names of files start at `folder`."""
 
     def __init__(self, source: Source, folder: str | Path, places: Mapping[str, Place]) -> None:
         self.source, self.folder, self._places = source, folder, places

@@ -106,16 +106,9 @@ def _bytes(value: Any) -> bytes | None:
 def table_entries(kind: str, urls: list[tuple[str, str | None]], columns: Columns, fault: Fault) -> list[Entry]:
     """Return the rows of tables that have captions; the pictures themselves are not read.
 
-    A row's name is the ``path`` beside its picture, if all rows have a different one; else its number.
-
-    Args:
-        kind: ``parquet`` or ``arrow``.
-        urls: of the files, with the split of all their rows; None: as the column says.
-        columns: what they are called.
-        fault: called for a row without captions.
-
-    Raises:
-        ManifestError: a file is damaged, or a column is missing or of another type.
+    A row's name is the ``path`` beside its picture, if all rows have a different one; else its number. With each URL
+    stands the split of all its rows; None: as a column says. `fault` is called for a row without captions.
+    ManifestError: a file is damaged, or a column is missing or of another type.
     """
     entries: list[Entry] = []
     paths: list[Any] = []

@@ -38,16 +38,10 @@ _Sample = dict[str, tuple[str, Any]]
 
 
 def tar_entries(url: str, number: int, split: str | None, fault: Fault) -> Iterator[Entry]:
-    """Yield the pictures of one archive, in its order; the pictures themselves are not read.
+    """Yield the pictures of archive `number`, in its order; the pictures themselves are not read.
 
-    Args:
-        url: of the archive.
-        number: of the file, for the places.
-        split: of all its pictures; None: as its JSON says.
-        fault: called for a picture without captions, captions without a picture, and links.
-
-    Raises:
-        ManifestError: it is damaged or incomplete, or two members of a key say the same thing.
+    `split` is that of all; None: as their JSON says. `fault` is called for a picture without captions, captions without
+    a picture, and links. ManifestError: it is damaged or incomplete, or two members of a key say the same thing.
     """
     samples: dict[str, _Sample] = {}
     try:

@@ -1,100 +1,24 @@
-"""Many trainings from one cache, as an ablation and a tuning need them: their folder, their checks, where they run."""
+"""Many trainings from one cache, as an ablation and a tuning need them: their folder and their checks."""
 
 import json
-import logging
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 
-from ..pipeline.device import cores
 from ..pipeline.errors import CacheError, RunError
 from ..pipeline.files import write_text
 from ..pipeline.reading.joined_sets import parts_of
-from ..pipeline.reading.placement import Resident
 from ..pipeline.store import FeatureCache
-from ..pipeline.wording import reason
 from .model import build_losses, build_model, feature_facts
 from .recipes.blocks import Recipe
 from .recipes.schema import difference, flat
 from .runs.features import Sets, sets_named
 
-_ONE_AT_A_TIME = threading.Lock()  # torch has one generator a process, which two trainings would share
 # No number depends on these keys; feature sets are compared by name.
 _FREE_BLOCKS = ("name", "paper", "expected", "reaches", "finetune")
 _FREE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
-
-
-class Job(Protocol):
-    """A training, which can be pickled."""
-
-    @property
-    def recipe(self) -> Recipe:
-        """Resolved."""
-
-
-J = TypeVar("J", bound=Job)
-T = TypeVar("T")
-
-
-def run_all(work: Callable[[J, Resident], T], jobs: Sequence[J], where: int | str = 1) -> Iterator[tuple[J, T | str]]:
-    """Yield each job with the result of `work` as they end; a sentence for a job that killed its process.
-
-    Args:
-        work: a function of a module; its second argument holds features that jobs before it left in memory.
-        jobs: those with the same features stand together.
-        where: a number of processes on this machine, which divide the cores of a CPU, 1: this process; or the address
-            of a Dask cluster, whose workers reach store and output by the same names.
-
-    Raises:
-        CacheError: no scheduler answers, it has no workers, or it went away.
-    """
-    if where == 1:
-        features, resident = None, Resident()
-        for job in jobs:
-            if features != (features := (job.recipe.data.image, job.recipe.data.text)):
-                resident = Resident()
-            yield job, work(job, resident)
-        return
-    from distributed import Client, LocalCluster, as_completed
-
-    threads, place = None, f"the Dask scheduler at {where}"
-    with ExitStack() as opened:
-        cluster: Any = where
-        if isinstance(where, int):
-            threads = max(1, min(torch.get_num_threads(), cores() // where))
-            local: dict[str, Any] = {"dashboard_address": ":0", "memory_limit": 0, "silence_logs": logging.ERROR}
-            cluster = opened.enter_context(LocalCluster(where, threads_per_worker=1, **local))
-        try:
-            client = opened.enter_context(Client(cluster, set_as_default=False))
-        except OSError as error:
-            raise CacheError(f"{place} does not answer ({reason(error)})") from error
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        if not workers:
-            raise CacheError(f"{place} has no workers; start some with `dask worker {where}`")
-        resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in workers) else None
-        level = logging.getLogger("xret").getEffectiveLevel()
-        sent = client.map(partial(_do, work, threads, level), jobs, pure=False, resources=resources)
-        job_of = dict(zip(sent, jobs, strict=True))
-        for future in as_completed(sent, loop=client.loop):
-            if future.status == "cancelled":
-                raise CacheError(f"{place} went away; run the same command again to resume")
-            ended = future.status == "finished"
-            yield job_of[future], future.result() if ended else f"its process died: {reason(future.exception())}"
-
-
-def _do(work: Callable[[J, Resident], T], threads: int | None, level: int, job: J) -> T:
-    """Do a job in a worker; with `threads` its process is one of this machine, and logs as its parent does."""
-    with _ONE_AT_A_TIME:
-        if threads is not None:
-            torch.set_num_threads(threads)
-            logging.basicConfig(format="%(message)s", level=logging.WARNING)
-            logging.getLogger("xret").setLevel(level)
-        return work(job, Resident())
 
 
 def make_folder(root: Path) -> None:

@@ -6,14 +6,20 @@ OUT/VARIANT/seed=N/           a run, and its `eval.json`, the result of `evaluat
 
 import json
 import logging
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from ...pipeline.errors import RecipeError, RunError, XretError
+import torch
+
+from ...pipeline.device import cores
+from ...pipeline.errors import CacheError, RecipeError, RunError, XretError
 from ...pipeline.files import locked, write_text
 from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
@@ -25,12 +31,13 @@ from ..recipes.blocks import Recipe
 from ..recipes.schema import difference
 from ..runs.features import Sets
 from ..runs.run import Run
-from ..series import claim, fitting_sets, full_url, identity, make_folder, run_all, set_names
+from ..series import claim, fitting_sets, full_url, identity, make_folder, set_names
 from ..training.train import train
 from .plan import Plan
 from .table import Entry, Line, as_text, summarise
 
 logger = logging.getLogger("xret")
+_ONE_AT_A_TIME = threading.Lock()  # torch has one generator a process, which two trainings would share
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,65 @@ def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
     except Exception as error:  # whatever happens to one cell, the others are trained
         return f"{type(error).__name__}: {reason(error)}"
     return found
+
+
+Work = Callable[[Cell, Resident], Evaluation | str]
+
+
+def run_all(work: Work, cells: Sequence[Cell], where: int | str = 1) -> Iterator[tuple[Cell, Evaluation | str]]:
+    """Yield each cell with the result of `work` as they end; a sentence for a cell that killed its process.
+
+    Args:
+        work: a function of a module; its second argument holds features that cells before it left in memory.
+        cells: those with the same features stand together.
+        where: a number of processes on this machine, which divide the cores of a CPU, 1: this process; or the address
+            of a Dask cluster, whose workers reach store and output by the same names.
+
+    Raises:
+        CacheError: no scheduler answers, it has no workers, or it went away.
+    """
+    if where == 1:
+        features, resident = None, Resident()
+        for cell in cells:
+            if features != (features := (cell.recipe.data.image, cell.recipe.data.text)):
+                resident = Resident()
+            yield cell, work(cell, resident)
+        return
+    from distributed import Client, LocalCluster, as_completed
+
+    threads, place = None, f"the Dask scheduler at {where}"
+    with ExitStack() as opened:
+        cluster: Any = where
+        if isinstance(where, int):
+            threads = max(1, min(torch.get_num_threads(), cores() // where))
+            local: dict[str, Any] = {"dashboard_address": ":0", "memory_limit": 0, "silence_logs": logging.ERROR}
+            cluster = opened.enter_context(LocalCluster(where, threads_per_worker=1, **local))
+        try:
+            client = opened.enter_context(Client(cluster, set_as_default=False))
+        except OSError as error:
+            raise CacheError(f"{place} does not answer ({reason(error)})") from error
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        if not workers:
+            raise CacheError(f"{place} has no workers; start some with `dask worker {where}`")
+        resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in workers) else None
+        level = logging.getLogger("xret").getEffectiveLevel()
+        sent = client.map(partial(_do, work, threads, level), cells, pure=False, resources=resources)
+        cell_of = dict(zip(sent, cells, strict=True))
+        for future in as_completed(sent, loop=client.loop):
+            if future.status == "cancelled":
+                raise CacheError(f"{place} went away; run the same command again to resume")
+            ended = future.status == "finished"
+            yield cell_of[future], future.result() if ended else f"its process died: {reason(future.exception())}"
+
+
+def _do(work: Work, threads: int | None, level: int, cell: Cell) -> Evaluation | str:
+    """Do a cell in a worker; with `threads` its process is one of this machine, and logs as its parent does."""
+    with _ONE_AT_A_TIME:
+        if threads is not None:
+            torch.set_num_threads(threads)
+            logging.basicConfig(format="%(message)s", level=logging.WARNING)
+            logging.getLogger("xret").setLevel(level)
+        return work(cell, Resident())
 
 
 def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:

@@ -51,16 +51,10 @@ _STATUS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that is over.
+    """A trial that is over, ``done``, ``pruned`` or ``failed`` with an `error`; `number` 0 has the recipe's own values.
 
-    Attributes:
-        number: counted from 0; the first has the recipe's own values.
-        status: ``done``, ``pruned`` or ``failed``.
-        values: of the keys that are varied.
-        rsum: its best validation RSUM, of 600; None before the first epoch.
-        epochs: complete ones.
-        seconds: that it took.
-        error: the sentence that a failed trial ended in.
+    `values` are of the keys that are varied; `rsum` is its best validation RSUM, of 600, None before the first of its
+    complete `epochs`.
     """
 
     number: int
@@ -84,13 +78,8 @@ class Trial:
 class Tuning:
     """What `tune` finds; ``str`` shows it as tables.
 
-    Attributes:
-        recipe: its name.
-        out: the folder, with ``best`` and ``best.yaml``.
-        space: what was varied, by key, as ``--space`` takes it.
-        trials: by their number.
-        best: the one with the highest validation RSUM.
-        evaluation: of its run on the test split.
+    `space` is what was varied, by key, as ``--space`` takes it; `best` has the highest validation RSUM, and its
+    run is ``out/best``; `evaluation` is that run's on the test split.
     """
 
     recipe: str

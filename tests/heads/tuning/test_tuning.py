@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_ablations import started, weights
+from small_ablations import Stores, started, weights
 from small_store import make_store
 from small_tunings import SETTINGS, TRIALS, heavy, numbers, tuned
 
@@ -23,6 +23,18 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
 ]
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    return Stores(tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def whole(stores, tmp_path_factory):
+    """A tuning that nobody disturbed: its folder and what it found."""
+    out = tmp_path_factory.mktemp("whole") / "out"
+    return out, tuned(stores(), out)
 
 
 def test_the_best_trial_by_validation_is_kept_alone(whole):

@@ -74,7 +74,6 @@ def test_relative_paths_begin_at_data_root_if_given_else_at_the_manifest(tmp_pat
     [
         (GOOD + "license: free\n", "unknown key 'license' (did you mean 'licence'?)"),
         (GOOD + "count: {train: 1}\n", "unknown key 'count' (did you mean 'counts'?)"),
-        ("name: birds\ncaptions: captions.json\n", "'images' is missing"),
         ("name: birds\nimages: images\n", "'captions' is missing"),
         (GOOD.replace("birds", "My Birds"), "'name' must be a text made of a-z, 0-9, _ and -, not 'My Birds'"),
         (GOOD.replace("birds", '"birds\\n"'), "'name' must be a text"),
@@ -84,12 +83,9 @@ def test_relative_paths_begin_at_data_root_if_given_else_at_the_manifest(tmp_pat
             "'captions' must be a file that ends in .json, .jsonl, .csv, .tsv, not 'captions.txt'",
         ),
         (GOOD + "captions_per_image: 0\n", "'captions_per_image' must be a whole number of at least 1, not 0"),
-        (GOOD + "captions_per_image: true\n", "'captions_per_image' must be a whole number of at least 1, not True"),
         (GOOD + "merge_splits: {restval: training}\n", "to train, val, test, other, not {'restval': 'training'}"),
         (GOOD + "counts: {train: -1}\n", "'counts' must be"),
-        (GOOD + "counts: {restval: 5}\n", "'counts' must be"),
         (GOOD + "protocols: full\n", "'protocols' must be a list of full, 1k-folds, eccv, cxc, pmrp, rpc2, not 'full'"),
-        (GOOD + "protocols: [5k]\n", "'protocols' must be a list"),
         (GOOD + "licence: 5\n", "'licence' must be a text"),
         (GOOD + "homepage:\n", "'homepage' must be a text"),
         (GOOD + "image_column: a\n", "'image_column' cannot be combined with '.json'"),
@@ -127,17 +123,6 @@ def test_a_wrong_key_or_value_is_named(tmp_path, text, phrase):
 def test_a_file_that_is_no_manifest(tmp_path, text, phrase):
     path = write(tmp_path, text)
     assert refusal(path).startswith(f"{path}: {phrase}")
-
-
-def test_a_byte_order_mark_is_passed_over(tmp_path):
-    path = write(tmp_path)
-    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
-    assert load_manifest(path).name == "birds"
-
-
-def test_a_value_that_would_fill_the_screen_is_shortened(tmp_path):
-    bomb = "\n".join(f"  - &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12))
-    assert len(refusal(write(tmp_path, f"{GOOD}licence:\n  - &a0 [x]\n{bomb}\n"))) < 1000
 
 
 def test_absent_images_and_captions_are_named_with_the_way_out(tmp_path):

@@ -51,6 +51,15 @@ def test_the_number_of_files_does_not_matter(data, tmp_path, form, files):
     assert samples.digest == expected.digest
 
 
+def test_rows_of_a_large_group_come_in_any_order(tmp_path):
+    data = PackedData(tmp_path / "data", count=70)
+    manifest, samples = read(data.as_parquet(files=1, group=60))
+    pictures, bytes_of = pictures_of(samples, manifest), {name: bytes_ for name, bytes_, *_ in data.rows}
+    for first in (*range(0, 70, 3), 0, 69, 16, 15, 17, 40, 33, 32):
+        for name in (data.rows[row][0] for row in (first, max(0, first - 1))):
+            assert pictures.open(name).getvalue() == bytes_of[name]
+
+
 def test_an_imagefolder_is_a_folder_with_other_names(data):
     manifest, samples = read(data.as_imagefolder())
     by_name = {f"{split}/{name}": (bytes_, captions) for name, bytes_, captions, split in data.rows}

@@ -94,23 +94,19 @@ class PictureFolder(Searched):
             for file in (Path(path, name) for name in names if name.lower().endswith(SUFFIXES) and name[0] != "."):
                 try:
                     status = file.stat()
+                    stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns
+                    found[file.relative_to(self._folder).as_posix()] = stamp
                 except OSError as error:
                     note(error)
-                    continue
-                stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns
-                found[file.relative_to(self._folder).as_posix()] = stamp
         return dict(sorted(found.items()))
 
     def _report_unreadable(self) -> None:
-        if self.unreadable:
-            named = ", ".join(some_of([f"{name} ({reason})" for name, reason in sorted(self.unreadable.items())]))
-            sentence = f"{counted(len(self.unreadable), 'picture')} of {self._folder} cannot be read: {named}"
-            if not self._names:
-                raise QueryError(sentence)
-            log.warning("%s", sentence)
-        elif not self._names:
-            suffixes = ", ".join(SUFFIXES)
-            raise QueryError(f"there is no picture in {self._folder} or below it; pictures end in {suffixes}")
+        named = ", ".join(some_of([f"{name} ({reason})" for name, reason in sorted(self.unreadable.items())]))
+        if not self._names:
+            why = named or f"pictures end in {', '.join(SUFFIXES)}"
+            raise QueryError(f"there is no picture that can be read in {self._folder} or below it: {why}")
+        if named:
+            log.warning("%s of %s cannot be read: %s", counted(len(self.unreadable), "picture"), self._folder, named)
 
     def _embed(self, new: list[str], stamps: dict[str, Stamp]) -> None:
         """Embed pictures, which threads decode, and save all embeddings now and then and at the end."""

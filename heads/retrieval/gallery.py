@@ -137,12 +137,9 @@ class Gallery(Searched):
 
     def embedded(self, modality: Modality) -> Iterator[Embedding]:
         """Yield the embeddings of a modality batch by batch, for galleries that do not fit in memory."""
-        model = self._retriever.model
-        if modality == "images":
-            embed, parts = model.embed_images, self._batches.image_features(BATCH)
-        else:
-            embed, parts = model.embed_captions, self._batches.caption_features(BATCH)
-        for features in parts:
+        model, batches, images = self._retriever.model, self._batches, modality == "images"
+        embed = model.embed_images if images else model.embed_captions
+        for features in batches.image_features(BATCH) if images else batches.caption_features(BATCH):
             with within_memory(self._retriever.device):
                 yield embed_all(embed, [features])
 

@@ -9,27 +9,20 @@ import torch
 from command_line import refused
 from command_line import run as call
 from safetensors import safe_open
-from small_store import make_store
 
 from xret.heads.modules.embedding import tensors_of
-from xret.heads.recipes.recipe import load_recipe
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
 KINDS = {"vsepp": "vector", "setdiv": "set", "gaussian-vsepp": "gaussian", "scan": "sequence"}
 first_only = pytest.mark.parametrize("retriever", ["vsepp"], indirect=True)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def retriever(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("export")
-    store = make_store(folder / "small.zarr", train=16, val=4, test=6, broken=(21,))
-    train(store, load_recipe(request.param, SETTINGS), folder / "run", device="cpu")
-    return Retriever(folder / "run", device="cpu")
+@pytest.fixture(params=KINDS)
+def retriever(request, made):
+    return Retriever(made.run(request.param), device="cpu")
 
 
 def arrays(retriever, modality):
@@ -103,7 +96,7 @@ def test_it_is_written_whole_or_not_at_all(retriever, tmp_path, monkeypatch):
 @first_only
 def test_the_command(retriever, tmp_path):
     words, out = ("export", retriever.run.path, "--out"), tmp_path / "out.safetensors"
-    assert call(*words, out).stdout.startswith(f"{out}: 5 images and 12 captions as vectors (images 5x16, captions")
+    assert call(*words, out).stdout.startswith(f"{out}: 6 images and 9 captions as vectors (images 6x16, captions")
     assert json.loads(call(*words, tmp_path / "x.npy", "--split", "val", "--json").stdout)["images"] == 4
     assert "exists already; name another --out" in refused(*words, out)
     assert "ending in .parquet or .safetensors, or to a folder" in refused(*words, "x.csv")

@@ -25,26 +25,6 @@ from xret.pipeline.errors import RecipeError, RunError
 from xret.pipeline.extraction.options import Options, build_options
 from xret.pipeline.store import FeatureCache
 
-EXAMPLE = """
-import xret
-
-pictures, store = "xret-demo/scenes", "example.zarr"
-xret.extract(f"{pictures}/scenes.yaml", store, visual="resnet18", visual_weights="random:0", text="words")
-settings = {"model.dim": 256, "schedule.epochs": 4}
-xret.train(store, recipe="setdiv", out="example", settings=settings)
-print(xret.evaluate("example"))
-
-retriever = xret.load("example", data_root=pictures)
-for hit in retriever.search("a red square", k=3):
-    print(hit.rank, hit.score, hit.file_name)
-
-print(xret.ablate(store, recipe="setdiv", vary={"similarity": ["mil", "chamfer"]}, settings=settings, out="ablation"))
-
-xret.finetune("example", out="tuned", reattach=["image"], data_root=pictures, settings={"schedule.epochs": 5})
-xret.extract(f"{pictures}/scenes.yaml", store, encoder="tuned")
-print(xret.evaluate("tuned"))
-"""
-
 COMMANDS = {
     "extract": (xret.extract, Options, build_options),
     "train-head": (xret.train, TrainOptions),
@@ -55,18 +35,6 @@ COMMANDS = {
     "search": (xret.load, Retriever),
 }
 PRINTED = {"files", "k", "diagnostics"}  # of the terminal alone; `diagnose` is a function of its own
-
-
-def test_the_loop_of_the_readme_runs_as_it_stands(tmp_path, monkeypatch, capsys, one_thread):
-    generate_scenes(tmp_path / "xret-demo" / "scenes", train=12, val=4, test=4)
-    monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(EXAMPLE, names)
-    printed = capsys.readouterr().out
-    assert printed.count("split test, protocol full: 4 images, 20 captions") == 2
-    assert "similarity=chamfer " in printed
-    assert printed.count("\n1 ") == 1
-    assert xret.FeatureCache.open("example.zarr").images == 20
 
 
 @pytest.mark.parametrize("command", COMMANDS)

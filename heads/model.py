@@ -206,9 +206,6 @@ def _require_one_space(recipe: Recipe, image: Facts, text: Facts) -> None:
             faults.append(f"adds vectors or sets, which aggregator.{side} '{block['name']}' does not give")
         if block["name"] == "pcme":  # its losses compare the samples with the Gaussian that they were drawn from
             faults.append(f"would move the samples that aggregator.{side} 'pcme' draws away from their Gaussian")
-    for term, block in recipe.terms.items():
-        if block.get("elements") == "slots":
-            faults.append(f"has a frozen global feature of another width than slots: set loss.{term}.elements=set")
     if faults:
         raise RecipeError(f"model.residual {'; it '.join(faults)}; or set model.residual=false")
 

@@ -108,7 +108,7 @@ def test_a_benchmark_that_a_figure_names(line, monkeypatch):
 def test_every_benchmark_has_its_place_in_the_figures():
     told = text_of("tests/benchmarks/README.md")
     files = [path for path in (ROOT / "tests" / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
-    assert len(files) >= 15
+    assert len(files) >= 8
     assert [path.name for path in files if path.name not in told] == []
 
 

@@ -18,15 +18,15 @@ from torch.nn.functional import dropout as dropped
 
 from .cached_input import CachedInput
 from .padding import max_rows, mean_rows, on_valid_rows, valid_rows, with_ends
-from .parameters import Deep, Factor, Part, Rate, Width
+from .parameters import Deep, Part, Rate, Width
 from .projections import Layers, projection
 from .recurrence import run_packed
 
 Pooling = Literal["cached", "pooled", "mean", "max"]
-Sharing = Literal["shared", "own"]
 WordEncoder = Literal["gru", "bag"]
 WordRows = Literal["embedding", "gru"]
-WordPooling = Literal["last", "mean", "max"]
+
+SETDIV_DROPOUT = 0.1  # of what `mlp-on-linear` gives, as in SetDiv's published code
 
 
 class Adapted(NamedTuple):
@@ -63,12 +63,10 @@ class RowsAdapter(Part):
         dim: width D.
         global_: `cached`: the layers over the cached global feature; `pooled`: over the mean of the cached rows;
             `mean`, `max`: of the adapted rows.
-        global_layer: whether the global feature goes through the layers of the rows, or through its own. A cached
-            one of another width than theirs, as CLIP's, always goes through its own.
-        layers, hidden, depth, batch_norm, hidden_dropout: see `projections.projection`.
-        output_dropout: the share of what the layers give that is zero while training, drawn for the rows and for the
-            global feature (or the rows that it is made of) by itself, as SetDiv's published code does.
-        standardize, channel_dropout, dropout, noise: of what is cached, see `cached_input.CachedInput`.
+            It goes through the layers of the rows; one of another width, as CLIP's, through layers of its own.
+        layers, hidden, depth, batch_norm, hidden_dropout: see `projections.projection`. What `mlp-on-linear` gives is
+            dropped as well, for the rows and for the global feature (or the rows that it is made of) by itself.
+        standardize, dropout: of what is cached, see `cached_input.CachedInput`.
     """
 
     def __init__(
@@ -78,30 +76,25 @@ class RowsAdapter(Part):
         dim: int,
         *,
         global_: Pooling = "mean",
-        global_layer: Sharing = "shared",
         layers: Layers = "linear",
         hidden: Width | None = None,
         depth: Deep = 1,
         batch_norm: bool = True,
         hidden_dropout: Rate = 0.0,
-        output_dropout: Rate = 0.0,
         standardize: bool = False,
-        channel_dropout: Rate = 0.0,
         dropout: Rate = 0.0,
-        noise: Factor = 0.0,
     ) -> None:
         super().__init__()
         width = global_channels if global_ == "cached" else channels  # of what the global feature is made of
         make = partial(projection, layers, dim=dim, hidden=hidden, depth=depth)
         make = partial(make, batch_norm=batch_norm, dropout=hidden_dropout)
         self.layer = make(channels)
-        self.global_layer = make(width) if global_layer == "own" or width != channels else None
+        self.global_layer = make(width) if width != channels else None
         self.local_dim = dim
-        self.output_dropout = output_dropout
+        self.output_dropout = SETDIV_DROPOUT if layers == "mlp-on-linear" else 0.0
         self.global_ = global_
-        disturbed = {"channel_dropout": channel_dropout, "dropout": dropout, "noise": noise}
-        self.rows_input = CachedInput(channels, standardize=standardize, **disturbed)
-        self.global_input = CachedInput(width, standardize=standardize and self._reads_vector, **disturbed)
+        self.rows_input = CachedInput(channels, standardize=standardize, dropout=dropout)
+        self.global_input = CachedInput(width, standardize=standardize and self._reads_vector, dropout=dropout)
 
     @property
     def _reads_vector(self) -> bool:
@@ -139,14 +132,13 @@ class RowsAdapter(Part):
         dtype = next(self.layer.parameters()).dtype
         read = self.rows_input(local.to(dtype)) if local is not None and self._adapts_rows(uses_local) else None
         rows = None if read is None else _adapted(self.layer, read, length)
-        layer = self.layer if self.global_layer is None else self.global_layer
         if self._reads_vector:
             vector = self.global_input(self._vector(length, local, global_).to(dtype))
+            layer = self.layer if self.global_layer is None else self.global_layer
             made = self._dropped(layer(vector))
         else:
-            assert read is not None and rows is not None, "fields() asks for them"
-            own = rows if self.global_layer is None else _adapted(layer, read, length)
-            made = _pool(self.global_, self._dropped(own), length)
+            assert rows is not None, "fields() asks for them"
+            made = _pool(self.global_, self._dropped(rows), length)
         return Adapted(None if rows is None else self._dropped(rows), length, made)
 
     def _adapts_rows(self, uses_local: bool) -> bool:
@@ -169,11 +161,10 @@ class WordsAdapter(Part):
     Args:
         vocabulary_size: number of words, `<unk>` (id 0) and, where words are masked, `<mask>` (the last) included.
         dim: width D of the GRU's state. Two directions are averaged.
-        encoder: `gru`, or `bag`: layers over the mean of the word embeddings, whatever their order.
+        encoder: what the global feature is: `gru`, its last valid state (backwards: the first), or `bag`, layers over
+            the mean of the word embeddings, whatever their order.
         word_dim: width of a word embedding.
         local: what the local rows are: the word embeddings (SetDiv) or the GRU's outputs (VSE-infinity).
-        global_: `last`: the last valid state (backwards: the first); `mean`, `max`: over the GRU's outputs. A bag has
-            `mean` alone.
         bidirectional: run the GRU in both directions.
         ends: read `<start>` before and `<end>` after each caption; their ids follow those of the words.
         layers, hidden, depth, batch_norm, hidden_dropout: of a bag, see `projections.projection`.
@@ -195,7 +186,6 @@ class WordsAdapter(Part):
         encoder: WordEncoder = "gru",
         word_dim: Width = 300,
         local: WordRows = "embedding",
-        global_: WordPooling = "last",
         bidirectional: bool = True,
         ends: bool = False,
         layers: Layers = "linear",
@@ -209,15 +199,12 @@ class WordsAdapter(Part):
         train_vectors: bool = True,
     ) -> None:
         super().__init__()
-        if encoder == "bag" and (local, global_) != ("embedding", "mean"):
-            raise ValueError(
-                "a bag of words has no states: with encoder bag, set local to embedding and global to mean"
-            )
+        if encoder == "bag" and local != "embedding":
+            raise ValueError("a bag of words has no states: with encoder bag, set local to embedding")
         if vectors is None and not train_vectors:
             raise ValueError("train_vectors is false and the embeddings would stay random: name a file as vectors")
         self.vectors = vectors
         self.local = local
-        self.global_ = global_
         self.dropout, self.state_dropout = dropout, state_dropout
         self.local_dim = word_dim if local == "embedding" else dim
         self.vocabulary_size, self.ends = vocabulary_size, ends
@@ -274,11 +261,7 @@ class WordsAdapter(Part):
         words = dropped(words, self.dropout, self.training)
         states, last = run_packed(self.gru, words, length)
         states = dropped(states.unflatten(2, (len(last), -1)).mean(2), self.state_dropout, self.training)
-        pooled = (
-            dropped(last.mean(0), self.state_dropout, self.training)
-            if self.global_ == "last"
-            else _pool(self.global_, states, length)
-        )
+        pooled = dropped(last.mean(0), self.state_dropout, self.training)
         return Adapted(words if self.local == "embedding" else states, length, pooled)
 
 

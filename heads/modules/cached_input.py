@@ -1,9 +1,4 @@
-"""What is done to a cached feature before a head reads it: standardisation, and noise while training.
-
-Frozen features of a small data set are learnt by heart within a few epochs; noise on them keeps a head from it.
-Sources: *Frozen Feature Augmentation for Few-Shot Image Classification* (arXiv 2403.10519) for noise on cached
-features, by channel and by value; dropout of whole channels is that of Tompson et al. (arXiv 1411.4280) over rows.
-"""
+"""What is done to a cached feature before a head reads it: standardisation, and dropout while training."""
 
 from collections.abc import Iterable
 
@@ -13,26 +8,21 @@ from torch.nn.functional import dropout
 
 
 class CachedInput(nn.Module):
-    """Standardises a cached feature and, while training, drops or disturbs parts of it.
+    """Standardises a cached feature and, while training, drops parts of it.
 
     Args:
         channels: width C of the feature.
         standardize: subtract each channel's mean and divide by its standard deviation, both of the training split.
             `measure` sets them; they are kept with the weights.
-        channel_dropout: the share of the channels that is zero in all rows of a sample, drawn anew for each.
-        dropout: the share of the values that is zero, drawn for each by itself. Both shares scale up what is left.
-        noise: standard deviation of what is added to each value; with `standardize` in units of the channel's own.
+        dropout: the share of the values that is zero, drawn for each by itself; it scales up what is left.
     """
 
     mean: Tensor
     deviation: Tensor
 
-    def __init__(
-        self, channels: int, *, standardize: bool, channel_dropout: float, dropout: float, noise: float
-    ) -> None:
+    def __init__(self, channels: int, *, standardize: bool, dropout: float) -> None:
         super().__init__()
-        self.standardize, self.noise = standardize, noise
-        self.channel_dropout, self.dropout = channel_dropout, dropout
+        self.standardize, self.dropout = standardize, dropout
         if standardize:
             self.register_buffer("mean", torch.zeros(channels))
             self.register_buffer("deviation", torch.ones(channels))
@@ -54,10 +44,4 @@ class CachedInput(nn.Module):
         """Return what the head reads of `x [B, C]` or `[B, N, C]`, of the same shape."""
         if self.standardize:
             x = (x - self.mean) / self.deviation
-        if not self.training:
-            return x
-        if self.channel_dropout:
-            kept = x.new_ones(len(x), *(1,) * (x.ndim - 2), x.shape[-1])
-            x = x * dropout(kept, self.channel_dropout)
-        x = dropout(x, self.dropout) if self.dropout else x
-        return x + self.noise * torch.randn_like(x) if self.noise else x
+        return dropout(x, self.dropout, self.training)

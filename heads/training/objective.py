@@ -142,7 +142,7 @@ def require_whole_batches(model: nn.Module, why: str) -> None:
     if names:
         raise RecipeError(
             f"{why} embeds a batch in parts, but the batch normalisation in {names[0]} needs it whole; do without it by"
-            " adapter.KIND.batch_norm=false, aggregator.image.batch_norm=false or another aggregator"
+            " adapter.KIND.batch_norm=false or another aggregator"
         )
 
 

@@ -7,9 +7,10 @@ Source: Zhang, Hare, Pruegel-Bennett: *FSPool: Learning Set Representations with
 import torch
 from torch import Tensor, nn
 
-from ..parameters import Few
 from .aggregated import Aggregated
 from .pooling import Pooling, sorted_rows
+
+PIECES = 20  # of each function, as published
 
 
 def interpolation(length: Tensor, number: int, pieces: int, dtype: torch.dtype) -> Tensor:
@@ -39,14 +40,11 @@ class FSPool(Pooling):
 
     Every feature has its own piecewise linear function, so that sets of any size can be pooled. The weights need
     not add up to one.
-
-    Args:
-        pieces: number of linear pieces of each function; 20 as published.
     """
 
-    def __init__(self, local_dim: int, dim: int, *, pieces: Few = 20) -> None:
+    def __init__(self, local_dim: int, dim: int) -> None:
         super().__init__(local_dim, dim)
-        self.weight = nn.Parameter(torch.randn(pieces + 1, dim))
+        self.weight = nn.Parameter(torch.randn(PIECES + 1, dim))
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the weighted sum of the sorted valid rows of `local [B, N, D]`, `[B, D]`."""

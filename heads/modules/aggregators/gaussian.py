@@ -11,7 +11,6 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..embedding import Gaussian
-from ..parameters import Positive
 from .aggregated import Aggregated, Aggregator
 from .gpo import GPO
 from .pooling import Average, Global, Max
@@ -19,6 +18,8 @@ from .region_graph import RegionGraph
 from .sequence_pooling import Seq2Seq
 
 Of = Literal["global", "average", "max", "gpo", "seq2seq", "region-graph"]
+LOWEST, HIGHEST = 0.1, 10.0  # bounds of every variance (section 4.2); at a bound it has no gradient
+
 Shape = Literal["ellipsoidal", "spherical-average", "spherical-one-value"]
 
 BRANCHES: dict[str, type[Any]] = {
@@ -41,30 +42,16 @@ class TwinBranches(Aggregator):
         of: the kind of both branches, with its default parameters.
         shape: `ellipsoidal`: a variance for each dimension. `spherical-average`: their average for all.
             `spherical-one-value`: a linear layer makes one value of the second branch (section 6.2).
-        lowest: bound of every variance (section 4.2).
-        highest: bound of every variance. A variance at a bound has no gradient.
     """
 
     embedding = "gaussian"
 
-    def __init__(
-        self,
-        local_dim: int,
-        dim: int,
-        *,
-        of: Of = "global",
-        shape: Shape = "ellipsoidal",
-        lowest: Positive = 0.1,
-        highest: float = 10.0,
-    ) -> None:
+    def __init__(self, local_dim: int, dim: int, *, of: Of = "global", shape: Shape = "ellipsoidal") -> None:
         super().__init__(local_dim, dim)
-        if highest <= lowest:
-            raise ValueError(f"TwinBranches: highest is {highest}, but must be above lowest, {lowest}")
         branch = BRANCHES[of]
         self.uses_local = branch.uses_local
         self.uses_global = branch.uses_global
         self.shape = shape
-        self.bounds = math.log(lowest), math.log(highest)
         self.mean = branch(local_dim, dim)
         self.log_variance = branch(local_dim, dim)
         has_weights = any(True for _ in self.mean.parameters())
@@ -80,7 +67,9 @@ class TwinBranches(Aggregator):
             The Gaussian, mean and log variance `[B, D]`, with the rows of the mean's branch where it has some.
         """
         mean = self.mean(local, length, global_)
-        log_variance = self.head(self.log_variance(local, length, global_).embedding).clamp(*self.bounds)
+        log_variance = self.head(self.log_variance(local, length, global_).embedding).clamp(
+            math.log(LOWEST), math.log(HIGHEST)
+        )
         if self.shape == "spherical-average":
             log_variance = log_variance.logsumexp(1, keepdim=True) - math.log(log_variance.shape[1])
         return Aggregated(Gaussian(mean.embedding, log_variance.expand_as(mean.embedding)), rows=mean.rows)

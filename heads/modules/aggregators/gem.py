@@ -5,17 +5,16 @@ a baseline of VSE-infinity (section 5.2), which finds the published code unstabl
 """
 
 import math
-from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ..padding import valid_rows
-from ..parameters import above
 from .aggregated import Aggregated
 from .pooling import Pooling
 
+BEGIN = 3.0  # the exponent at first, as published
 FLOOR = 1e-6  # the mean is one of positive values: what lies below counts as this, as in the published code
 
 
@@ -47,14 +46,13 @@ class GeM(Pooling):
     """Generalised mean pooling: one learned exponent, from the average (p = 1) to the maximum (p to infinity).
 
     The exponent is 1 + softplus of the weight, so that it stays above 1, where no slope grows without bound.
-
-    Args:
-        p: the exponent to begin with, above 1; 3 as published.
     """
 
-    def __init__(self, local_dim: int, dim: int, *, p: Annotated[float, above(1)] = 3.0) -> None:
+    def __init__(self, local_dim: int, dim: int) -> None:
         super().__init__(local_dim, dim)
-        self.weight = nn.Parameter(torch.tensor(p - 1 + math.log(-math.expm1(1 - p))))  # the inverse of softplus
+        self.weight = nn.Parameter(
+            torch.tensor(BEGIN - 1 + math.log(-math.expm1(1 - BEGIN)))
+        )  # the inverse of softplus
 
     @property
     def p(self) -> Tensor:

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows
-from ..parameters import Positive, Width
 from ..positions import sinusoids
 from ..recurrence import run_packed
 from .aggregated import Aggregated
-from .fspool import interpolation
+from .fspool import PIECES, interpolation
 from .pooling import Pooling, sorted_rows
 
 Generator = Literal["cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation"]
 
-PIECES = 20  # of the interpolated coefficients: as many as FSPool has
+POSITION_DIM, HIDDEN_DIM = 32, 32  # of a rank's encoding and of the generator (section 5)
+TEMPERATURE = 0.1  # divides the scores before the softmax over the ranks
 INDICES = 256  # of the learned matrix: positions after the last share its row
 
 
@@ -40,9 +40,6 @@ class GPO(Pooling):
     Args:
         generator: what scores the ranks (Table 10): a bi-GRU or an MLP over their cosine and sine encodings, a bi-GRU
             over a learned row for each rank, or a learned vector that is interpolated to the number of rows.
-        position_dim: width of a rank's encoding (section 5: 32).
-        hidden_dim: width of the generator (section 5: 32).
-        temperature: divides the scores before the softmax over the ranks.
         per_dimension: coefficients for every dimension instead of shared ones (Table 11).
         feature_input: the generator also reads the values of each rank, so that its coefficients depend on the sample
             (Table 12). Not for `interpolation`, which reads nothing.
@@ -54,9 +51,6 @@ class GPO(Pooling):
         dim: int,
         *,
         generator: Generator = "cos-sin-bigru",
-        position_dim: Width = 32,
-        hidden_dim: Width = 32,
-        temperature: Positive = 0.1,
         per_dimension: bool = False,
         feature_input: bool = False,
     ) -> None:
@@ -64,23 +58,21 @@ class GPO(Pooling):
         if feature_input and generator == "interpolation":
             raise ValueError("GPO: feature_input is true, but must be false where generator is 'interpolation'")
         self.generator = generator
-        self.position_dim = position_dim
-        self.temperature = temperature
         self.per_dimension = per_dimension
         self.feature_input = feature_input
-        inputs = position_dim + dim * feature_input
+        inputs = POSITION_DIM + dim * feature_input
         outputs = dim if per_dimension else 1
         if generator == "interpolation":
             self.knots = nn.Parameter(torch.zeros(PIECES + 1, outputs))  # begins as average pooling
         elif generator == "cos-sin-mlp":
             self.mlp = nn.Sequential(
-                nn.Linear(inputs, hidden_dim), nn.ReLU(), nn.Linear(hidden_dim, outputs, bias=False)
+                nn.Linear(inputs, HIDDEN_DIM), nn.ReLU(), nn.Linear(HIDDEN_DIM, outputs, bias=False)
             )
         else:
-            self.gru = nn.GRU(inputs, hidden_dim, batch_first=True, bidirectional=True)
-            self.linear = nn.Linear(hidden_dim, outputs, bias=False)
+            self.gru = nn.GRU(inputs, HIDDEN_DIM, batch_first=True, bidirectional=True)
+            self.linear = nn.Linear(HIDDEN_DIM, outputs, bias=False)
         if generator == "index-bigru":
-            self.index = nn.Embedding(INDICES, position_dim)
+            self.index = nn.Embedding(INDICES, POSITION_DIM)
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the weighted sum of the sorted valid rows of `local [B, N, D]`, `[B, D]` (eq. 2)."""
@@ -114,7 +106,7 @@ class GPO(Pooling):
             raise ValueError("GPO: with feature_input the coefficients depend on the sample: give its sorted rows")
         length = length.clamp(min=1).cpu()  # where a packed batch wants them
         scores = self._scores(length, int(length.max()), rows)
-        weights = softmax(scores / self.temperature, valid_rows(scores, length)[..., None], 1)
+        weights = softmax(scores / TEMPERATURE, valid_rows(scores, length)[..., None], 1)
         return weights if self.per_dimension else weights[..., 0]
 
     def _scores(self, length: Tensor, number: int, rows: Tensor | None) -> Tensor:
@@ -125,7 +117,7 @@ class GPO(Pooling):
             rank = torch.arange(number, device=self.index.weight.device)
             positions = self.index(rank.clamp(max=INDICES - 1))
         else:
-            positions = cos_sin_positions(number, self.position_dim, next(self.parameters()))
+            positions = cos_sin_positions(number, POSITION_DIM, next(self.parameters()))
         inputs = positions.expand(len(length), -1, -1)
         if rows is not None:
             inputs = torch.cat([inputs, rows[:, :number].to(inputs)], dim=2)

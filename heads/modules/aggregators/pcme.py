@@ -13,11 +13,13 @@ from torch.nn import functional
 
 from ..embedding import Gaussian
 from ..padding import softmax, valid_rows, zero_padding
-from ..parameters import Few, Share
+from ..parameters import Few
 from ..recurrence import run_packed
 from .aggregated import Aggregated, Aggregator
 from .gpo import GPO
 from .pie_net import PIENet
+
+LOG_VARIANCE = -4.0  # what PCME++'s log variance begins near
 
 Summary = Literal["linear", "gru"]
 
@@ -34,21 +36,18 @@ class Pcme(Aggregator):
         samples: number K of samples.
         summary: what the deviation sees beside the attention: `linear`: a layer over the global feature (the public
             code's images); `gru`: the last states of a bi-GRU of its own over the local rows (its captions).
-        dropout: see `PIENet`.
     """
 
     uses_global = True
     embedding = "set"
     noise: Tensor
 
-    def __init__(
-        self, local_dim: int, dim: int, *, samples: Few = 7, summary: Summary = "linear", dropout: Share = 0.0
-    ) -> None:
+    def __init__(self, local_dim: int, dim: int, *, samples: Few = 7, summary: Summary = "linear") -> None:
         super().__init__(local_dim, dim)
         if summary == "gru" and dim % 2:
             raise ValueError(f"Pcme: dim is {dim}, but must be even where summary is 'gru': it joins two directions")
         self.samples = samples
-        self.mean = PIENet(local_dim, dim, slots=1, dropout=dropout)
+        self.mean = PIENet(local_dim, dim, slots=1)
         hidden = max(local_dim // 2, 1)
         attend, score = nn.Linear(local_dim, hidden, bias=False), nn.Linear(hidden, 1, bias=False)
         self.attention = nn.Sequential(attend, nn.Tanh(), score)
@@ -92,21 +91,16 @@ class Pcme(Aggregator):
 
 
 class PcmePlusPlus(Aggregator):
-    """A Gaussian by two GPOs: of the local rows for the mean, of a projection of them for the log variance.
-
-    Args:
-        log_variance_bias: what the log variance begins near; the larger, the more the variances outweigh the distance
-            of the unit means.
-    """
+    """A Gaussian by two GPOs: of the local rows for the mean, of a projection of them for the log variance."""
 
     embedding = "gaussian"
 
-    def __init__(self, local_dim: int, dim: int, *, log_variance_bias: float = -4.0) -> None:
+    def __init__(self, local_dim: int, dim: int) -> None:
         super().__init__(local_dim, dim)
         self.mean = GPO(local_dim, dim)
         self.project = nn.Linear(local_dim, dim)
         nn.init.xavier_uniform_(self.project.weight)
-        nn.init.constant_(self.project.bias, log_variance_bias)
+        nn.init.constant_(self.project.bias, LOG_VARIANCE)
         self.log_variance = GPO(dim, dim)
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:

@@ -1,13 +1,13 @@
 """PIE-Net: an embedding set by K-head self-attention, each head a residual to the global feature.
 
 Source: Song, Soleymani: *Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval* (PVSE, CVPR 2019), section
-3; the widths and the place of the dropout are its published code's.
+3; the widths are its published code's.
 """
 
 from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows, zero_padding
-from ..parameters import Few, Share
+from ..parameters import Few
 from .aggregated import Aggregated, Aggregator
 
 
@@ -18,19 +18,17 @@ class PIENet(Aggregator):
 
     Args:
         slots: size K of the set; 2 as published for COCO.
-        dropout: share of the residual's values that training drops, before it is added.
     """
 
     uses_global = True
     embedding = "set"
 
-    def __init__(self, local_dim: int, dim: int, *, slots: Few = 2, dropout: Share = 0.0) -> None:
+    def __init__(self, local_dim: int, dim: int, *, slots: Few = 2) -> None:
         super().__init__(local_dim, dim)
         hidden = max(local_dim // 2, 1)
         self.hidden = nn.Linear(local_dim, hidden, bias=False)
         self.score = nn.Linear(hidden, slots, bias=False)
         self.residual = nn.Linear(local_dim, dim)
-        self.dropout = nn.Dropout(dropout)
         self.norm = nn.LayerNorm(dim)
         for layer in (self.hidden, self.score, self.residual):
             nn.init.xavier_uniform_(layer.weight)
@@ -46,5 +44,5 @@ class PIENet(Aggregator):
         rows = zero_padding(local, length)
         scores = self.score(self.hidden(rows).tanh()).transpose(1, 2)
         attention = softmax(scores, valid_rows(local, length)[:, None], 2)
-        residual = self.dropout(self.residual(attention.to(rows.dtype) @ rows).sigmoid())
+        residual = self.residual(attention.to(rows.dtype) @ rows).sigmoid()
         return Aggregated(self.norm(global_[:, None] + residual), residual, attention[None, :, None])

@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from ..embedding import Sequence
 from ..padding import mean_rows, on_valid_rows, valid_rows, zero_padding
-from ..parameters import Deep, Width
 from ..projections import RowNorm
 from .aggregated import Aggregated, Aggregator
 from .sequence_pooling import Seq2Seq
+
+LAYERS = 4  # graph convolutions, as in the public code
 
 Then = Literal["gru", "average"]
 
@@ -23,25 +24,23 @@ Then = Literal["gru", "average"]
 class RegionGraphLayer(nn.Module):
     """One graph convolution with a residual over a fully connected graph of rows (VSRN eq. 2 and 3).
 
+    What is added is normalised over all valid rows of the batch, as in the public code; it begins at zero.
+
     Args:
         dim: width D of the rows.
-        inner_dim: width of the three inner projections.
-        batch_norm: normalise what is added, over all valid rows of the batch. It begins at zero, so that a layer
-            begins as the identity; without it the last projection does.
         divide: divide the affinities by the number of rows, as the public code does and the paper does not.
     """
 
-    def __init__(self, dim: int, inner_dim: int, *, batch_norm: bool = True, divide: bool = True) -> None:
+    def __init__(self, dim: int, *, divide: bool = True) -> None:
         super().__init__()
-        self.theta = nn.Linear(dim, inner_dim)
-        self.phi = nn.Linear(dim, inner_dim)
-        self.value = nn.Linear(dim, inner_dim)
-        self.out = nn.Linear(inner_dim, dim)
-        self.norm = RowNorm(dim) if batch_norm else None
+        self.theta = nn.Linear(dim, dim)
+        self.phi = nn.Linear(dim, dim)
+        self.value = nn.Linear(dim, dim)
+        self.out = nn.Linear(dim, dim)
+        self.norm = RowNorm(dim)
         self.divide = divide
-        last = self.norm or self.out
-        nn.init.zeros_(last.weight)
-        nn.init.zeros_(last.bias)
+        nn.init.zeros_(self.norm.weight)
+        nn.init.zeros_(self.norm.bias)
 
     def affinity(self, rows: Tensor, length: Tensor) -> Tensor:
         """Return how much each row takes from each other, `[B, N, N]`; zero from padding."""
@@ -53,47 +52,29 @@ class RegionGraphLayer(nn.Module):
         """Return the new rows of `rows [B, N, D]`, whose padding must be finite; zeros on padding."""
         values = self.value(rows)
         change = self.out(self.affinity(rows, length).to(values.dtype) @ values)
-        if self.norm is not None:
-            change = on_valid_rows(self.norm, change, length).to(change.dtype)
+        change = on_valid_rows(self.norm, change, length).to(change.dtype)
         return zero_padding(rows + change, length)
 
 
 class RegionGraph(Aggregator):
     """Graph convolutions over the local rows, then a GRU's last state or their average.
 
+    Every row is normalised before and after the graph, as in VSRN's public code.
+
     Args:
-        layers: number of graph convolutions.
-        inner_dim: width inside a layer; None: that of the rows.
-        batch_norm: see `RegionGraphLayer`.
         divide: see `RegionGraphLayer`.
-        normalise: normalise every row before and after the graph, as VSRN's public code does.
         then: `gru`: the state after the last row (VSRN; VSE-infinity's Seq2Seq); `average`: of the rows, where
             `local_dim` must be `dim`.
     """
 
-    def __init__(
-        self,
-        local_dim: int,
-        dim: int,
-        *,
-        layers: Deep = 4,
-        inner_dim: Width | None = None,
-        batch_norm: bool = True,
-        divide: bool = True,
-        normalise: bool = True,
-        then: Then = "gru",
-    ) -> None:
+    def __init__(self, local_dim: int, dim: int, *, divide: bool = True, then: Then = "gru") -> None:
         super().__init__(local_dim, dim)
         if then == "average" and local_dim != dim:
             raise ValueError(
                 "RegionGraph: then is 'average', which keeps the width of the local rows, but that is "
                 f"{local_dim} and not {dim}: take 'gru', or let the adapter project them (words: local 'gru')"
             )
-        self.normalise = normalise
-        self.layers = nn.ModuleList(
-            RegionGraphLayer(local_dim, inner_dim or local_dim, batch_norm=batch_norm, divide=divide)
-            for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(RegionGraphLayer(local_dim, divide=divide) for _ in range(LAYERS))
         self.read = Seq2Seq(local_dim, dim) if then == "gru" else None
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
@@ -102,12 +83,9 @@ class RegionGraph(Aggregator):
         Returns:
             The vector `[B, D]` and the rows after the graph `[B, N, C]`, zero on padding.
         """
-        rows = zero_padding(local, length)
-        if self.normalise:
-            rows = functional.normalize(rows, dim=2)
+        rows = functional.normalize(zero_padding(local, length), dim=2)
         for layer in self.layers:
             rows = layer(rows, length)
-        if self.normalise:
-            rows = functional.normalize(rows, dim=2)
+        rows = functional.normalize(rows, dim=2)
         embedding = mean_rows(rows, length) if self.read is None else self.read(rows, length, global_).embedding
         return Aggregated(embedding, rows=Sequence(rows, length))

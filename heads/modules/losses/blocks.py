@@ -38,8 +38,8 @@ class Parts(NamedTuple):
 
     Attributes:
         own: a number for each positive, `[P]`.
-        images: some numbers for each image, `[K, R]`; of all blocks `[blocks across, K, I]`.
-        captions: some for each caption, `[L, C]`; of all blocks `[blocks down, L, C]`.
+        images: one for each image, `[R]`; of all blocks `[blocks across, I]`.
+        captions: one for each caption, `[C]`; of all blocks `[blocks down, C]`.
     """
 
     own: Tensor
@@ -129,9 +129,9 @@ def in_blocks(
         across = len(columns)
         whole = Parts(
             torch.cat([part.own for part in made]),
-            torch.stack([torch.cat([part.images for part in made[j::across]], 1) for j in range(across)]),
+            torch.stack([torch.cat([part.images for part in made[j::across]]) for j in range(across)]),
             torch.stack(
-                [torch.cat([part.captions for part in made[i : i + across]], 1) for i in range(0, len(made), across)]
+                [torch.cat([part.captions for part in made[i : i + across]]) for i in range(0, len(made), across)]
             ),
         )
         return loss.total(whole, positives)

@@ -11,10 +11,11 @@ from torch.nn import functional
 from ..aggregators.aggregated import Aggregated
 from ..embedding import Sequence
 from ..padding import last_row, softmax, valid_rows, zero_padding
-from ..parameters import Share, Width
 from ..recurrence import run_gru
 from .common import Loss
 
+HIDDEN, WORD_DIM = 512, 300  # widths of both GRUs and of the word embeddings
+DROPOUT = 0.2  # share of the inputs of both GRUs
 NOTHING = -1  # where a caption is over, no word is written
 
 
@@ -26,25 +27,20 @@ class CaptionGeneration(Loss):
     Args:
         dim: width of the rows.
         vocabulary_size: number of words, ids 0 to `vocabulary_size - 1`; one id more marks beginning and end.
-        hidden: width of both GRUs.
-        word_dim: width of the word embeddings.
-        dropout: share of the inputs of both GRUs that is dropped in training.
     """
 
-    def __init__(
-        self, dim: int, vocabulary_size: int, *, hidden: Width = 512, word_dim: Width = 300, dropout: Share = 0.2
-    ) -> None:
+    def __init__(self, dim: int, vocabulary_size: int) -> None:
         super().__init__()
         self.boundary = vocabulary_size
-        self.project = nn.Linear(dim, hidden)
-        self.read = nn.GRU(hidden, hidden, batch_first=True)
-        self.word = nn.Embedding(vocabulary_size + 1, word_dim)
-        self.attend_rows = nn.Linear(hidden, hidden)
-        self.attend_state = nn.Linear(hidden, hidden, bias=False)
-        self.energy = nn.Linear(hidden, 1, bias=False)
-        self.write = nn.GRUCell(word_dim + hidden, hidden)
-        self.out = nn.Linear(hidden, vocabulary_size + 1)
-        self.dropout = nn.Dropout(dropout)
+        self.project = nn.Linear(dim, HIDDEN)
+        self.read = nn.GRU(HIDDEN, HIDDEN, batch_first=True)
+        self.word = nn.Embedding(vocabulary_size + 1, WORD_DIM)
+        self.attend_rows = nn.Linear(HIDDEN, HIDDEN)
+        self.attend_state = nn.Linear(HIDDEN, HIDDEN, bias=False)
+        self.energy = nn.Linear(HIDDEN, 1, bias=False)
+        self.write = nn.GRUCell(WORD_DIM + HIDDEN, HIDDEN)
+        self.out = nn.Linear(HIDDEN, vocabulary_size + 1)
+        self.dropout = nn.Dropout(DROPOUT)
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the loss of writing `captions.token` from `images.rows`, for every True of `positives [I, C]`.

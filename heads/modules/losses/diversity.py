@@ -8,7 +8,7 @@ from torch import Tensor
 from ..aggregators.aggregated import Aggregated
 from .common import SideLoss, cosines_within, mean_exponential
 
-Form = Literal["exponential", "gram", "gram-squared"]
+Form = Literal["exponential", "gram"]
 
 
 class Diversity(SideLoss):
@@ -17,7 +17,7 @@ class Diversity(SideLoss):
     Args:
         form: `exponential` (SetDiv section 3.4): the mean of exp(-2 |x - x'|^2) over samples and pairs of their unit
             slots; `gram` (PVSE): the mean over samples of |G - 1| / K^2, G the Gram matrix of the unit slots, with the
-            Frobenius norm, as in the public code; `gram-squared`: with its square.
+            Frobenius norm, as in the public code.
     """
 
     def __init__(self, *, form: Form = "exponential") -> None:
@@ -32,5 +32,4 @@ class Diversity(SideLoss):
             if self.form == "exponential":
                 return mean_exponential(cosines, 4, 1)  # of unit vectors, |x - x'|^2 = 2 - 2 cos
             # The Gram matrix holds each pair twice.
-            norm = 2**0.5 * torch.linalg.vector_norm(cosines, dim=1)
-            return (norm.square() if self.form == "gram-squared" else norm).mean() / slots.shape[1] ** 2
+            return (2**0.5 * torch.linalg.vector_norm(cosines, dim=1)).mean() / slots.shape[1] ** 2

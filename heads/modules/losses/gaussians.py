@@ -15,9 +15,7 @@ from ..embedding import Gaussian
 from ..similarity.shared import precise
 from .common import Loss, SideLoss, set_of
 
-Reduction = Literal["mean", "sum"]
-Mean = Literal["gaussian", "samples"]
-Spread = Literal["variance", "deviation"]
+Form = Literal["pcme", "pcmepp"]
 
 
 class InformationBottleneck(SideLoss):
@@ -26,29 +24,25 @@ class InformationBottleneck(SideLoss):
     It takes the Gaussian that an embedding is, or that a set was drawn from.
 
     Args:
-        reduction: over samples and dimensions: `mean` (PCME++) or `sum` (PCME).
-        mean: of the `gaussian`, or that of the drawn `samples`, as PCME's code has it.
-        spread: `variance` is the divergence; `deviation` puts log sigma where log sigma^2 belongs, as PCME's code.
+        form: `pcmepp`: the mean of the divergence over samples and dimensions. `pcme`: their sum, as in PCME's code,
+            with the mean of the drawn samples for that of the Gaussian, and log sigma in the place of log sigma^2.
     """
 
-    def __init__(self, *, reduction: Reduction = "mean", mean: Mean = "gaussian", spread: Spread = "variance") -> None:
+    def __init__(self, *, form: Form = "pcmepp") -> None:
         super().__init__()
-        self.reduction = reduction
-        self.mean = mean
-        self.spread = spread
+        self.form = form
 
     def of(self, side: str, aggregated: Aggregated) -> Tensor:
         """Return a side's loss; ValueError where there is no Gaussian, or no samples but they are wanted."""
         embedding = aggregated.embedding
         gaussian = embedding if isinstance(embedding, Gaussian) else aggregated.gaussian
         mean, spread = self.needed(gaussian, "a Gaussian", side, "gaussian, pcme or pcmepp")
-        if self.mean == "samples":
-            mean = self.needed(set_of(aggregated), "samples", side, "pcme, or mean 'gaussian'").mean(1)
-        if self.spread == "deviation":
+        if self.form == "pcme":
+            mean = self.needed(set_of(aggregated), "samples", side, "pcme, or form 'pcmepp'").mean(1)
             spread = spread / 2
         mean, spread = mean.to(precise(mean)), spread.to(precise(spread))
         terms = (mean.square() + spread.exp() - 1 - spread) / 2
-        return terms.mean() if self.reduction == "mean" else terms.sum()
+        return terms.mean() if self.form == "pcmepp" else terms.sum()
 
 
 class Uniformity(Loss):

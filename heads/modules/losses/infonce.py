@@ -1,8 +1,7 @@
 """InfoNCE: cross-entropy over a batch's similarities.
 
 Source: van den Oord et al., *Representation Learning with Contrastive Predictive Coding*, eq. 4, in both directions
-as CLIP has it. MaxMatch eq. 5 adds it as its contrastive term. Label smoothing: Szegedy et al., *Rethinking the
-Inception Architecture*, section 7.
+as CLIP has it. MaxMatch eq. 5 adds it as its contrastive term.
 """
 
 import math
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ..parameters import Positive, Share
+from ..parameters import Positive
 from .blocks import BlockLoss, Pairs, Parts, joined
 
 LARGEST_SCALE = 100.0  # of a scale that is learned by its logarithm, as in CLIP
@@ -30,7 +29,6 @@ class InfoNce(BlockLoss):
         learned: train the scale.
         logarithm: train the scale's logarithm, up to a scale of 100, as CLIP does. A step then changes the scale by a
             share of itself.
-        smoothing: the share of the target that is spread evenly over a positive pair and its negatives.
 
     Raises:
         ValueError: the scale of a logarithm begins above 100.
@@ -38,13 +36,11 @@ class InfoNce(BlockLoss):
 
     scale: Tensor
 
-    def __init__(
-        self, *, scale: Positive = 1.0, learned: bool = True, logarithm: bool = False, smoothing: Share = 0.0
-    ) -> None:
+    def __init__(self, *, scale: Positive = 1.0, learned: bool = True, logarithm: bool = False) -> None:
         super().__init__()
         if logarithm and scale > LARGEST_SCALE:
             raise ValueError(f"with logarithm, scale is at most {LARGEST_SCALE:g}, not {scale:g}")
-        self.logarithm, self.smoothing = logarithm, smoothing
+        self.logarithm = logarithm
         begun = torch.tensor(math.log(scale) if logarithm else float(scale))
         if learned:
             self.scale = nn.Parameter(begun)
@@ -62,19 +58,13 @@ class InfoNce(BlockLoss):
     def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Parts:
         """Return, of a block of logits `[R, C]`, which is overwritten, what positives and negatives give.
 
-        For each image and each caption these are the logarithm of its negatives' summed exponentials and, where there
-        is smoothing, the negatives' sum and number.
+        For each image and each caption this is the logarithm of its negatives' summed exponentials.
         """
         own = logits[positives]
-        left_out = joined(positives, ignored)
-        sums: list[list[Tensor]] = [[], []]
-        if self.smoothing:
-            kept = torch.ones_like(logits).index_put(left_out, logits.new_zeros(()))
-            sums = [[(logits * kept).sum(axis), kept.sum(axis)] for axis in (1, 0)]
         # The lowest number instead of -inf: a row without negatives has a gradient of zero, not NaN.
-        negatives = logits.index_put_(left_out, logits.new_tensor(torch.finfo(logits.dtype).min))
+        negatives = logits.index_put_(joined(positives, ignored), logits.new_tensor(torch.finfo(logits.dtype).min))
         images, captions = _LogSumExps.apply(negatives)
-        return Parts(own, torch.stack([images, *sums[0]]), torch.stack([captions, *sums[1]]))
+        return Parts(own, images, captions)
 
     def total(self, parts: Parts, positives: Pairs) -> Tensor:
         """Return the loss, a scalar; zero without a positive."""
@@ -84,11 +74,7 @@ class InfoNce(BlockLoss):
 
     def _terms(self, own: Tensor, negatives: Tensor, anchor: Tensor) -> Tensor:
         """Return the term of each positive, `[P]`, in the direction of its anchors, of which all blocks give parts."""
-        others, target = negatives[:, 0].logsumexp(0)[anchor], own
-        if self.smoothing:
-            sum_, count = negatives[:, 1:].sum(0)[:, anchor]
-            target = torch.lerp(own, (own + sum_) / (1 + count), self.smoothing)
-        return torch.logaddexp(own, others) - target
+        return torch.logaddexp(own, negatives.logsumexp(0)[anchor]) - own
 
 
 class _LogSumExps(torch.autograd.Function):

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
-from ..parameters import Positive, at_least
+from ..parameters import at_least
 from .common import Loss
+
+SCALE, SHIFT = 5.0, 5.0  # a and b of `MatchingBce` at first, as in public code
 
 
 class SoftContrastive(Loss):
@@ -38,8 +40,6 @@ class MatchingBce(Loss):
     A pair's logit is a * similarity + b, where the similarity is minus a distance; a and b are learned.
 
     Args:
-        scale: a at first.
-        shift: b at first.
         pseudo_positives: the weight of the same loss where every pair that is at least as close as its row's (text to
             image: column's) closest positive counts as positive too.
     """
@@ -47,13 +47,11 @@ class MatchingBce(Loss):
     def __init__(
         self,
         *,
-        scale: Positive = 5.0,
-        shift: float = 5.0,
         pseudo_positives: Annotated[float, at_least(0)] = 0.0,
     ) -> None:
         super().__init__()
-        self.scale = nn.Parameter(torch.tensor(float(scale)))
-        self.shift = nn.Parameter(torch.tensor(float(shift)))
+        self.scale = nn.Parameter(torch.tensor(SCALE))
+        self.shift = nn.Parameter(torch.tensor(SHIFT))
         self.pseudo_positives = pseudo_positives
 
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:

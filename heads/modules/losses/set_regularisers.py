@@ -4,8 +4,6 @@ Source: *Maximal Matching Matters* (MaxMatch, ACL 2025), eq. 7 and 8 and its lis
 mean over the elements of a set (eq. 7) and over samples (eq. 8).
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
@@ -13,33 +11,27 @@ from ..aggregators.aggregated import Aggregated
 from ..similarity.shared import unit
 from .common import SideLoss, cosines_within, mean_exponential, set_of
 
-Elements = Literal["set", "slots"]
+SCALE = 0.5  # the paper's s, in the exponential of the cosines
 
 
 class SetRegulariser(SideLoss):
     """A loss of the elements of both sides' sets.
 
     Args:
-        scale: the paper's s, in the exponential of the cosines.
-        margin: what is subtracted from the cosines first.
-        elements: take the final `set`, or the `slots` before the global feature is added to them.
+        margin: the paper's delta, what is subtracted from the cosines first.
     """
 
-    def __init__(self, *, scale: float = 0.5, margin: float = 0.6, elements: Elements = "set") -> None:
+    def __init__(self, *, margin: float = 0.6) -> None:
         super().__init__()
-        self.scale = scale
         self.margin = margin
-        self.elements = elements
 
     def elements_of(self, side: str, aggregated: Aggregated) -> Tensor:
         """Return a side's elements `[B, K, D]`; ValueError where it has none."""
-        if self.elements == "set":
-            return self.needed(set_of(aggregated), "embedding sets", side, "element-slots")
-        return self.needed(aggregated.slots, "slots", side, "element-slots")
+        return self.needed(set_of(aggregated), "embedding sets", side, "element-slots")
 
 
 class GlobalDiscriminative(SetRegulariser):
-    """The mean of exp(scale (cos(element, global feature) - margin)) over samples and elements (eq. 7).
+    """The mean of exp(s (cos(element, global feature) - margin)) over samples and elements (eq. 7).
 
     The mean of both sides. Parameters as for `SetRegulariser`; the margin is the paper's delta 2.
     """
@@ -52,11 +44,11 @@ class GlobalDiscriminative(SetRegulariser):
         global_ = self.needed(aggregated.global_, "the global feature", side, "element-slots")
         with torch.autocast(elements.device.type, enabled=False):
             cosines = (unit(elements) * unit(global_)[:, None]).sum(2)
-            return mean_exponential(cosines, self.scale, self.margin) / 2
+            return mean_exponential(cosines, SCALE, self.margin) / 2
 
 
 class IntraSetDivergence(SetRegulariser):
-    """The mean of exp(scale (cos(x, x') - margin)) over samples and pairs of their elements (eq. 8).
+    """The mean of exp(s (cos(x, x') - margin)) over samples and pairs of their elements (eq. 8).
 
     The sum of both sides; zero for sets of one. Parameters as for `SetRegulariser`; the margin is the paper's delta 3.
     """
@@ -65,4 +57,4 @@ class IntraSetDivergence(SetRegulariser):
         """Return a side's loss; ValueError where there is no set."""
         elements = self.elements_of(side, aggregated)
         with torch.autocast(elements.device.type, enabled=False):
-            return mean_exponential(cosines_within(elements), self.scale, self.margin)
+            return mean_exponential(cosines_within(elements), SCALE, self.margin)

@@ -12,6 +12,8 @@ from torch.nn.functional import softplus
 from ..parameters import Positive
 from .blocks import BlockLoss, Pairs, Parts, joined
 
+BIAS = -10.0  # what is added at first, as published: most pairs are negative
+
 
 class Sigmoid(BlockLoss):
     """The sum over all pairs of -log sigmoid(+-(scale * similarity + bias)), divided by the number of captions.
@@ -20,13 +22,12 @@ class Sigmoid(BlockLoss):
 
     Args:
         scale: what similarities are multiplied with at first; its logarithm is learned.
-        bias: what is added at first, learned; very negative, since most pairs are.
     """
 
-    def __init__(self, *, scale: Positive = 10.0, bias: float = -10.0) -> None:
+    def __init__(self, *, scale: Positive = 10.0) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
-        self.bias = nn.Parameter(torch.tensor(float(bias)))
+        self.bias = nn.Parameter(torch.tensor(BIAS))
 
     def factor(self) -> Tensor:
         """Return the scale."""
@@ -39,8 +40,8 @@ class Sigmoid(BlockLoss):
         lowest = logits.new_full(ignored.rows.shape, torch.finfo(logits.dtype).min)
         changed = torch.cat([-logits[positives], lowest])
         terms = softplus(logits.index_put_(joined(positives, ignored), changed))
-        return Parts(logits.new_zeros(len(positives.rows)), terms.sum(1)[None], logits.new_zeros(0, logits.shape[1]))
+        return Parts(logits.new_zeros(len(positives.rows)), terms.sum(1), logits.new_zeros(logits.shape[1]))
 
     def total(self, parts: Parts, positives: Pairs) -> Tensor:
         """Return the loss, a scalar."""
-        return parts.images.sum() / parts.captions.shape[2]
+        return parts.images.sum() / parts.captions.shape[1]

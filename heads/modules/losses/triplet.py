@@ -15,7 +15,6 @@ from .common import Loss
 
 Negatives = Literal["hardest", "all", "semi-hard"]
 Reduction = Literal["mean", "sum"]
-Warmup = Literal["step", "linear"]
 
 
 class Triplet(Loss):
@@ -29,9 +28,7 @@ class Triplet(Loss):
         negatives: `hardest`: the closest one of each anchor (SetDiv eq. 9). `all`: every one. `semi-hard`:
             every one, each term clipped at the margin: only negatives farther than the positive have a gradient.
         reduction: `mean` over the terms of each direction (`semi-hard`: those above zero), or their `sum`.
-        warmup_epochs: during this many first epochs all negatives count.
-        warmup: how they give way. `step`: at once, when these epochs are over (VSE-infinity). `linear`: within them
-            the weight moves evenly, step by step, from all negatives to `negatives`.
+        warmup_epochs: during this many first epochs all negatives count (VSE-infinity).
 
     Attributes:
         epoch: how much is trained already, in epochs and fractions of one, from 0; the trainer sets it.
@@ -44,27 +41,17 @@ class Triplet(Loss):
         negatives: Negatives = "hardest",
         reduction: Reduction = "mean",
         warmup_epochs: Annotated[int, at_least(0)] = 0,
-        warmup: Warmup = "step",
     ) -> None:
         super().__init__()
         self.margin = margin
         self.negatives = negatives
         self.reduction = reduction
         self.warmup_epochs = warmup_epochs
-        self.warmup = warmup
         self.epoch: float = 0
 
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`, any number a row or column; a scalar."""
-        if self.epoch >= self.warmup_epochs:
-            return self._both(similarity, positives, self.negatives)
-        everything = self._both(similarity, positives, "all")
-        if self.warmup == "step" or self.epoch == 0:
-            return everything
-        chosen = self._both(similarity, positives, self.negatives)
-        return torch.lerp(everything, chosen, self.epoch / self.warmup_epochs)
-
-    def _both(self, similarity: Tensor, positives: Tensor, negatives: Negatives) -> Tensor:
+        negatives = self.negatives if self.epoch >= self.warmup_epochs else "all"
         one_way = {"hardest": _hardest, "all": _every, "semi-hard": _semi_hard}[negatives]
         image_to_text = one_way(similarity, positives, self.margin, self.reduction)
         return image_to_text + one_way(similarity.T, positives.T, self.margin, self.reduction)

@@ -64,25 +64,21 @@ class Wasserstein(Part):
     Args:
         form: `closed` is what eq. 7 comes to for diagonal Gaussians, sqrt(|m1 - m2|^2 + |s1 - s2|^2) with standard
             deviations s; `printed` has variances in their place, as the paper prints it (eq. 8).
-        squared: leave the root out.
     """
 
     embedding = "gaussian"
-    score = "the negative 2-Wasserstein distance of both Gaussians, or its square if the recipe says so, at most 0"
+    score = "the negative 2-Wasserstein distance of both Gaussians, at most 0"
 
-    def __init__(self, form: Form = "closed", squared: bool = False) -> None:
+    def __init__(self, form: Form = "closed") -> None:
         super().__init__()
         self.form = form
-        self.squared = squared
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
         check("gaussian", images, captions)
         distances = squared_distances(self._point(images), self._point(captions))
-        if not self.squared:
-            apart = distances > 0
-            distances = torch.where(apart, distances, 1).sqrt() * apart
-        return -distances.to(precise(images.mean))
+        apart = distances > 0
+        return -(torch.where(apart, distances, 1).sqrt() * apart).to(precise(images.mean))
 
     def _point(self, gaussian: Gaussian) -> Tensor:
         """Return mean and deviations (`printed`: variances) side by side, float64 `[B, 2 D]`."""

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..parameters import Few, Part
+from ..parameters import Part
 from .shared import element_cosines
 
-Over = Literal["min", "max"]
 Inference = Literal["assignment", "max"]
 
 # The dynamic programme is used up to this number of sums for a pair of sets (sets of 8). Microseconds a pair on one
@@ -46,67 +45,57 @@ def match(cosines: Tensor) -> Tensor:
     return found
 
 
-def matched(images: Tensor, captions: Tensor, over: Over = "min") -> Tensor:
+def matched(images: Tensor, captions: Tensor) -> Tensor:
     """Return the score of the best matching, the mean of exp(cosine) - 1 over matched pairs (MaxMatch eq. 4).
+
+    Sets of different sizes, which the paper does not have, have as many pairs as the smaller one has elements.
 
     Args:
         images: `[I, K1, D]`.
         captions: `[C, K2, D]`.
-        over: for sets of different sizes, which the paper does not have: divide the sum over the pairs by the
-            smaller (`min`) or the larger size (`max`).
 
     Returns:
         `[I, C]`.
     """
     cosines = element_cosines(images, captions)
-    sizes = cosines.shape[1:3]
-    if sizes[0] > sizes[1]:
+    if cosines.shape[1] > cosines.shape[2]:
         cosines = cosines.transpose(1, 2)
     pairs = cosines.gather(2, match(cosines)[:, :, None]).squeeze(2)
-    return (pairs.exp() - 1).sum(1) / (min(sizes) if over == "min" else max(sizes))
+    return (pairs.exp() - 1).sum(1) / pairs.shape[1]
 
 
-def most_similar(images: Tensor, captions: Tensor, top: int = 1) -> Tensor:
-    """Return the mean of exp(cosine) - 1 over the `top` most similar pairs of elements (MaxMatch section 3.4).
+def most_similar(images: Tensor, captions: Tensor) -> Tensor:
+    """Return exp(cosine) - 1 of the most similar pair of elements (MaxMatch section 3.4), which ranks as `mil` does.
 
     Args:
         images: `[I, K1, D]`.
         captions: `[C, K2, D]`.
-        top: how many pairs; all where there are fewer. With 1 the ranking is that of `mil`.
 
     Returns:
         `[I, C]`.
     """
-    cosines = element_cosines(images, captions).flatten(1, 2)
-    best = cosines.amax(1, keepdim=True) if top == 1 else cosines.topk(min(top, cosines.shape[1]), 1).values
-    return best.expm1().mean(1)
+    return element_cosines(images, captions).amax((1, 2)).expm1()
 
 
 class Assignment(Part):
     """`matched` in training; in evaluation mode the same, or MaxMatch's inference without matching.
 
     Args:
-        over: see `matched`.
         inference: `assignment` compares by `matched` in evaluation too, `max` by `most_similar` (section 3.4).
-        top: of `most_similar`.
     """
 
     embedding = "set"
-    score = (
-        "the mean of exp(cosine) - 1 over pairs of elements, one without a pair as 0 or not at all, from -0.63 to 1.72"
-    )
+    score = "the mean of exp(cosine) - 1 over pairs of elements, from -0.63 to 1.72"
 
-    def __init__(self, over: Over = "min", inference: Inference = "assignment", top: Few = 1) -> None:
+    def __init__(self, inference: Inference = "assignment") -> None:
         super().__init__()
-        self.over = over
         self.inference = inference
-        self.top = top
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
         if self.training or self.inference == "assignment":
-            return matched(images, captions, self.over)
-        return most_similar(images, captions, self.top)
+            return matched(images, captions)
+        return most_similar(images, captions)
 
 
 def _sums(k1: int, k2: int) -> int:

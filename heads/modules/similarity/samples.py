@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..parameters import Part, Positive
+from ..parameters import Part
 from .shared import check, element_cosines, precise, squared_distances
 
 Link = Literal["symmetric", "logistic"]
@@ -66,7 +66,7 @@ class _Learned(Part):
 
     embedding = "set"
 
-    def __init__(self, scale: Positive, shift: float) -> None:
+    def __init__(self, scale: float, shift: float) -> None:
         super().__init__()
         self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
         self.shift = nn.Parameter(torch.tensor(float(shift)))
@@ -78,17 +78,12 @@ class _Learned(Part):
 
 
 class MatchProbability(_Learned):
-    """`match_probability` of embedding sets.
-
-    Args:
-        scale: where the learned scale begins.
-        shift: where the learned shift begins.
-    """
+    """`match_probability` of embedding sets."""
 
     score = "the probability that an element of one matches an element of the other, on average, from 0 to 1"
 
-    def __init__(self, scale: Positive = 5.0, shift: float = 0.0) -> None:
-        super().__init__(scale, shift)
+    def __init__(self) -> None:
+        super().__init__(scale=5.0, shift=0.0)
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
@@ -99,16 +94,14 @@ class MonteCarloMatch(_Learned):
     """`monte_carlo_log_odds` of sets of samples: the probability itself would round to 0 or 1.
 
     Args:
-        scale: where the learned scale begins.
-        shift: where the learned shift begins.
         link: see `monte_carlo_log_odds`.
     """
 
     log_odds = True
     score = "the log-odds that both match: above 0 rather yes than no"
 
-    def __init__(self, scale: Positive = 15.0, shift: float = 15.0, link: Link = "symmetric") -> None:
-        super().__init__(scale, shift)
+    def __init__(self, link: Link = "symmetric") -> None:
+        super().__init__(scale=15.0, shift=15.0)
         self.link = link
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:

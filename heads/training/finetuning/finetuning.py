@@ -48,9 +48,9 @@ from .reattached import EndToEndModel, EndToEndObjective
 
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
 _FIXED = ("model.", "adapter.", "aggregator.", "similarity.", "data.image", "data.text")  # what weights are made for …
-_NOISE = ("dropout", "channel_dropout", "hidden_dropout", "output_dropout", "state_dropout", "noise")  # … but for these
+_NOISE = ("dropout", "hidden_dropout", "state_dropout")  # … but for these
 # What the weights of a loss are made from, and begin with.
-_LEARNT_FROM = ("scale", "shift", "bias", "learned", "logarithm", "hidden", "word_dim")
+_LEARNT_FROM = ("scale", "learned", "logarithm")
 _log = logging.getLogger("xret")
 
 

@@ -158,16 +158,14 @@ def gru_by_cells(adapter, token):
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize("global_", ["last", "mean", "max"])
-def test_words_are_the_recurrence(global_, bidirectional):
-    adapter = words(local="gru", global_=global_, bidirectional=bidirectional)
+def test_words_are_the_recurrence(bidirectional):
+    adapter = words(local="gru", bidirectional=bidirectional)
     adapted = adapter(length=LENGTH, token=TOKEN)
     assert adapted.local.shape == (3, 5, adapter.local_dim) == (3, 5, 8)
     for sample, length in enumerate(LENGTH):
         states, last = gru_by_cells(adapter, TOKEN[sample, :length])
         torch.testing.assert_close(adapted.local[sample, :length], states)
-        expected = {"last": last, "mean": states.mean(0), "max": states.amax(0)}[global_]
-        torch.testing.assert_close(adapted.global_[sample], expected)
+        torch.testing.assert_close(adapted.global_[sample], last)
 
 
 def test_word_embeddings_as_local_rows():
@@ -180,10 +178,9 @@ def test_word_embeddings_as_local_rows():
     assert -0.1 <= adapter.embedding.weight.min() < -0.05 < 0.05 < adapter.embedding.weight.max() <= 0.1
 
 
-@pytest.mark.parametrize("global_", ["last", "mean", "max"])
 @pytest.mark.parametrize("padding", [0, 6])
-def test_padding_tokens_change_nothing(global_, padding):
-    adapter = words(local="gru", global_=global_)
+def test_padding_tokens_change_nothing(padding):
+    adapter = words(local="gru")
     expected = adapter(length=LENGTH, token=TOKEN)
     token = torch.cat([TOKEN, torch.full((3, 4), padding)], 1)
     for sample, length in enumerate(LENGTH):
@@ -218,8 +215,6 @@ def test_autocast_stays_near(kind):
 def test_wrong_word_choices_are_refused():
     with pytest.raises(ValueError, match="local is 'words', but must be one of embedding, gru"):
         WordsAdapter(7, 8, local="words")
-    with pytest.raises(ValueError, match="global is 'cached', but must be one of last, mean, max"):
-        WordsAdapter(7, 8, global_="cached")
 
 
 # ---- word vectors
@@ -289,32 +284,12 @@ def test_word_vectors_that_do_not_fit_are_refused():
 # ---- as the published scripts train
 
 
-@pytest.mark.parametrize("global_", ["mean", "max", "pooled", "cached"])
-def test_the_global_feature_may_have_layers_of_its_own(global_):
-    torch.manual_seed(0)
-    adapter = RowsAdapter(6, 6, 8, global_=global_, global_layer="own", layers="mlp").double().eval()
-    shared = RowsAdapter(6, 6, 8, global_=global_, layers="mlp").double().eval()
-    assert set(adapter.state_dict()) - set(shared.state_dict()) == {
-        name.replace("layer.", "global_layer.", 1) for name in shared.state_dict()
-    }
-    cached = rows()[:, 0]
-    adapted = adapter(local=rows(), length=LENGTH, global_=cached)
-    for sample, length in enumerate(LENGTH):
-        own = rows()[sample, :length]
-        expected = {
-            "mean": lambda own: adapter.global_layer(own).mean(0),
-            "max": lambda own: adapter.global_layer(own).amax(0),
-            "pooled": lambda own: adapter.global_layer(own.mean(0)[None])[0],
-            "cached": lambda own: adapter.global_layer(own[:1])[0],
-        }[global_](own)
-        torch.testing.assert_close(adapted.global_[sample], expected)
-        torch.testing.assert_close(adapted.local[sample, :length], adapter.layer(own))
-
-
 @pytest.mark.parametrize("global_", ["max", "pooled"])
 def test_dropout_of_what_the_layers_give(global_):
-    adapter, plain = (RowsAdapter(6, 6, 40, global_=global_, output_dropout=rate).double() for rate in (0.5, 0.0))
+    adapter, plain = (RowsAdapter(6, 6, 40, global_=global_).double() for _ in range(2))
     adapter.load_state_dict(plain.state_dict())
+    adapter.output_dropout = 0.5
+    assert RowsAdapter(6, 6, 8, layers="mlp-on-linear").output_dropout == 0.1  # SetDiv's published code
     expected = plain(local=rows(), length=LENGTH)
     adapted = adapter.eval()(local=rows(), length=LENGTH)
     assert torch.equal(adapted.local, expected.local)

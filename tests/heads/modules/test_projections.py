@@ -95,14 +95,14 @@ def test_hidden_values_are_dropped_while_training(layers):
 
 @pytest.mark.parametrize("layers", LAYERS)
 def test_every_adapter_takes_them(layers):
-    rows = RowsAdapter(6, 6, 8, layers=layers, depth=2, batch_norm=False)
+    rows = RowsAdapter(6, 6, 8, layers=layers, depth=2, batch_norm=False).eval()
     length, local = torch.tensor([3, 1]), torch.randn(2, 3, 6)
     adapted = rows(length, local)
     changed = local.clone()
     changed[1, 1:] = 7  # padding
     torch.testing.assert_close(rows(length, changed).global_, adapted.global_)
     assert adapted.global_.shape == (2, 8)
-    bag = WordsAdapter(9, 8, encoder="bag", global_="mean", word_dim=6, layers=layers, depth=2, batch_norm=False)
+    bag = WordsAdapter(9, 8, encoder="bag", word_dim=6, layers=layers, depth=2, batch_norm=False)
     made = bag(length, token=torch.tensor([[1, 2, 3], [4, 0, 0]]))
     assert made.global_.shape == (2, 8)
     assert isinstance(rows.layer, GatedPerceptron) == (layers == "gated")

@@ -102,7 +102,7 @@ def test_a_base_beside_the_file_is_found_from_anywhere(tmp_path, monkeypatch):
 
 
 def test_an_alias_in_a_file_of_ones_own(tmp_path):
-    text = "name: mine\nbase: vsepp\nadapter:\n  grid: &all {noise: 0.5}\n  roi: *all\n"
+    text = "name: mine\nbase: vsepp\nadapter:\n  grid: &all {dropout: 0.5}\n  roi: *all\n"
     (tmp_path / "mine.yaml").write_text(text)
-    adapter = load_recipe(str(tmp_path / "mine.yaml"), ["adapter.roi.noise=0.25"]).adapter
-    assert (adapter["grid"]["noise"], adapter["roi"]["noise"]) == (0.5, 0.25)
+    adapter = load_recipe(str(tmp_path / "mine.yaml"), ["adapter.roi.dropout=0.25"]).adapter
+    assert (adapter["grid"]["dropout"], adapter["roi"]["dropout"]) == (0.5, 0.25)

@@ -140,8 +140,6 @@ def small(name):
     batch = 4 if recipe.data.unit == "image" else 10  # of 8 images with 20 captions
     settings = ["model.dim=16", "adapter.words.word_dim=8", "schedule.epochs=1", f"data.batch_size={batch}"]
     settings += [f"aggregator.{side}.head_dim=8" for side, part in recipe.aggregator.items() if "head_dim" in part]
-    if "caption-generation" in recipe.terms:
-        settings += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
     return settings
 
 

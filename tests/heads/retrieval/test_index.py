@@ -127,12 +127,14 @@ def test_exact_search_in_blocks_is_exact_search(block, count, seed):
 @pytest.mark.parametrize("form", ["closed", "printed"])
 def test_distances_of_the_vectors_are_those_of_the_gaussians(form):
     images, captions = embeddings("gaussian", 6, 1), embeddings("gaussian", 4, 2)
-    wasserstein = Wasserstein(form, squared=True)
+    wasserstein = Wasserstein(form)
     for similarity in (wasserstein, SampledDistance()):
         a, b = vectors(similarity, images), vectors(similarity, captions, query=True)
         squares = torch.from_numpy(((a[:, None] - b[None]) ** 2).sum(-1))
-        own = 0 if similarity is wasserstein else captions.log_variance.exp().sum(1)
-        torch.testing.assert_close(-similarity(images, captions), squares + own, rtol=1e-4, atol=1e-4)
+        own = captions.log_variance.exp().sum(1)
+        scores = -similarity(images, captions)
+        expected = squares.sqrt() if similarity is wasserstein else squares + own
+        torch.testing.assert_close(scores, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["vector", "set", "gaussian", "sequence"])

@@ -35,8 +35,6 @@ def small(name, *settings):
     """A recipe with a small head and batches of eight images, or twelve captions."""
     recipe = load_recipe(name, ["model.dim=8"])
     own = [f"aggregator.{side}.head_dim=16" for side, part in recipe.aggregator.items() if "head_dim" in part]
-    if "caption-generation" in recipe.terms:
-        own += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
     batch = 8 if recipe.data.unit == "image" else 12
     return load_recipe(name, [*SMALL, *own, f"data.batch_size={batch}", *settings])
 

@@ -19,7 +19,7 @@ from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DROPPED = ["adapter.grid.output_dropout", "adapter.words.dropout", "adapter.words.state_dropout"]
+DROPPED = ["adapter.words.dropout", "adapter.words.state_dropout"]
 DROPPED += ["aggregator.image.dropout", "aggregator.text.dropout", "augment.image", "augment.mask_words"]
 IN_TRAINING = [*(f"{key}=0.3" for key in DROPPED), "augment.image_varies=true"]
 
@@ -69,7 +69,6 @@ def test_metrics_have_the_rate_that_the_warm_up_leaves(store, tmp_path):
 @pytest.mark.parametrize("augment", [["mask_words=1"], ["text=0.6"], ["text=0.6", "mask_words=1"]])
 def test_a_loss_that_writes_captions_writes_them_whole(store, augment):
     small = ["model.dim=16", "adapter.words.word_dim=8"]
-    small += [f"loss.caption-generation.{key}=8" for key in ("hidden", "word_dim")]
     recipe = load_recipe("vsrn", [*small, *(f"augment.{key}" for key in augment)])
     model, losses = model_of(store, recipe), build_losses(recipe, feature_facts(sets_of(store)[1]))
     split = batches_of(sets_of(store), model, "train", torch.device("cpu"))

@@ -130,14 +130,14 @@ def test_what_is_set_holds_in_all_trials(stores, tmp_path):
     settings = {"loss.infonce.scale": 20, "loss.infonce.learned": False, "schedule.epochs": 1}
     settings |= {"aggregator.image.slots": 3, "aggregator.text.slots": 3}
     parts = ["pie-net", "element-slots"]
-    space = {"loss.infonce.weight": "0.5:1", "loss.infonce.smoothing": "0:0.2"}
+    space = {"loss.infonce.weight": "0.5:1"}
     space |= {"aggregator.image": parts, "aggregator.text": parts}
     found = tuned(stores(), tmp_path / "out", "setdiv", settings=settings, space=space, trials=4)
     assert {trial.values["aggregator.image.name"] for trial in found.trials} == set(parts)
     assert found.trials[0].values["loss.infonce.weight"] == 0.5  # nearest to that of a term that the recipe lacks
     recipe = load_recipe(str(tmp_path / "out" / "best.yaml"))
     assert (recipe.terms["infonce"]["scale"], recipe.terms["infonce"]["learned"]) == (20, False)
-    assert recipe.terms["infonce"]["smoothing"] == found.best.values["loss.infonce.smoothing"]
+    assert recipe.terms["infonce"]["weight"] == found.best.values["loss.infonce.weight"]
     assert recipe == Run(tmp_path / "out" / "best").recipe
     assert [recipe.aggregator[side]["slots"] for side in ("image", "text")] == [3, 3]
 

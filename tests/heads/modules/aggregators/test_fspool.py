@@ -17,7 +17,8 @@ from xret.heads.modules.aggregators.fspool import FSPool, interpolation
 )
 def test_weights_are_interpolated(seed, length, pieces):
     torch.manual_seed(seed)
-    module = FSPool(3, 3, pieces=pieces).double()
+    module = FSPool(3, 3).double()
+    module.weight = torch.nn.Parameter(torch.randn(pieces + 1, 3, dtype=torch.float64))
     local = torch.randn(len(length), 9, 3, dtype=torch.float64)
     pooled = module(local, torch.tensor(length), None).embedding
     knots = np.linspace(0, 1, pieces + 1)
@@ -30,7 +31,7 @@ def test_weights_are_interpolated(seed, length, pieces):
 
 
 def test_gradients_and_order():
-    module = FSPool(3, 3, pieces=4).double()
+    module = FSPool(3, 3).double()
     local, length = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True), torch.tensor([5, 2])
     assert torch.autograd.gradcheck(lambda x: module(x, length, None).embedding, (local,))
     full = torch.tensor([5, 5])
@@ -44,8 +45,6 @@ def test_shares_of_the_knots_add_up_to_one():
     assert shares[1, 1].tolist() == [0, 0, 0, 0, 1]
 
 
-def test_refuses_no_pieces():
-    with pytest.raises(ValueError, match="FSPool: pieces is 0, but must be between 1 and"):
-        FSPool(2, 2, pieces=0)
+def test_keeps_the_width():
     with pytest.raises(ValueError, match="FSPool keeps the width of the local rows, which is 3 and not 2"):
         FSPool(3, 2)

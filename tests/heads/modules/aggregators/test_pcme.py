@@ -100,9 +100,9 @@ def test_pcmepp_is_two_gpos():
 
 def test_pcmepp_begins_near_its_bias():
     torch.manual_seed(0)
-    head = PcmePlusPlus(64, 64, log_variance_bias=-6.0)
+    head = PcmePlusPlus(64, 64)
     log_variance = head(torch.zeros(2, 3, 64), torch.tensor([3, 2]), None).embedding.log_variance
-    torch.testing.assert_close(log_variance, torch.full((2, 64), -6.0))
+    torch.testing.assert_close(log_variance, torch.full((2, 64), -4.0))
 
 
 @pytest.mark.parametrize("part", [Pcme, PcmePlusPlus])

@@ -46,9 +46,9 @@ def test_recorded_values(golden, case, variant, dtype):
     assert_near(global_.grad, data[f"{case}/grad{bits}_{variant}_global"], near(dtype))
 
 
-def make(slots=3, dropout=0.0):
+def make(slots=3):
     torch.manual_seed(0)
-    return PIENet(6, 8, slots=slots, dropout=dropout).double()
+    return PIENet(6, 8, slots=slots).double()
 
 
 @settings(max_examples=30)
@@ -84,19 +84,6 @@ def test_order_of_rows_does_not_matter():
     torch.testing.assert_close(module(local.flip(1), full, global_)[0], module(local, full, global_)[0])
 
 
-def test_dropout_drops_from_the_residual_in_training_only():
-    module = make(dropout=0.5)
-    local, length, global_ = torch.randn(4, 5, 6).double(), torch.tensor([5, 3, 2, 1]), torch.randn(4, 8).double()
-    kept = make()(local, length, global_)
-    dropped = module(local, length, global_).slots
-    share = (dropped == 0).double().mean()
-    assert 0.2 < share < 0.8
-    torch.testing.assert_close(dropped[dropped != 0], 2 * kept.slots[dropped != 0])
-    assert torch.equal(module.eval()(local, length, global_).embedding, kept.embedding)
-
-
 def test_refuses_what_cannot_be():
     with pytest.raises(ValueError, match="PIENet: slots is 0, but must be between 1 and"):
         PIENet(4, 4, slots=0)
-    with pytest.raises(ValueError, match=r"dropout is 2\.0, but must be between 0 and 1"):
-        PIENet(4, 4, dropout=2.0)

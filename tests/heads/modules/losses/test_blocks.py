@@ -17,8 +17,7 @@ KINDS = {
     "infonce, logarithm": lambda: InfoNce(scale=20, logarithm=True),
     "infonce, fixed": lambda: InfoNce(scale=5, learned=False),
     "infonce, large": lambda: InfoNce(scale=300),
-    "infonce, smoothed": lambda: InfoNce(scale=7, smoothing=0.2),
-    "sigmoid": lambda: Sigmoid(scale=8, bias=-2),
+    "sigmoid": lambda: Sigmoid(scale=8),
 }
 
 
@@ -78,16 +77,16 @@ def test_blocks_are_the_loop_over_pairs(kind):
     found = in_blocks(loss, images, captions, pairs_of(positives), pairs_of(ignored), side=3)
     if kind == "sigmoid":
         kept = [(i, c) for i in range(5) for c in range(7) if not ignored[i, c]]
-        logits = [(8 * cosine[i, c] - 2) * (1 if positives[i, c] else -1) for i, c in kept]
+        logits = [(8 * cosine[i, c] - 10) * (1 if positives[i, c] else -1) for i, c in kept]
         expected = sum(torch.log1p(torch.exp(-logit)) for logit in logits) / 7
     else:
-        smoothing, total = loss.smoothing, 0.0
+        total = 0.0
         logits, pairs = loss.factor() * cosine, positives.nonzero().tolist()
         others = ~positives & ~ignored
         for i, c in pairs:
             for negatives in (logits[i][others[i]], logits[:, c][others[:, c]]):
                 softmax = torch.cat([logits[i, c][None], negatives]).log_softmax(0)
-                total -= (1 - smoothing) * softmax[0] + smoothing * softmax.mean()
+                total -= softmax[0]
         expected = total / 2 / len(pairs)
     torch.testing.assert_close(found, expected)
 

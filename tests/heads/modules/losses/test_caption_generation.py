@@ -8,6 +8,7 @@ from torch.nn.functional import log_softmax
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Sequence
+from xret.heads.modules.losses import caption_generation
 from xret.heads.modules.losses.caption_generation import CaptionGeneration
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -28,9 +29,15 @@ def batch():
     )
 
 
-def made(**parameters):
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in (("HIDDEN", 6), ("WORD_DIM", 4)):
+        monkeypatch.setattr(caption_generation, name, value)
+
+
+def made():
     torch.manual_seed(0)
-    return CaptionGeneration(5, WORDS, hidden=6, word_dim=4, **parameters).double()
+    return CaptionGeneration(5, WORDS).double()
 
 
 def loss_by_loop(loss, images, captions):
@@ -122,7 +129,7 @@ def test_images_learn_to_say_what_is_theirs():
     token = torch.tensor([[1, 2, 3], [4, 5, 6]])
     images = Aggregated(None, rows=Sequence(torch.randn(2, 3, 5), torch.tensor([3, 3])))
     captions = Aggregated(None, token=Sequence(token, torch.tensor([3, 3])))
-    loss = CaptionGeneration(5, WORDS, hidden=16, word_dim=8, dropout=0.0)
+    loss = CaptionGeneration(5, WORDS).eval()
     optimizer = torch.optim.Adam(loss.parameters(), lr=0.05)
     own = torch.eye(2, dtype=torch.bool)
     for _ in range(40):
@@ -135,7 +142,7 @@ def test_images_learn_to_say_what_is_theirs():
 
 
 def test_dropout_acts_in_training_alone(batch):
-    loss = made(dropout=0.5)
+    loss = made()
     assert loss(None, POSITIVES, *batch) != loss(None, POSITIVES, *batch)
     loss.eval()
     assert loss(None, POSITIVES, *batch) == loss(None, POSITIVES, *batch)
@@ -165,5 +172,3 @@ def test_what_is_missing_is_named(batch):
         made()(None, POSITIVES, captions, captions)
     with pytest.raises(ValueError, match="needs word ids, which the text side does not give"):
         made()(None, POSITIVES, images, images)
-    with pytest.raises(ValueError, match="CaptionGeneration: hidden is 0, but must be between 1 and"):
-        CaptionGeneration(5, WORDS, hidden=0)

@@ -7,9 +7,15 @@ import torch
 from recorded import DTYPES, assert_near, bits, leaf, near
 
 from xret.heads.modules.aggregators import Aggregated
+from xret.heads.modules.losses import set_regularisers
 from xret.heads.modules.losses.set_regularisers import GlobalDiscriminative, IntraSetDivergence
 
 CASES = [(1, 0), (4, 0.2), (16, 0.5)]
+
+
+@pytest.fixture(autouse=True)
+def scale_of_a_test(monkeypatch):
+    monkeypatch.setattr(set_regularisers, "SCALE", 2)
 
 
 def global_discriminative(elements, global_, **parameters):
@@ -24,10 +30,11 @@ def intra_set_divergence(elements, **parameters):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("scale", "margin"), CASES)
-def test_recorded_global_discriminative(golden, scale, margin, dtype):
+def test_recorded_global_discriminative(golden, monkeypatch, scale, margin, dtype):
+    monkeypatch.setattr(set_regularisers, "SCALE", scale)
     data, key = golden("set_regularisers"), f"gd_s{scale}_m{margin}"
     elements, global_ = leaf(data, "in_set", dtype), leaf(data, "in_global", dtype)
-    loss = global_discriminative(elements, global_, scale=scale, margin=margin)
+    loss = global_discriminative(elements, global_, margin=margin)
     loss.backward()
     assert_near(loss, data[f"out{bits(dtype)}_{key}"], near(dtype))
     assert_near(elements.grad, data[f"grad{bits(dtype)}_{key}_set"], near(dtype))
@@ -36,10 +43,11 @@ def test_recorded_global_discriminative(golden, scale, margin, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("scale", "margin"), CASES)
-def test_recorded_intra_set_divergence(golden, scale, margin, dtype):
+def test_recorded_intra_set_divergence(golden, monkeypatch, scale, margin, dtype):
+    monkeypatch.setattr(set_regularisers, "SCALE", scale)
     data, key = golden("set_regularisers"), f"isd_s{scale}_m{margin}"
     elements = leaf(data, "in_set", dtype)
-    loss = intra_set_divergence(elements, scale=scale, margin=margin)
+    loss = intra_set_divergence(elements, margin=margin)
     loss.backward()
     assert_near(loss, data[f"out{bits(dtype)}_{key}"], near(dtype))
     assert_near(elements.grad, data[f"grad{bits(dtype)}_{key}_set"], near(dtype))
@@ -52,9 +60,9 @@ def cos(x, y):
 def test_loops_over_elements_and_pairs():
     elements, global_ = torch.randn(3, 4, 5, dtype=torch.float64), torch.randn(3, 5, dtype=torch.float64)
     own = [math.exp(2 * (cos(x, g) - 0.3)) for row, g in zip(elements, global_, strict=True) for x in row]
-    assert global_discriminative(elements, global_, scale=2, margin=0.3).item() == pytest.approx(sum(own) / 12)
+    assert global_discriminative(elements, global_, margin=0.3).item() == pytest.approx(sum(own) / 12)
     pairs = [math.exp(2 * (cos(row[i], row[j]) - 0.3)) for row in elements for j in range(4) for i in range(j)]
-    assert intra_set_divergence(elements, scale=2, margin=0.3).item() == pytest.approx(sum(pairs) / 18)
+    assert intra_set_divergence(elements, margin=0.3).item() == pytest.approx(sum(pairs) / 18)
 
 
 def test_gradcheck():
@@ -72,18 +80,17 @@ def test_divergence_of_a_single_element_is_an_attached_zero():
     assert (elements.grad == 0).all()
 
 
-def test_both_sides_and_which_elements():
+def test_both_sides():
     torch.manual_seed(0)
     images = Aggregated(torch.randn(2, 3, 4), slots=torch.randn(2, 3, 4), global_=torch.randn(2, 4))
     captions = Aggregated(torch.randn(5, 2, 4), slots=torch.randn(5, 2, 4), global_=torch.randn(5, 4))
-    for on in ("set", "slots"):
-        sides = [(side.embedding if on == "set" else side.slots, side.global_) for side in (images, captions)]
-        # Eq. 7 halves the sum of both sides, eq. 8 does not.
-        gd = sum(global_discriminative(elements, g, scale=3, margin=0.1).item() for elements, g in sides) / 2
-        isd = sum(intra_set_divergence(elements, scale=3, margin=0.1).item() for elements, _ in sides)
-        arguments = (None, None, images, captions)
-        assert GlobalDiscriminative(scale=3, margin=0.1, elements=on)(*arguments).item() == pytest.approx(gd)
-        assert IntraSetDivergence(scale=3, margin=0.1, elements=on)(*arguments).item() == pytest.approx(isd)
+    sides = [(side.embedding, side.global_) for side in (images, captions)]
+    # Eq. 7 halves the sum of both sides, eq. 8 does not.
+    gd = sum(global_discriminative(elements, g, margin=0.1).item() for elements, g in sides) / 2
+    isd = sum(intra_set_divergence(elements, margin=0.1).item() for elements, _ in sides)
+    arguments = (None, None, images, captions)
+    assert GlobalDiscriminative(margin=0.1)(*arguments).item() == pytest.approx(gd)
+    assert IntraSetDivergence(margin=0.1)(*arguments).item() == pytest.approx(isd)
 
 
 def test_what_is_missing_is_named():
@@ -92,10 +99,6 @@ def test_what_is_missing_is_named():
     for loss in (GlobalDiscriminative, IntraSetDivergence):
         with pytest.raises(ValueError, match="needs embedding sets, which the text side does not give"):
             loss()(None, None, whole, vector)
-        with pytest.raises(ValueError, match="needs slots, which the image side does not give"):
-            loss(elements="slots")(None, None, vector, whole)
-        with pytest.raises(ValueError, match="elements is 'both', but must be one of set, slots"):
-            loss(elements="both")
     with pytest.raises(ValueError, match="needs the global feature, which the text side does not give"):
         GlobalDiscriminative()(None, None, whole, whole._replace(global_=None))
 

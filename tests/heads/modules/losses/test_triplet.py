@@ -141,17 +141,6 @@ def test_warmup_uses_all_negatives_for_the_first_epochs():
     assert triplet(similarity, positives, negatives="all") != triplet(similarity, positives)
 
 
-def test_linear_warmup_moves_from_all_negatives_to_the_hardest():
-    similarity, positives = torch.randn(4, 8, dtype=torch.float64), own(4, 2)
-    nothing = Aggregated(torch.zeros(4, 2))
-    everything, hardest = (triplet(similarity, positives, negatives=n).item() for n in ("all", "hardest"))
-    loss = Triplet(warmup_epochs=2, warmup="linear")
-    for epoch, share in ((0, 0), (0.5, 0.25), (1, 0.5), (1.75, 0.875), (2, 1), (9, 1)):
-        loss.epoch = epoch
-        expected = (1 - share) * everything + share * hardest
-        assert loss(similarity, positives, nothing, nothing).item() == pytest.approx(expected, rel=1e-12)
-
-
 @given(
     seed=st.integers(0, 10_000),
     negatives=st.sampled_from(["hardest", "all", "semi-hard"]),

@@ -76,7 +76,6 @@ def test_recorded_values_and_gradients(golden, case, dtype):
         assert_near(score, data[f"{case}/out{bits}_mpa_sim"], tolerance)
     else:
         assert_near(score, data[f"{case}/out64_mpa_sim_over_min"], tolerance)
-        assert_near(matched(images, captions, over="max"), data[f"{case}/out64_mpa_sim_over_max"], tolerance)
     (score * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
     for side, embedding in (("img", images), ("txt", captions)):
         assert_near(embedding.grad, data[f"{case}/grad{bits}_mpa_{side}"], tolerance)
@@ -149,7 +148,7 @@ def test_order_scale_and_side_change_nothing(seed, k1, k2):
     shuffle = torch.Generator().manual_seed(seed)
     other = 3.5 * images[:, torch.randperm(k1, generator=shuffle)]
     others = 0.01 * captions[:, torch.randperm(k2, generator=shuffle)]
-    for compare in (matched, lambda x, y: matched(x, y, over="max"), lambda x, y: most_similar(x, y, top=3)):
+    for compare in (matched, most_similar):
         score = compare(images, captions)
         torch.testing.assert_close(compare(other, others), score)
         torch.testing.assert_close(compare(captions, images), score.T)
@@ -179,39 +178,29 @@ def test_blocks_inside_change_nothing(monkeypatch):
     assert assignment(images, captions).equal(found)
 
 
-@pytest.mark.parametrize(("top", "k"), [(1, 3), (2, 3), (9, 3), (20, 3)])
-def test_inference_takes_the_most_similar_pairs(top, k):
-    images, captions = sets(3, k, 6), sets(4, k, 6, seed=1)
-    score = most_similar(images, captions, top)
-    for i, row in enumerate(cosines_of(images, captions)):
-        for c, pair in enumerate(row):
-            best = pair.flatten().sort(descending=True).values[:top]
-            torch.testing.assert_close(score[i, c], (best.exp() - 1).mean())
-    if top == 1:
-        torch.testing.assert_close(score, Mil()(images, captions).expm1())
+def test_inference_takes_the_most_similar_pair():
+    images, captions = sets(3, 3, 6), sets(4, 3, 6, seed=1)
+    score = most_similar(images, captions)
+    torch.testing.assert_close(score, cosines_of(images, captions).amax((2, 3)).exp() - 1)
+    torch.testing.assert_close(score, Mil()(images, captions).expm1())
 
 
 def test_inference_begins_with_evaluation_mode():
     images, captions = sets(3, 4, 6), sets(4, 4, 6, seed=1)
-    similarity = Assignment(inference="max", top=2)
+    similarity = Assignment(inference="max")
     assert similarity(images, captions).equal(matched(images, captions))
-    assert similarity.eval()(images, captions).equal(most_similar(images, captions, 2))
+    assert similarity.eval()(images, captions).equal(most_similar(images, captions))
     assert Assignment().eval()(images, captions).equal(matched(images, captions))
-    assert Assignment(over="max")(images, captions[:, :3]).equal(matched(images, captions[:, :3], "max"))
 
 
 @pytest.mark.parametrize(("k1", "k2"), [(2, 3), (3, 2), (4, 4)])
 def test_gradcheck(k1, k2):
     images, captions = sets(2, k1, 5).requires_grad_(), sets(3, k2, 5, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(matched, (images, captions))
-    assert torch.autograd.gradcheck(lambda x, y: most_similar(x, y, 2), (images, captions))
+    assert torch.autograd.gradcheck(most_similar, (images, captions))
 
 
 def test_wrong_values_are_refused():
-    for values, message in (
-        ({"over": "mean"}, "over is 'mean', but must be one of min, max"),
-        ({"inference": "top"}, "inference is 'top', but must be one of assignment, max"),
-        ({"top": 0}, "top is 0, but must be between 1 and"),
-    ):
+    for values, message in (({"inference": "top"}, "inference is 'top', but must be one of assignment, max"),):
         with pytest.raises(ValueError, match=message):
             Assignment(**values)

@@ -303,7 +303,6 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     [
         ("linear", "loss.infonce.learned=false", "loss.infonce.learned", "true"),
         ("linear", "loss.infonce.learned=true", "loss.infonce.scale", "5"),
-        ("vsrn", "loss.caption-generation.hidden=8", "loss.caption-generation.hidden", "16"),
     ],
 )
 def test_what_the_losses_have_learned_stays_of_its_kind(made, tune, tmp_path, name, began, key, value):
@@ -317,7 +316,7 @@ def test_what_the_losses_have_learned_stays_of_its_kind(made, tune, tmp_path, na
 def test_what_a_loss_has_not_learned_may_change(made, tune, tmp_path):
     recipe = ["model.dim=16", "data.batch_size=12", "schedule.epochs=2", "loss.infonce.learned=false"]
     train(made.store("words"), load_recipe("linear", recipe), tmp_path / "head", device="cpu", seed=3)
-    tuned = tune(tmp_path / "head", ["image"], *FROZEN, "loss.infonce.scale=5", "loss.infonce.smoothing=0.1")
+    tuned = tune(tmp_path / "head", ["image"], *FROZEN, "loss.infonce.scale=5")
     assert Run(tuned).recipe.loss["infonce"]["scale"] == 5
 
 

@@ -1,12 +1,7 @@
 """Losses over all pairs of a large batch without its similarity matrix: block by block, computed again going back.
 
-A loss of this kind takes what it needs out of a block of the matrix, and makes its value of what all blocks gave. Going
-forward a block is then forgotten; going back it is computed a second time. So memory holds the embeddings, their
-gradients and one block, and the value and all gradients are those of the whole matrix, but for rounding.
-
-Sources: the idea is that of Gao et al., *Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup*,
-which `training.objective` has for embeddings. Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, section
-3.3, sum their loss over blocks.
+Memory holds the embeddings, their gradients and one block. Value and gradients are those of the whole matrix, but for
+rounding. Source: Zhai et al., *Sigmoid Loss for Language Image Pre-Training*, section 3.3, sum their loss over blocks.
 """
 
 from abc import ABC, abstractmethod

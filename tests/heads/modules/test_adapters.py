@@ -121,12 +121,6 @@ def test_regions_by_one_linear_layer():
         RowsAdapter(6, 6, 8, layers="none")
 
 
-def test_frames_are_a_linear_layer():
-    adapter = RowsAdapter(6, 6, 8).double()
-    expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
-    torch.testing.assert_close(adapter(local=rows(), length=LENGTH).local, expected)
-
-
 @pytest.mark.parametrize("adapter", ROWS)
 def test_wrong_choices_are_refused(adapter):
     with pytest.raises(ValueError, match="global is 'last', but must be one of cached, pooled, mean, max"):

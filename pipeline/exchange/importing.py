@@ -7,7 +7,7 @@ time, because its SHA-256 decides which set it belongs to.
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -98,12 +98,10 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
             identity = {"encoder": encoder, "imported": options.format_, **table.identity}
             kind, local = ("roi", table.channels) if table.rows else ("global", None)
             space = encoder if len(encoders) < len(tables) else None  # one model's images and captions compare
+            arrays = ("size", *table.extras) if table.rows else ()
             facts = SetFacts(short[encoder], kind, identity, options.dtype, local, table.channels, space=space)
-            features: ImageSet | CaptionSet
-            if modality == "images":
-                features = image_set(cache, facts, table.rows, extras=table.extras, sizes=table.rows > 0)
-            else:
-                features = caption_set(cache, facts, None)
+            facts = replace(facts, rows=table.rows, arrays=arrays)
+            features = image_set(cache, facts) if modality == "images" else caption_set(cache, facts, None)
             filled.append(_fill(features, table, entries[modality], splits, options))
         counts = cache.images, cache.captions
         return Extraction(cache.dataset, cache.url, *counts, tuple(filled), matched_by=matched_by, unmatched=unmatched)

@@ -76,17 +76,11 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
         _require_pictures(samples, manifest, options, rows)
     with open_for_writing(url, samples, manifest.protocols) as cache:
         if visual is not None and options.visual is not None:
+            views = getattr(visual, "views", 1)
             facts = _facts(visual, options, options.visual, device)
-            most = min(_IMAGES // max(1, getattr(visual, "views", 1)), max(8, -(-cache.images // _PARTS // 8) * 8))
-            images = image_set(
-                cache,
-                facts,
-                visual.rows,
-                views=getattr(visual, "views", 1),
-                extras=visual.extras,
-                digests=True,
-                most=max(1, most),
-            )
+            facts = replace(facts, rows=visual.rows, views=views, arrays=("size", "digest", *visual.extras))
+            most = max(1, min(_IMAGES // views, max(8, -(-cache.images // _PARTS // 8) * 8)))
+            images = image_set(cache, facts, most=most)
             sets.append(_fill(images, visual, samples, manifest, options, splits))
         if text is not None and options.text is not None:
             lengths, counts = _tokenize_all(cache, text)

@@ -83,7 +83,7 @@ class Station:
     """
 
     def __init__(self, job: Job, encoder: Any = None, features: FeatureSet | None = None) -> None:
-        self.device = str(pick_device(job.device))
+        self.device, self.batch_size = str(pick_device(job.device)), job.batch_size
         self.features: Any = features or FeatureCache.open(job.url, writable=True).set_at(job.path)
         self.encoder: Any = encoder or _load(job, self.features, self.device)
         if self.features.identity != self.encoder.identity:
@@ -285,7 +285,7 @@ def write_captions(job: Job, chunks: Sequence[int]) -> Receipt:
             if station.reusable is not None:
                 left = station.reusable.copy_captions(arrays, texts, starts, lengths)
                 receipt.reused += len(texts) - len(left)
-            _encode_captions(job, station, texts, ids, arrays, starts, left, receipt)
+            _encode_captions(station, texts, ids, arrays, left, receipt)
         receipt.encoded += len(left)
         with receipt.timed("write"):
             features.write(chunk, arrays)
@@ -293,20 +293,19 @@ def write_captions(job: Job, chunks: Sequence[int]) -> Receipt:
 
 
 def _encode_captions(
-    job: Job,
     station: Station,
     texts: list[str],
     ids: list[list[int]],
     arrays: dict[str, np.ndarray],
-    starts: np.ndarray,
     left: np.ndarray,
     receipt: Receipt,
 ) -> None:
     """Fill the local features [tokens,C] and the global features [captions,C] of the captions that are left."""
     lengths = arrays["length"].astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
     by_length = left[np.argsort(lengths[left], kind="stable")]  # captions of like length need little padding
-    for first in range(0, len(left), job.batch_size):
-        rows = by_length[first : first + job.batch_size]
+    for first in range(0, len(left), station.batch_size):
+        rows = by_length[first : first + station.batch_size]
         if station.stopped:
             raise CacheError("the extraction was stopped")
         with receipt.timed("encode"), encoding(station.device):

@@ -12,13 +12,11 @@ from ..data.digests import BYTES
 from ..data.regions import REGION_ARRAYS
 from ..errors import CacheError
 from .sets import NOT_DONE, CaptionSet, ImageSet
-from .store import FeatureCache
+from .store import ArraySpec, FeatureCache
 
 CHUNK_BYTES = 8 << 20  # of a chunk
 GLOBAL_CHUNK_BYTES = 32 << 20  # the same where a sample has a single vector, so that a million make few files
 DTYPES = ("float16", "float32")
-
-Arrays = dict[str, tuple[tuple[str, ...], tuple[int, ...], int, str, float]]  # see `FeatureCache.create_set`
 
 
 def require_dtype(dtype: str) -> None:
@@ -41,6 +39,9 @@ class SetFacts:
     Attributes:
         encoder: the set's name before ``@``.
         recorded: versions, device and batch size, which do not decide the features.
+        rows: of images: local rows; the most, where they vary.
+        views: of an image; above one, features have an axis of views after that of the images.
+        arrays: of images: further arrays, ``size``, ``digest`` and names in `REGION_ARRAYS`.
         extra: further attributes, such as ``spec``, ``grid`` or ``vocabulary``; those that are None are left out.
     """
 
@@ -52,6 +53,9 @@ class SetFacts:
     global_channels: int | None
     recorded: dict[str, Any] = field(default_factory=dict)
     space: str | None = None
+    rows: int = 1
+    views: int = 1
+    arrays: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,63 +75,44 @@ class SetFacts:
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of a new set."""
-        facts = {key: value for key, value in vars(self).items() if key != "extra"}
+        facts = {key: value for key, value in vars(self).items() if key not in ("extra", "rows", "views", "arrays")}
         facts |= {"fingerprint": self.fingerprint, **self.extra}
         return {key: value for key, value in facts.items() if value is not None or "channels" in key}
 
 
-def image_set(
-    cache: FeatureCache,
-    facts: SetFacts,
-    rows: int,
-    *,
-    views: int = 1,
-    extras: tuple[str, ...] = (),
-    digests: bool = False,
-    sizes: bool = True,
-    most: int | None = None,
-) -> ImageSet:
+def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) -> ImageSet:
     """Return the image set of these facts, created empty if it is not there.
 
     Args:
         cache: opened for writing.
         facts: of the set; without channels there are no local features.
-        rows: local rows of an image; the most, where they vary.
-        views: of an image; above one, features have an axis of views after that of the images.
-        extras: names in `REGION_ARRAYS`.
-        digests: whether the set says of which files its features are.
-        sizes: whether it says how large the pictures are.
         most: images in a chunk at most.
     """
     name = facts.name_in(cache, "images")
     if name not in cache.set_names("images"):
-        item, axis, dims = (
-            np.dtype(facts.dtype).itemsize,
-            ((views,) if views > 1 else ()),
-            ("view",) if views > 1 else (),
-        )
-        images, bytes_of_image = cache.images, views * (facts.global_channels or 0) * item
-        if facts.channels is not None:
-            bytes_of_image += views * rows * facts.channels * item
-        chunk = _chunk_rows(bytes_of_image, images, most, facts.channels is None)
-        arrays: Arrays = {}
+        views, view = ((facts.views,), ("view",)) if facts.views > 1 else ((), ())
+        values = (facts.global_channels or 0) + facts.rows * (facts.channels or 0)
+        image_bytes = facts.views * values * np.dtype(facts.dtype).itemsize
+        chunk = _chunk_rows(image_bytes, cache.images, most, facts.channels is None)
+        arrays: dict[str, ArraySpec] = {}
 
         def add(array: str, dimensions: tuple[str, ...], row: tuple[int, ...], dtype: str, fill: float) -> None:
-            arrays[array] = ("image", *dimensions), (images, *row), chunk, dtype, fill
+            arrays[array] = ArraySpec(("image", *dimensions), (cache.images, *row), chunk, dtype, fill)
 
         if facts.channels is not None:
-            add("local", (*dims, "row", "channel"), (*axis, rows, facts.channels), facts.dtype, np.nan)
+            add("local", (*view, "row", "channel"), (*views, facts.rows, facts.channels), facts.dtype, np.nan)
             add("length", (), (), "int32", -1)
-        add("global", (*dims, "global_channel"), (*axis, facts.global_channels or 0), facts.dtype, np.nan)
-        if sizes:
-            add("size", ("side",), (2,), "int32", -1)
-        if digests:
-            add("digest", ("byte",), (BYTES,), "uint8", 0)
-        for extra in extras:
-            shape, dtype, fill = REGION_ARRAYS[extra]
-            add(extra, ("row", *("corner" for _ in shape)), (rows, *shape), dtype, fill)
+        add("global", (*view, "global_channel"), (*views, facts.global_channels or 0), facts.dtype, np.nan)
+        for extra in facts.arrays:
+            if extra == "size":
+                add("size", ("side",), (2,), "int32", -1)
+            elif extra == "digest":
+                add("digest", ("byte",), (BYTES,), "uint8", 0)
+            else:
+                shape, dtype, fill = REGION_ARRAYS[extra]
+                add(extra, ("row", *("corner" for _ in shape)), (facts.rows, *shape), dtype, fill)
         add("status", (), (), "uint8", NOT_DONE)
-        attributes = {**facts.attributes(), "rows": rows, **({"views": views} if views > 1 else {})}
+        attributes = {**facts.attributes(), "rows": facts.rows, **({"views": facts.views} if views else {})}
         cache.create_set(f"images/{name}", attributes, arrays)
     return ImageSet(cache, name)
 
@@ -149,20 +134,20 @@ def caption_set(
         mean = float(lengths.mean()) if lengths is not None and len(lengths) else 0.0
         bytes_of_caption = mean * (4 + (facts.channels or 0) * item) + (facts.global_channels or 0) * item
         chunk = _chunk_rows(bytes_of_caption, captions, most, lengths is None)
-        arrays: Arrays = {}
+        arrays: dict[str, ArraySpec] = {}
         if lengths is not None:
             starts = np.arange(0, captions, chunk)
             tokens = max(1, int(np.add.reduceat(lengths.astype(np.int64), starts).max())) if captions else 1
             total = tokens * len(starts)
-            arrays["token"] = ("token",), (total,), tokens, "int32", 0
+            arrays["token"] = ArraySpec(("token",), (total,), tokens, "int32")
             if facts.channels is not None:
-                arrays["local"] = ("token", "channel"), (total, facts.channels), tokens, facts.dtype, np.nan
-            arrays["start"] = ("caption",), (captions,), chunk, "int64", -1
-            arrays["length"] = ("caption",), (captions,), chunk, "int32", -1
+                arrays["local"] = ArraySpec(("token", "channel"), (total, facts.channels), tokens, facts.dtype, np.nan)
+            arrays["start"] = ArraySpec(("caption",), (captions,), chunk, "int64", -1)
+            arrays["length"] = ArraySpec(("caption",), (captions,), chunk, "int32", -1)
         if facts.global_channels is not None:
             shape = (captions, facts.global_channels)
-            arrays["global"] = ("caption", "global_channel"), shape, chunk, facts.dtype, np.nan
-        arrays["status"] = ("caption",), (captions,), chunk, "uint8", NOT_DONE
+            arrays["global"] = ArraySpec(("caption", "global_channel"), shape, chunk, facts.dtype, np.nan)
+        arrays["status"] = ArraySpec(("caption",), (captions,), chunk, "uint8", NOT_DONE)
         cache.create_set(f"captions/{name}", facts.attributes(), arrays)
     return CaptionSet(cache, name)
 

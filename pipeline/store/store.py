@@ -20,6 +20,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -297,20 +298,20 @@ class FeatureCache:
         self,
         path: str,
         attributes: Mapping[str, Any],
-        arrays: Mapping[str, tuple[tuple[str, ...], tuple[int, ...], int, str, float]],
+        arrays: Mapping[str, "ArraySpec"],
     ) -> None:
         """Create an empty feature set.
 
         Args:
             path: ``images/NAME`` or ``captions/NAME``; what lies there is replaced.
             attributes: of the group; ``fingerprint`` marks it as whole.
-            arrays: by name, ``status`` the last: dimension names, shape, rows in a chunk, dtype, fill value.
+            arrays: by name, ``status`` the last.
         """
         self.folder.remove(path)
         with self.folder.answering():
             group = self.group.create_group(path, overwrite=True)
-            for name, (dimensions, shape, rows, dtype, fill) in arrays.items():
-                create_array(group, name, dimensions, shape, rows, dtype, fill)
+            for name, spec in arrays.items():
+                create_array(group, name, spec)
         seal(self.folder, group, {**attributes, "arrays": list(arrays)})
 
     def remove_set(self, path: str) -> None:
@@ -379,26 +380,29 @@ def is_store_of(folder: Folder, samples: Samples) -> bool:
     return True
 
 
-def create_array(
-    group: zarr.Group,
-    name: str,
-    dimensions: tuple[str, ...],
-    shape: tuple[int, ...],
-    rows: int,
-    dtype: str,
-    fill: float = 0,
-) -> "zarr.Array[Any]":
-    """Create an array with so many rows in a chunk, uncompressed, each chunk with a crc32c."""
+@dataclass(frozen=True)
+class ArraySpec:
+    """An array that is to be created; `rows` are those in a chunk."""
+
+    dimensions: tuple[str, ...]
+    shape: tuple[int, ...]
+    rows: int
+    dtype: str
+    fill: float = 0
+
+
+def create_array(group: zarr.Group, name: str, spec: ArraySpec) -> "zarr.Array[Any]":
+    """Create an array, uncompressed, each chunk with a crc32c."""
     return group.create_array(
         name,
-        shape=shape,
-        chunks=(max(1, rows), *shape[1:]),
-        dtype=dtype,
-        fill_value=fill,
+        shape=spec.shape,
+        chunks=(max(1, spec.rows), *spec.shape[1:]),
+        dtype=spec.dtype,
+        fill_value=spec.fill,
         filters=None,
         compressors=[Crc32cCodec()],
         chunk_key_encoding={"name": "default", "separator": "."},
-        dimension_names=dimensions,
+        dimension_names=spec.dimensions,
         config={"write_empty_chunks": True},
         overwrite=True,
     )
@@ -432,8 +436,8 @@ def _create(folder: Folder, samples: Samples, protocols: list[str]) -> None:
         group = root.create_group("samples")
         arrays = _sample_arrays(samples)
         for name, (dimensions, values) in arrays.items():
-            rows = _SAMPLES_BYTES // max(1, values.itemsize * values[:1].size)
-            array = create_array(group, name, dimensions, values.shape, min(rows, len(values)), values.dtype.name)
+            rows = min(len(values), _SAMPLES_BYTES // max(1, values.itemsize * values[:1].size))
+            array = create_array(group, name, ArraySpec(dimensions, values.shape, rows, values.dtype.name))
             if len(values):
                 array[:] = values
     seal(folder, group, {"arrays": list(arrays)})

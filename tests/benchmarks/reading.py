@@ -47,10 +47,12 @@ def make_store(folder: Path, images: int, regions: int, channels: int) -> Featur
     samples = [ImageSample(str(number), f"{number}.jpg", "train", -1, captions) for number in range(images)]
     everything = Samples("bench", tuple(samples), {"train": (0, images)}, "0")
     words = SetFacts("words", "words", {"encoder": "words"}, "int32", None, None, extra={"vocabulary": ["", "words"]})
-    grid = SetFacts("regions", "roi", {"encoder": "random"}, "float16", channels, channels)
+    grid = SetFacts(
+        "regions", "roi", {"encoder": "random"}, "float16", channels, channels, rows=regions, arrays=("size",)
+    )
     rng = np.random.default_rng(0)
     with open_for_writing(str(folder / "s.zarr"), everything, ["full"]) as cache, (folder / PLAIN).open("wb") as plain:
-        features = image_set(cache, grid, regions)
+        features = image_set(cache, grid)
         for chunk in range(features.chunks):
             arrays = features.blank(chunk)
             count = len(arrays["status"])

@@ -95,7 +95,9 @@ def fill_texts(cache, kind, texts, learnt, space=None, splits=None):
 def fill_images(cache, content, kind, weights, broken=(), views=1, seed=0, space=None, splits=None):
     """Add an image set: half of an image's rows show its first thing, half its second."""
     identity = {"encoder": kind, "weights": weights, **({"views": views} if views > 1 else {})}
-    facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, space=space)
+    facts = SetFacts(
+        kind, kind, identity, "float16", WIDTH, WIDTH, space=space, rows=ROWS, views=views, arrays=("size",)
+    )
     if kind == "grid":
         facts.extra["grid"] = (2, 2)
     vectors = np.random.default_rng(1 + 10 * seed).normal(size=(36, WIDTH))
@@ -111,7 +113,7 @@ def fill_images(cache, content, kind, weights, broken=(), views=1, seed=0, space
     status[list(broken)] = FAILED
     length = np.where(status == OK, ROWS, 0).astype(np.int32)
     size = np.full((len(local), 2), 64, dtype=np.int32)
-    features = image_set(cache, facts, ROWS, views=views, most=8)
+    features = image_set(cache, facts, most=8)
     arrays = {"local": local, "global": local.mean(-2), "length": length, "size": size, "status": status}
     write(features, arrays, splits)
 

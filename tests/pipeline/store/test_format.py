@@ -16,7 +16,7 @@ from xret.pipeline.errors import CacheError, OutputError
 from xret.pipeline.store import CaptionSet, FeatureCache
 from xret.pipeline.store.inspect import describe, remove_set, set_to_remove, stores_at, verify
 from xret.pipeline.store.rows import Rows
-from xret.pipeline.store.store import open_for_writing
+from xret.pipeline.store.store import ArraySpec, open_for_writing
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ class _created:
         self.cache = FeatureCache.open(url, writable=True)
         dims = tuple("abcd"[: values.ndim])
         arrays = {
-            "local": (dims, values.shape, chunk, "float16", np.nan),
-            "status": (("image",), (len(values),), chunk, "uint8", 255),
+            "local": ArraySpec(dims, values.shape, chunk, "float16", np.nan),
+            "status": ArraySpec(("image",), (len(values),), chunk, "uint8", 255),
         }
         facts = {"kind": "grid", "fingerprint": "f", "identity": {}, "dtype": "float16", "rows": 1}
         self.cache.create_set("images/other", {**facts, "channels": 3, "global_channels": 3}, arrays)

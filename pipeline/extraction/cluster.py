@@ -39,7 +39,7 @@ def run_on_cluster(
     from distributed.scheduler import KilledWorker
 
     try:
-        client = Client(address, set_as_default=False, timeout=30)
+        client = Client(address, set_as_default=False, timeout=10)
     except (OSError, ValueError) as error:
         raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct --workers") from error
     with client:

@@ -5,7 +5,7 @@ import io
 import math
 import re
 import shutil
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ from xret.heads.report.attention import (
 )
 from xret.heads.report.pictures import COVER, heat_map
 from xret.heads.training.train import train
+from xret.pipeline.store.create import image_set
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -83,7 +84,10 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch, size):
             arrays = {**arrays, "boxes": boxes, "size": np.tile(np.array(size, dtype=np.int32), (count, 1))}
         write(features, arrays, *rest)
 
-    monkeypatch.setattr(small_store, "image_set", partial(small_store.image_set, extras=("boxes",)))
+    def with_boxes(cache, facts, most):
+        return image_set(cache, replace(facts, arrays=("size", "boxes")), most=most)
+
+    monkeypatch.setattr(small_store, "image_set", with_boxes)
     monkeypatch.setattr(small_store, "write", with_places)
     store = make_store(tmp_path / "roi.zarr", image="roi")
     train(store, recipe_of("setdiv"), tmp_path / "run", device="cpu")

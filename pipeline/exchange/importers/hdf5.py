@@ -15,7 +15,16 @@ from ...errors import nearest
 from .source import RegionTable, SourceError, Unreadable, sha256, shown
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
-_ROLES = ("local", "id", "length", "boxes", "classes", "scores", "size")
+# Of each role the kinds of NumPy's dtypes that fit, and its shape after that of the images; None: as many as regions.
+_ROLES: dict[str, tuple[str, tuple[int | None, ...]]] = {
+    "local": ("f", ()),
+    "id": ("iuSO", ()),
+    "length": ("iu", ()),
+    "boxes": ("fiu", (None, 4)),
+    "classes": ("iu", (None,)),
+    "scores": ("fiu", (None,)),
+    "size": ("iu", (2,)),
+}
 
 
 class Hdf5Regions(RegionTable):
@@ -45,14 +54,19 @@ class Hdf5Regions(RegionTable):
                 )
         self._arrays: dict[str, h5py.Dataset] = {role: self._file[name] for role, name in arrays.items()}
         local = self._arrays["local"]
+        rows = local.shape[1] if local.ndim == 3 else 1
         for role, array in self._arrays.items():
-            good = array.shape[:1] == local.shape[:1] and (role not in ("id", "length") or array.size == len(array))
-            if not good or (role == "local" and (array.ndim not in (2, 3) or 0 in array.shape)):
+            kinds, after = _ROLES[role]
+            shape = (*local.shape[:1], *(rows if side is None else side for side in after))
+            good = array.shape == shape or (role in ("id", "length") and array.shape == (*shape, 1))
+            if role == "local":
+                good = array.ndim in (2, 3) and 0 not in array.shape
+            if not good or array.dtype.kind not in kinds:
                 raise SourceError(
                     f"{path}: '{array.name}' is {shown(array)}, which cannot be '{role}' where '{local.name}' is"
                     f" {shown(local)}; correct --arrays"
                 )
-        self.rows, self.channels = local.shape[1] if local.ndim == 3 else 1, local.shape[-1]
+        self.rows, self.channels = rows, local.shape[-1]
         keys = self._arrays["id"][...].reshape(-1).tolist()
         self.keys = [
             key.decode("utf-8", "replace").strip("\0 ") if isinstance(key, bytes) else str(key) for key in keys

@@ -186,13 +186,26 @@ def test_a_source_that_is_not_what_was_said(tmp_path):
         (h5, "hdf5", {**local, "id": "names"}, "has no array 'names' for id; .* holds count"),
         (h5, "hdf5", {**local, "id": "regions"}, "has no array 'regions' for id"),
         (h5, "hdf5", {**local, "id": "regions/scores"}, "cannot be 'id'"),
+        (h5, "hdf5", {**local, "id": "name", "boxes": "size"}, "cannot be 'boxes'"),
     ]
     for source, format_, arrays, sentence in cases:
         with pytest.raises(SourceError, match=sentence):
             bring(world, source, format_, arrays=arrays)
         assert not (world.folder / "s.zarr").exists()
-    with pytest.raises(SampleError, match=r"its boxes are int64 2; repair"):
-        bring(world, h5, "hdf5", arrays={**local, "id": "name", "boxes": "size"})
+
+
+@pytest.mark.parametrize("role", ["length", "boxes", "classes", "scores", "size"])
+@pytest.mark.parametrize("change", ["wider", "flat", "texts"])
+def test_an_array_of_hdf5_that_does_not_fit_the_regions(tmp_path, role, change):
+    world = World(tmp_path / "w")
+    source = world.hdf5()
+    with h5py.File(source, "a") as file:
+        values = file[ARRAYS[role]][()]
+        images, *after = values.shape
+        made = {"wider": (images, *[side + 1 for side in after or [1]]), "flat": (images * 2,), "texts": values.shape}
+        file["other"] = np.zeros(made[change], "S1" if change == "texts" else values.dtype)
+    with pytest.raises(SourceError, match=f"'/other' is .*, which cannot be '{role}' where"):
+        bring(world, source, "hdf5", arrays={**ARRAYS, role: "other"}, on_error="skip")
 
 
 def test_a_length_in_hdf5_that_is_no_length(tmp_path):

@@ -78,7 +78,10 @@ class _Parquet:
 class _Arrow:
     def __init__(self, url: str) -> None:
         pyarrow = require_pyarrow(ManifestError, "saved data sets need")
-        self.table = pyarrow.ipc.open_stream(pyarrow.memory_map(url)).read_all()
+        mapped = pyarrow.memory_map(url)
+        self.table = pyarrow.ipc.open_stream(mapped).read_all()
+        if mapped.tell() < mapped.size():
+            raise ManifestError(f"{url}: something stands after the end of the stream; restore it.")
         self.schema = self.table.schema
 
     def batches(self, columns: list[str]) -> Iterator[Any]:

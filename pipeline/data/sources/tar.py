@@ -93,7 +93,7 @@ def _take(
     except (UnicodeDecodeError, DocumentError) as error:
         raise ManifestError(f"{url}: {name} is not UTF-8 or not valid JSON ({error}); correct it.") from error
     if kind == "json":
-        if not isinstance(found, dict) or not isinstance(found.get("split", ""), str | None):
+        if not isinstance(found, dict) or not isinstance(found.get("split"), str | None) or found.get("split") == "":
             raise ManifestError(f"{url}: {name} is not a mapping with captions and texts; correct it.")
         found = {one: found[one] for one in ("captions", "caption", "split") if found.get(one)}
     sample = samples.setdefault(key, {})
@@ -116,7 +116,8 @@ def _captions(sample: _Sample, where: str) -> list[tuple[str, int | None]]:
 
 def _require_end(opened: BinaryIO, end: int, url: str) -> None:
     """Refuse an archive that was cut off, or one that another follows."""
+    size = opened.seek(0, 2)
     opened.seek(end)
     rest = opened.read(_PADDING)
-    if len(rest) < tarfile.BLOCKSIZE or any(rest):
+    if len(rest) < tarfile.BLOCKSIZE or any(rest) or end + len(rest) < size:
         raise ManifestError(f"{url}: the archive is cut off or goes on after its end, at byte {end:,}; restore it.")

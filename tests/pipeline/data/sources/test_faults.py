@@ -51,8 +51,9 @@ def test_a_tar_that_is_none_or_goes_on(data):
     path = data.as_tars(files=1)
     file = data.folder / "shard-00.tar"
     whole = file.read_bytes()
-    file.write_bytes(whole + whole)
-    refused(path, "goes on after its end")
+    for zeros in (0, 1 << 20):
+        file.write_bytes(whole + bytes(zeros) + whole)
+        refused(path, "goes on after its end")
     with tarfile.open(file, "w:gz") as archive:
         add(archive, "a.png", b"x")
     refused(path, "this is not a whole tar file")
@@ -74,6 +75,7 @@ def test_a_tar_that_is_none_or_goes_on(data):
         ([("k.png", b"x"), ("o.txt", b"t")], r"a\.tar: k\.png: it has no captions; add k\.txt or k\.json"),
         ([("k.png", b"x"), ("k.json", b'{"caption": 3}')], r"k: its captions are not a text or a list"),
         ([("k.png", b"x"), ("k.json", b'{"caption": "a", "split": 3}')], r"k\.json is not a mapping"),
+        ([("k.png", b"x"), ("k.json", b'{"caption": "a", "split": ""}')], r"k\.json is not a mapping"),
         ([("k.png", b"x"), ("k.json", b"[1]")], r"k\.json is not a mapping"),
         ([("k.png", b"x"), ("k.json", b"{")], r"k\.json is not UTF-8 or not valid JSON"),
         ([("k.png", b"x"), ("k.txt", b"\xff")], r"k\.txt is not UTF-8"),
@@ -189,6 +191,10 @@ def test_patterns_that_name_nothing(data):
 
 def test_a_saved_data_set_that_is_damaged(data):
     path = data.as_saved()
+    first, *_ = sorted((data.folder / "saved").glob("*.arrow"))
+    whole = first.read_bytes()
+    first.write_bytes(whole + whole)
+    refused(path, "something stands after the end of the stream")
     (data.folder / "saved" / "state.json").write_text("{}")
     refused(path, "this is not what `save_to_disk` writes")
     (data.folder / "saved" / "state.json").write_text('{"_data_files": []}')

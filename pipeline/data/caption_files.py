@@ -189,7 +189,7 @@ def _with_sentences(images: list[Any], annotations: list[Any], path: Path) -> li
     found = []
     for image in images:
         known = {"imgid": image["id"], "sentences": sentences[image["id"]]}
-        found.append({**image, **known, "cocoid": None if isinstance(image["id"], str) else image["id"]})
+        found.append({**image, **known, **({} if isinstance(image["id"], str) else {"cocoid": image["id"]})})
     return found
 
 

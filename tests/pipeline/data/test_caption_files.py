@@ -44,7 +44,7 @@ def test_coco_style(tmp_path):
 @pytest.mark.parametrize("ids", [(7, 9), ("seven", "nine")])
 def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
     images = [{"id": ids[0], "file_name": "a.jpg", "height": 9}, {"id": ids[1], "file_name": "b/c.jpg", "split": "val"}]
-    images[0]["split"] = "train"
+    images[0]["split"], images[1]["cocoid"] = "train", 90  # of a number `id` is that of COCO
     captions = [(ids[1], 30, "a bird ."), (ids[0], 31, "two birds"), (ids[1], 32, "a beak")]
     annotations = [{"image_id": image, "id": number, "caption": text} for image, number, text in captions]
     found = read_samples(manifest(tmp_path, json.dumps({"info": {}, "images": images, "annotations": annotations})))
@@ -52,7 +52,7 @@ def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
         ("a.jpg", str(ids[0]), "train"),
         ("b/c.jpg", str(ids[1]), "val"),
     ]
-    assert [i.cocoid for i in found.images] == (list(ids) if ids == (7, 9) else [-1, -1])
+    assert [i.cocoid for i in found.images] == (list(ids) if ids == (7, 9) else [-1, 90])
     assert found.images[0].captions == (Caption("two birds", 31),)
     assert found.images[1].captions == (Caption("a bird .", 30), Caption("a beak", 32))
 

@@ -55,9 +55,9 @@ def writing(
                 with suppress(OSError):  # a file system without locks
                     held.enter_context(locked(partial))
             yield partial
-        _all_to_disk(partial)
-        partial.replace(place)
-        to_disk(place.parent)
+            _all_to_disk(partial)
+            partial.replace(place)
+            to_disk(place.parent)
     except BaseException as error:
         remove(partial)
         if failure is None or not isinstance(error, (OSError, SafetensorError)):

@@ -13,6 +13,7 @@ from small_disk import small_disk
 
 from xret.pipeline.errors import CacheError, OutputError, RunError
 from xret.pipeline.files import (
+    locked,
     making,
     making_file,
     partials,
@@ -133,6 +134,19 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_stays
         living.stdin.close()
     assert living.returncode == 0
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("appearing", [making, making_file])
+def test_what_is_written_is_locked_until_it_has_its_name(tmp_path, monkeypatch, appearing):
+    def renamed(partial, place):
+        with pytest.raises(BlockingIOError), locked(partial):
+            pass
+        os.rename(partial, place)  # noqa: PTH104 -- `Path.replace` is this function now
+
+    monkeypatch.setattr(Path, "replace", renamed)
+    with appearing(tmp_path / "out"):
+        pass
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])

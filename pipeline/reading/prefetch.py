@@ -15,7 +15,7 @@ from torch import Tensor
 R = TypeVar("R")
 T = TypeVar("T")
 
-RUN = 64  # neighbouring images that are a block of a local store; of an object store a block is a shard
+RUN = 64  # neighbouring images that are a block of a local store; of an object store a block is a chunk
 GROUP = 8  # blocks whose samples are mixed with one another, or more where these hold fewer than
 MIXED = 4096  # samples
 _AHEAD = 2  # batches that are read before they are asked for

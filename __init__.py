@@ -58,8 +58,8 @@ def extract(
             `finetune` left its backbones; in the place of `visual` and `text`.
         options: of `pipeline.extraction.options.build_options` and `Options`, with their defaults: ``visual``,
             ``visual_weights``, ``text``, ``text_weights``, ``layer``, ``image_size``, ``whole``, ``pool``, ``views``,
-            ``frames``, ``prompt``, ``dtype``, ``trust``, ``splits``, ``batch_size``, ``device``, ``workers``,
-            ``reuse``, ``on_error``, ``repair``.
+            ``regions``, ``frames``, ``prompt``, ``dtype``, ``trust``, ``splits``, ``batch_size``, ``device``,
+            ``workers``, ``reuse``, ``on_error``, ``repair``.
 
     Returns:
         What was computed, and what was there already, by feature set.

@@ -125,7 +125,18 @@ def evaluate(
     features: str = "auto",
     device: str = "auto",
 ) -> Evaluation:
-    """Evaluate a run, several as an ensemble, or a store's frozen encoders; arguments as of `xret.evaluate`.
+    """Evaluate a run, several as an ensemble, or a store's frozen encoders (``xret eval``); ``print`` shows the tables.
+
+    Args:
+        runs: a run folder, several of them, or a store.
+        store: another feature cache, with features of the same encoders; None: each run's own.
+        split: whose images and captions.
+        protocol: one that ``xret list protocols`` names, ``pmrp:FILE`` with COCO's annotations; ``auto``: those of the
+            manifest.
+        ties: how equal scores are counted, see `metrics.recall`.
+        views: take the mean over all views that are cached of an image.
+        features: of a store with several sets in one space, how the names of one of each begin, ``IMAGE,TEXT``.
+        device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
         RunError: a run, the store's feature sets, the split or the protocol do not fit, or the runs of an ensemble

@@ -20,7 +20,7 @@ from ...pipeline.device import cores, within_memory
 from ...pipeline.errors import OutputError, QueryError, SampleError
 from ...pipeline.files import making_file
 from ...pipeline.reading.reencoding import BATCH, encode_decoded
-from ...pipeline.wording import counted, some_of
+from ...pipeline.wording import counted, printable, some_of
 from ..evaluation.scoring import embed_all
 from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
@@ -85,19 +85,31 @@ class PictureFolder(Searched):
         if not self._folder.is_dir():
             raise QueryError(f"there is no folder {self._folder}; give one that holds pictures as --images")
         found: dict[str, Stamp] = {}
+        others: list[str] = []
 
         def note(error: OSError) -> None:
             self.unreadable[os.path.relpath(error.filename, self._folder)] = (error.strerror or str(error)).lower()
 
         for path, folders, names in os.walk(self._folder, onerror=note):
             folders[:] = [name for name in folders if not name.startswith(".")]
-            for file in (Path(path, name) for name in names if name.lower().endswith(SUFFIXES) and name[0] != "."):
+            for file in (Path(path, name) for name in names if name[0] != "."):
+                if not file.name.lower().endswith(SUFFIXES):
+                    others.append(file.relative_to(self._folder).as_posix())
+                    continue
                 try:
                     status = file.stat()
                     stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns
                     found[file.relative_to(self._folder).as_posix()] = stamp
                 except OSError as error:
                     note(error)
+        if others and found:
+            named = printable(", ".join(some_of(sorted(others))))
+            log.warning(
+                "%s of %s passed over, whose suffix is no picture's: %s",
+                counted(len(others), "file"),
+                self._folder,
+                named,
+            )
         return dict(sorted(found.items()))
 
     def _report_unreadable(self) -> None:

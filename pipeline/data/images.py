@@ -1,12 +1,14 @@
 """Images as Pillow decodes them: whole, from a folder of frames, or small for a page."""
 
 import io
+import logging
 import re
 import stat
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +21,11 @@ LONGEST = 100  # longer side over shorter; beyond that, a resized picture would 
 MOST_BYTES = 500_000_000  # of a file
 # The readers of Pillow that are asked. Others start programs (EPS) or are seldom tested.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
-# By which a picture is known where no list names it: a frame, a picture in a folder.
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+# By which a picture is known where no list names it: a frame, a picture in a folder or a tar. Pillow's reader of JPEG
+# also opens MPO.
+SUFFIXES = tuple(sorted(end for end, kind in Image.registered_extensions().items() if kind in (*FORMATS, "MPO")))
+
+log = logging.getLogger("xret")
 
 
 class PictureFile(io.BytesIO):
@@ -137,8 +142,10 @@ def read_picture(path: Path) -> PictureFile | Path:
 def _read(path: Path) -> bytes:
     """Return what is in a regular file; a pipe or device could be endless, or never give anything."""
     status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise ValueError("this is a folder; give --frames N if it holds the frames of a video")
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError("this is a folder, a pipe or a device, and not a regular file")
+        raise ValueError("this is a pipe or a device, and not a regular file")
     if status.st_size > MOST_BYTES:
         raise ValueError(f"the file has {in_bytes(status.st_size)}, and a picture at most {in_bytes(MOST_BYTES)}")
     with path.open("rb") as file:
@@ -163,15 +170,24 @@ def _reason(error: Exception) -> str:
 def frame_names(folder: Path) -> list[str]:
     """Return the names of a folder's images in natural order."""
     try:
-        names = [entry.name for entry in folder.iterdir()]
+        names = [entry.name for entry in folder.iterdir() if not entry.name.startswith(".")]
     except FileNotFoundError as error:
         raise SampleError(str(folder), "there is no such folder of frames") from error
     except OSError as error:
         raise SampleError(str(folder), f"a folder of frames is expected here ({_reason(error)})") from error
-    frames = [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
+    frames = [name for name in names if name.lower().endswith(SUFFIXES)]
     if not frames:
         raise SampleError(str(folder), f"there is no frame in this folder; frames end in {', '.join(SUFFIXES)}")
+    for name in set(names) - set(frames):
+        _note_passed_over(Path(name).suffix)
     return sorted(frames, key=_natural)
+
+
+@lru_cache(64)
+def _note_passed_over(suffix: str) -> None:
+    """Say once of each ending that such files are no frames."""
+    ending = f"that end in {suffix}" if suffix else "without an ending"
+    log.warning("files %s are passed over among frames; frames end in %s", ending, ", ".join(SUFFIXES))
 
 
 def _natural(name: str) -> tuple[list[tuple[str, int]], str]:

@@ -125,11 +125,14 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
         return splits
     joins = {**_OTHER_NAMES, **manifest.merge_splits}
     merged = [joins.get(str(entry.split), str(entry.split)) for entry in entries]
-    strange = Counter(split for split in merged if split not in (*SPLITS, "restval"))
+    strange = Counter(split for split in merged if split not in SPLITS)
     if strange:
         found = printable(", ".join(f"{count} in '{split}'" for split, count in strange.items()))
-        advice = "map them to train, val or test with merge_splits to use them"
-        log.warning("%s: images of unknown splits count as 'other' (%s); %s.", manifest.listing, found, advice)
+        unwritten = manifest.path == manifest.captions  # an import has no manifest
+        advice = "call them train, val or test" if unwritten else "map them to train, val or test with merge_splits"
+        log.warning(
+            "%s: images of unknown splits count as 'other' (%s); %s to use them.", manifest.listing, found, advice
+        )
     return [split if split in SPLITS else "other" for split in merged]
 
 

@@ -11,10 +11,9 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from ..data.images import SUFFIXES
 from ..data.samples import ImageSample, Samples
 from .importers.source import Source, SourceError, Table
-
-_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 
 
 def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str, int]:
@@ -101,7 +100,7 @@ def _number(key: str) -> str:
 
 def _stem(name: str) -> str:
     path = PurePosixPath(name)
-    return path.stem if path.suffix.lower() in _SUFFIXES else path.name
+    return path.stem if path.suffix.lower() in SUFFIXES else path.name
 
 
 _KINDS: dict[str, tuple[Callable[[ImageSample], str], Callable[[str], str]]] = {

@@ -1,6 +1,7 @@
 """The contract of a source: its content is listed once, and each of its pictures is opened by its name."""
 
 import os
+import unicodedata
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -58,7 +59,7 @@ class FolderReader(PictureReader):
 
     def open(self, name: str) -> PictureFile | Path:
         """Return the bytes of a file; the path of a folder of frames, or of a file that cannot be read."""
-        return read_picture(self.folder / name)
+        return read_picture(self.folder / as_spelt(self.folder, name))
 
 
 class PackedReader(PictureReader):
@@ -94,6 +95,14 @@ class PackedReader(PictureReader):
         """Return the picture at a place in a file; SampleError where there are no bytes, or too many."""
 
 
+def as_spelt(folder: Path, name: str) -> str:
+    """Return a name as the folder spells it: macOS writes accents as characters of their own, others do not."""
+    if name.isascii() or os.path.lexists(folder / name):
+        return name
+    others = (unicodedata.normalize(form, name) for form in ("NFC", "NFD"))
+    return next((other for other in others if os.path.lexists(folder / other)), name)
+
+
 def missing_from(folder: Path, names: Iterable[str]) -> list[str]:
     """Return the names of pictures that are not there; each folder is listed once, and no file opened."""
     listed: dict[str, set[str]] = {}
@@ -105,6 +114,6 @@ def missing_from(folder: Path, names: Iterable[str]) -> list[str]:
             with suppress(OSError):  # missing, or may not be listed
                 listed[above] = set(os.listdir(folder / above))  # noqa: PTH208 -- names alone
         # A listing may spell a name otherwise than the file system takes it.
-        if last not in listed[above] and not os.path.exists(folder / name):  # noqa: PTH110 -- a name may be too long
+        if last not in listed[above] and not os.path.exists(folder / as_spelt(folder, name)):  # noqa: PTH110 -- a name may be too long
             missing.append(name)
     return missing

@@ -15,10 +15,9 @@ from ...documents import DocumentError, parse_json
 from ...errors import ManifestError
 from ...wording import reason
 from ..caption_files import Entry, Fault, file_name
-from ..images import PictureFile
+from ..images import SUFFIXES, PictureFile
 from .source import PackedReader
 
-PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "jp2")
 _PADDING = 1 << 20  # bytes of zeros that may follow an archive's end
 
 
@@ -76,8 +75,8 @@ def _take(
     above, _, last = member.name.rpartition("/")
     stem, _, suffix = last.partition(".")
     kind = suffix.lower()
-    if kind.rpartition(".")[2] in PICTURES:
-        kind = "picture" if kind in PICTURES else "dotted"
+    if f".{kind}".endswith(SUFFIXES):
+        kind = "dotted" if "." in kind else "picture"
     if kind not in ("picture", "dotted", "txt", "json") or last.startswith((".", "__")):
         return
     name, key = file_name(last, url, above), file_name(stem, url, above)

@@ -174,7 +174,7 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path)
         (tmp_path / name).mkdir()
     (tmp_path / "bad/a.png").write_bytes(b"no picture")
     for folder, sentence in (
-        (tmp_path / "none", r"there is no picture that can be read in .*none or below it: pictures end in \.jpg, "),
+        (tmp_path / "none", r"there is no picture that can be read in .*none or below it: pictures end in \.apng, "),
         (tmp_path / "absent", "there is no folder .*absent; give one that holds pictures as --images"),
         (tmp_path / "bad", r"no picture that can be read in .*bad or below it: a\.png \(this is no JPEG"),
     ):
@@ -182,3 +182,12 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path)
             search(run, folder)
     with pytest.raises(QueryError, match="an index is of a split of a store"):
         Retriever(run, images=photos, index=tmp_path, device="cpu")
+
+
+def test_every_suffix_of_a_picture_counts_and_other_files_are_named(run, photos, caplog):
+    shutil.move(photos / "4.png", photos / "4.APNG")
+    Image.open(photos / "5.png").save(photos / "5.pnm", "PPM")
+    for name in ("6.xyz", ".hidden"):
+        (photos / name).write_bytes(b"no picture")
+    assert set(search(run, photos)) == {*ALL, "4.APNG", "5.pnm"} - {"4.png"}
+    assert [one for one in caplog.messages if "passed over" in one and one.endswith(": 6.xyz")]

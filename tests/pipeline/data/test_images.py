@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from xret.pipeline.data.images import image_size, open_image
+from xret.pipeline.data.images import FORMATS, SUFFIXES, frame_names, image_size, open_image
 from xret.pipeline.errors import SampleError
 
 
@@ -109,6 +109,20 @@ def test_the_names_ending_does_not_matter(tmp_path, name):
     assert np.abs(np.asarray(open_image(tmp_path / name), dtype=int) - (255, 0, 0)).max() <= 3
 
 
+def test_every_suffix_of_a_format_that_is_read_is_known():
+    by_pillow = {end for end, kind in Image.registered_extensions().items() if kind in FORMATS}
+    assert by_pillow | {".mpo"} == set(SUFFIXES)
+    assert {".jfif", ".jpe", ".jp2", ".pgm", ".pnm", ".apng"} <= set(SUFFIXES)
+
+
+def test_frames_are_known_by_their_suffix_and_others_are_named_once(tmp_path, caplog):
+    names = ["1.jfif", "2.JPG", "3.jp2", "10.pgm", "11.Apng"]
+    for name in (*names, "12.odd", "notes", ".hidden", ".jpg"):
+        (tmp_path / name).write_bytes(b"x")
+    assert frame_names(tmp_path) == frame_names(tmp_path) == names
+    assert len([one for one in caplog.messages if ".odd" in one]) == 1
+
+
 @pytest.mark.parametrize("suffix", [".gif", ".png", ".webp"])
 def test_of_an_animation_the_first_frame(tmp_path, suffix):
     frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
@@ -123,7 +137,7 @@ def test_what_is_no_image(tmp_path):
     (tmp_path / "text.jpg").write_text("<html>404</html>")
     assert failure(tmp_path / "text.jpg") == "this is no JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM or JPEG2000 file"
     (tmp_path / "folder.jpg").mkdir()
-    assert failure(tmp_path / "folder.jpg") == "this is a folder, a pipe or a device, and not a regular file"
+    assert failure(tmp_path / "folder.jpg").startswith("this is a folder; give --frames N")
     assert failure(tmp_path / "a\0b.jpg") == "embedded null byte"
     assert failure(tmp_path / ("x" * 300)) == "file name too long"
 
@@ -135,7 +149,7 @@ def test_what_would_never_end_is_not_read(tmp_path, kind):
         os.mkfifo(path)
     else:
         path.symlink_to("/dev/zero")
-    assert failure(path) == "this is a folder, a pipe or a device, and not a regular file"
+    assert failure(path) == "this is a pipe or a device, and not a regular file"
     with pytest.raises(SampleError, match="not a regular file"):
         image_size(path)
 

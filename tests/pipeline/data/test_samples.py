@@ -193,8 +193,8 @@ def test_ascii_words_by_hand(text):
 def test_images_of_a_split_that_is_not_known_are_named(tmp_path, caplog):
     images = [image(0), image(1, "dev"), image(2, "dev"), image(3, "restval")]
     assert read_samples(karpathy(tmp_path, images)).splits == {"train": (0, 1), "other": (1, 4)}
-    assert "count as 'other' (2 in 'dev'); map them to train, val or test" in caplog.text
+    assert "count as 'other' (2 in 'dev', 1 in 'restval'); map them to train, val or test" in caplog.text
     caplog.clear()
-    samples = read_samples(karpathy(tmp_path, images, "merge_splits: {dev: val}\n"))
-    assert samples.splits == {"train": (0, 1), "val": (1, 3), "other": (3, 4)}
+    samples = read_samples(karpathy(tmp_path, images, "merge_splits: {dev: val, restval: train}\n"))
+    assert samples.splits == {"train": (0, 2), "val": (2, 4)}
     assert not caplog.messages

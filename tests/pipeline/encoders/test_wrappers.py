@@ -204,7 +204,7 @@ def test_a_folder_that_is_none_and_a_damaged_frame_are_named(grid, video, tmp_pa
     assert refusal(video([1]) / "frame_1.png") == "a folder of frames is expected here (not a directory)"
     empty = video([], "empty")
     (empty / "video.mp4").write_bytes(b"?")
-    assert refusal(empty).startswith("there is no frame in this folder; frames end in .jpg")
+    assert refusal(empty).startswith("there is no frame in this folder; frames end in .apng")
     folder = video(range(12))
     (folder / "frame_0.png").write_bytes(b"torn")  # which is not taken
     assert shades(FramesEncoder(grid, 4).decode(folder)[0]) == [1, 4, 7, 10]

@@ -1,11 +1,12 @@
 """Which pictures of a folder are missing."""
 
 import os
+import unicodedata
 from pathlib import Path
 
 import pytest
 
-from xret.pipeline.data.sources import missing_from
+from xret.pipeline.data.sources import FolderReader, missing_from
 
 
 @pytest.fixture
@@ -35,3 +36,14 @@ def test_a_folder_is_listed_once_and_no_file_asked_for(folder, monkeypatch):
         patched.setattr(os.path, "exists", None)
         assert missing_from(folder, [f"sub/{number}.jpg" for number in range(50)]) == []
     assert listed == [folder / "sub"]
+
+
+@pytest.mark.parametrize(("there", "named"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_a_name_in_another_normal_form_is_found(tmp_path, there, named):
+    name = "é/café.jpg"
+    path = tmp_path / unicodedata.normalize(there, name)
+    path.parent.mkdir()
+    path.write_bytes(b"picture")
+    other = unicodedata.normalize(named, name)
+    assert missing_from(tmp_path, [other, "ü.jpg"]) == ["ü.jpg"]
+    assert FolderReader(tmp_path).open(other).getvalue() == b"picture"

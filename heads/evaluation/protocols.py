@@ -3,19 +3,20 @@
 - ``full`` and ``1k-folds``: recalls of each image's own captions, see `metrics.recalls`.
 - ``eccv``: mAP@R, R-Precision and R@1 on ECCV Caption (Chun et al., *ECCV Caption: Correcting False Negatives by
   Collecting Machine-and-Human-verified Image-Caption Associations for MS-COCO*).
-- ``cxc``: recalls on Crisscrossed Captions (Parekh et al., CxC).
+- ``cxc``: recalls on Crisscrossed Captions (Parekh et al., CxC). It judged 35,585 pairs as right; papers count 35,614,
+  with 29 pairs of a caption and its own image that it did not. So 28 of the 25,000 captions ask nothing.
 - ``rpc2``: R-Precision on Crisscrossed Captions (Pishdad et al., *Uncertainty-based Cross-Modal Retrieval with
   Probabilistic Representations*, section 4.3).
 - ``pmrp``: Plausible Match R-Precision (PCME), by the object classes of COCO's instance annotations; zeta 0, 1, 2 and
   their mean.
 
 The package `eccv_caption` holds the judgements, of the 5,000 test images and 25,000 captions of Karpathy's split. The
-last two give, of 5,000 images, the mean of five folds of 1,000 as well; a fold's right items are those inside.
+last three give, of 5,000 images, the mean of five folds of 1,000 as well; a fold's right items are those inside.
 """
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -85,7 +86,8 @@ def load_judgements(protocol: str) -> Any:
 
 
 def judged(truth: Any, protocol: str, scores: Scored, ties: Ties) -> Table:
-    """Return the table of ``eccv`` (``mAP@R``, ``R-P``, ``R@1``), ``cxc`` or ``rpc2`` (``RPC2``, ``RPC2 1K``).
+    """Return the table of ``eccv`` (``mAP@R``, ``R-P``, ``R@1``), ``cxc`` (recalls, ``R@1 1K`` and so on) or ``rpc2``
+    (``RPC2``, ``RPC2 1K``).
 
     `truth`, an `eccv_caption.Metrics`, holds the ids of the test split and the right items of each query. RunError
     where the scores are not of exactly those images and captions.
@@ -104,8 +106,7 @@ def judged(truth: Any, protocol: str, scores: Scored, ties: Ties) -> Table:
         (scores.similarity.T, *relevance(right["t2i"], scores.sentid, scores.cocoid)),
     ]
     if protocol == "cxc":
-        to_text, to_image = (best_ranks(scored, relevant) for scored, relevant, _ in ways)
-        return metrics.recall_table(to_text, to_image, ties)
+        return _recall_table(scores, ways[0][1], ways[1][1], ties)
     if protocol == "rpc2":
         return _precision_table("RPC2", scores, [(ways[0][1], ways[1][1])], ties)
     measured = [
@@ -117,6 +118,34 @@ def judged(truth: Any, protocol: str, scores: Scored, ties: Ties) -> Table:
         for scored, relevant, count in ways
     ]
     return Table(measured[0], measured[1])
+
+
+def _recall_table(scores: Scored, to_text: Tensor, to_image: Tensor, ties: Ties) -> Table:
+    """Return recalls, median rank and RSUM of all images and, of 5,000, the mean recalls of the folds.
+
+    `to_text`, bool `[I, C]`, and `to_image`, `[C, I]`, are the right items of each query.
+    """
+
+    def of(similarity: Tensor, to_text: Tensor, to_image: Tensor) -> metrics.Recalls:
+        return metrics.recall_table(best_ranks(similarity, to_text), best_ranks(similarity.T, to_image), ties)
+
+    whole = of(scores.similarity, to_text, to_image)
+    if not (folds := [of(*one) for one in _folds(scores, to_text, to_image)]):
+        return whole
+    mean = metrics.mean_table(folds)
+    ways = [
+        all_ | {f"{name} 1K": value for name, value in one.items() if name != "medr"}
+        for all_, one in ((whole.image_to_text, mean.image_to_text), (whole.text_to_image, mean.text_to_image))
+    ]
+    return Table(ways[0], ways[1], whole.rsum)
+
+
+def _folds(scores: Scored, to_text: Tensor, to_image: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield of each fold of 5,000 images the similarity and the right items, of both ways, inside it."""
+    for fold in metrics.FOLDS if len(scores.similarity) == metrics.FOLDED else ():
+        rows, columns = metrics.inside(fold, scores.caption_image)
+        some = scores.similarity[rows][:, columns.to(scores.similarity.device)]
+        yield some, to_text[rows][:, columns], to_image[columns][:, rows]
 
 
 def relevance(right: Mapping[int, Sequence[int]], queries: np.ndarray, items: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -182,14 +211,10 @@ def _precision_table(
 
     Of 5,000 images also the mean over the folds. Matches are taken one at a time: each has a byte a cell.
     """
-    similarity, device = scores.similarity, scores.similarity.device
     whole, folds = [], []
     for to_text, to_image in matches:
-        whole.append(_r_precisions(similarity, to_text, to_image, ties))
-        for fold in metrics.FOLDS if len(similarity) == metrics.FOLDED else ():
-            rows, columns = metrics.inside(fold, scores.caption_image)
-            some = similarity[rows][:, columns.to(device)]
-            folds.append(_r_precisions(some, to_text[rows][:, columns], to_image[columns][:, rows], ties))
+        whole.append(_r_precisions(scores.similarity, to_text, to_image, ties))
+        folds += [_r_precisions(*one, ties) for one in _folds(scores, to_text, to_image)]
     ways = [{name: fmean(way), **dict(zip(names, way, strict=False))} for way in zip(*whole, strict=True)]
     if folds:
         ways = [way | {f"{name} 1K": fmean(one)} for way, one in zip(ways, zip(*folds, strict=True), strict=True)]

@@ -114,12 +114,15 @@ def test_folds_judge_what_lies_inside(small, monkeypatch):
     monkeypatch.setattr(metrics, "FOLDS", [range(first, first + 2) for first in range(0, 10, 2)])
     codes = torch.rand(10, 4, generator=torch.Generator().manual_seed(1)) < 0.5
     classes = dict(zip(scores.cocoid.tolist(), codes.numpy(), strict=True))
-    found = {"RPC2 1K": judged(truth, "rpc2", scores, "pessimistic"),
-             "PMRP 1K": plausible(classes, scores, "pessimistic")}  # fmt: skip
+    found = {
+        "RPC2 1K": judged(truth, "rpc2", scores, "pessimistic"),
+        "cxc": judged(truth, "cxc", scores, "pessimistic"),
+        "PMRP 1K": plausible(classes, scores, "pessimistic"),
+    }
     owner = scores.caption_image.tolist()
     plausible_ = [plausible_matches(codes, zeta)[:, scores.caption_image].tolist() for zeta in (0, 1, 2)]
     for place, (way, key) in enumerate(zip(WAYS, ("i2t", "t2i"), strict=True)):
-        by_judges, plausibly = [], []
+        by_judges, plausibly, hits = [], [], {1: [], 5: [], 10: []}
         for first in range(0, 10, 2):
             images = scores.cocoid[first : first + 2].tolist()
             captions = scores.sentid[2 * first : 2 * first + 4].tolist()
@@ -127,6 +130,8 @@ def test_folds_judge_what_lies_inside(small, monkeypatch):
             ranked = {q: [i for i in full_rankings(scores)[place][q] if i in gallery] for q in queries}
             right = {q: [i for i in truth.cxc_gts[key].get(q, ()) if i in gallery] for q in queries}
             by_judges.append(package.compute_rprecision(ranked, {q: ids for q, ids in right.items() if ids}))
+            for k, shares in hits.items():
+                shares.append(np.mean([bool({*ranked[q][:k]} & {*ids}) for q, ids in right.items() if ids]))
             for matches in plausible_:
                 pairs = [
                     (scores.cocoid[i], scores.sentid[c]) for i in range(10) for c in range(len(owner)) if matches[i][c]
@@ -135,6 +140,10 @@ def test_folds_judge_what_lies_inside(small, monkeypatch):
                 plausibly.append(package.compute_rprecision(ranked, right))
         assert getattr(found["RPC2 1K"], way)["RPC2 1K"] == pytest.approx(100 * np.mean(by_judges))
         assert getattr(found["PMRP 1K"], way)["PMRP 1K"] == pytest.approx(100 * np.mean(plausibly))
+        names = ["R@1", "R@5", "R@10", "medr", "R@1 1K", "R@5 1K", "R@10 1K"]
+        assert list(getattr(found["cxc"], way)) == names
+        for k, shares in hits.items():
+            assert getattr(found["cxc"], way)[f"R@{k} 1K"] == pytest.approx(100 * np.mean(shares))
 
 
 @pytest.mark.parametrize(
@@ -157,6 +166,7 @@ def test_the_real_judgements():
     assert (len(images), len(captions)) == (5000, 25000)
     both = [truth.eccv_gts["i2t"], truth.eccv_gts["t2i"], truth.cxc_gts["i2t"], truth.cxc_gts["t2i"]]
     assert [len(right) for right in both] == [1261, 1332, 5000, 24972]
+    assert [sum(map(len, right.values())) for right in both[2:]] == [35585, 35585]
     assert all(set(right) <= ids for right, ids in zip(both, (images, captions) * 2, strict=True))
     # RPC2 counts a query's right items in the gallery; none of them lies outside.
     assert {caption for ids in both[2].values() for caption in ids} <= captions

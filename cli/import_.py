@@ -41,6 +41,10 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
     "--encoder", default="", callback=comma_list, metavar="NAME",
     help="The model that made the features; of embeddings by two models IMAGES,CAPTIONS.",
 )  # fmt: skip
+@click.option(
+    "--kind", default="roi", show_default=True, type=click.Choice(["roi", "frames"]),
+    help="What the rows of features are: regions of pictures, or frames of videos.",
+)  # fmt: skip
 @DATA_ROOT
 @DTYPE
 @SPLITS
@@ -60,6 +64,7 @@ def import_(dataset: str | None, store: str, data_root: Path | None, **options: 
     butd-tsv        bottom-up attention's TSV or LXMERT's, or a folder of them
     detectron-npz   folder of .npz, for each image x, bbox, num_bbox, image_h, …
     hdf5            one file, its arrays named by --arrays
+    arrays          folder of .npy, or HDF5 file, an array an image or video
     clip-retrieval  folder of img_emb, text_emb and metadata of its inference
     embeddings      folder of images.npy, captions.npy and index.csv or .jsonl
 
@@ -69,6 +74,8 @@ def import_(dataset: str | None, store: str, data_root: Path | None, **options: 
     xret import coco --data-root DIR --store coco.zarr \\
         --from hdf5 --source coco.h5 \\
         --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
+    xret import vatex --data-root DIR --store vatex.zarr \\
+        --from arrays --source vatex_i3d --kind frames
     xret import --store laion.zarr \\
         --from clip-retrieval --source embeddings --encoder ViT-B/32
     """

@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import click
+import h5py
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
@@ -178,15 +180,59 @@ def test_python_blocks_are_python(document):
 
 def test_a_cache_is_read_as_the_pipeline_readme_says(tmp_path, monkeypatch, capsys):
     make_store(tmp_path / "holiday.zarr")
-    assert run_block("pipeline/README.md", tmp_path, monkeypatch, capsys, number=1).endswith(
-        "(12, 4, 16) (12, 16)\n(12, 4, 16)\n"
-    )
+    printed = run_block("pipeline/README.md", tmp_path, monkeypatch, capsys, having="FeatureCache")
+    assert printed.endswith("(12, 4, 16) (12, 16)\n(12, 4, 16)\n")
+
+
+@pytest.fixture
+def videos(tmp_path):
+    """A folder with a few videos as MSR-VTT and VATEX have them: their JSON, and their features of frames."""
+    rng, names = np.random.default_rng(0), [f"video{number}" for number in range(16)]
+    splits = ["train"] * 8 + ["validate"] * 4 + ["test"] * 4
+    for name in ("msrvtt", "vatex"):
+        (tmp_path / name).mkdir()
+        text = (ROOT / "data_manifests" / f"{name}.yaml").read_text()
+        (tmp_path / f"{name}.yaml").write_text(re.sub("^counts.*", "", text, flags=re.MULTILINE))
+    for file, some in (("train_val", slice(12)), ("test", slice(12, 16))):
+        rows = list(zip(names, splits, strict=True))[some]
+        said = [{"caption": f"someone plays {one} take {k}", "video_id": one} for k in range(3) for one, _ in rows]
+        found = {"videos": [{"video_id": one, "split": split} for one, split in rows], "sentences": said}
+        (tmp_path / f"msrvtt/{file}_videodatainfo.json").write_text(json.dumps(found))
+    for part, some in (("training", names[:8]), ("validation", names[8:])):
+        found = [{"videoID": one, "enCap": [f"a person does {one}", "x"], "chCap": ["y"]} for one in some]
+        (tmp_path / f"vatex/vatex_{part}_v1.0.json").write_text(json.dumps(found))
+    np.save(tmp_path / "vatex/tst_names.npy", np.array(names[12:]))
+    (tmp_path / "i3d").mkdir()
+    with h5py.File(tmp_path / "frames.hdf5", "w") as file:
+        for name in names:
+            local = rng.standard_normal((int(rng.integers(1, 6)), 8)).astype(np.float32)
+            np.save(tmp_path / "i3d" / f"{name}.npy", local[None])
+            file[name] = local
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "recipe"),
+    [("msrvtt", "frames.hdf5", "msrvtt-resnet152-bigru"), ("vatex", "i3d", "vatex-i3d-bigru")],
+)
+def test_videos_go_from_published_files_to_a_table(videos, name, source, recipe, monkeypatch, capsys, one_thread):
+    run_block("pipeline/README.md", videos, monkeypatch, capsys, having=f'"{name}/captions.jsonl"')
+    manifest, words = str(videos / f"{name}.yaml"), ["--data-root", str(videos), "--store", "v.zarr", "--json"]
+    found = printed(["import", manifest, *words, "--from", "arrays", "--source", source, "--kind", "frames"])
+    assert (found["images"], found["captions"], found["sets"][0]["samples"]) == (16, 48 if name == "msrvtt" else 32, 16)
+    printed(["extract", manifest, *words, "--visual", "none", "--text", "words"])
+    small = [f"--set={key}" for key in ("model.dim=8", "adapter.words.word_dim=8", "schedule.epochs=1")]
+    printed(["train-head", "v.zarr", "--recipe", f"vse-infty/{recipe}", "--out", "run", *small, "--json"])
+    (result,) = printed(["eval", "run", "--json"])["results"]
+    assert (result["images"], result["split"]) == (4, "test")
+    cells = printed(["ablate", "v.zarr", "--grid", "vse-infty-table4", "--out", "cells", *small, "--json"])
+    assert [(cell["row"], cell["error"]) for cell in cells] == [(name, None)] * 2
 
 
 def test_an_encoder_of_ones_own_is_run_as_the_pipeline_readme_has_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "readme_encoder.py").write_text(blocks("pipeline/README.md", "python")[0])
+    (tmp_path / "readme_encoder.py").write_text(block("pipeline/README.md", "class Quarters"))
     Image.new("RGB", (30, 20), (10, 20, 30)).save("p.png")
     encoder = load_visual(EncoderSpec("readme_encoder:Quarters", "w", image_size=64, pool=(2, 1)), "cpu")
     pixels, size = encoder.decode("p.png")
@@ -218,10 +264,15 @@ def test_a_search_in_python_runs_as_it_stands(drawn, tmp_path, monkeypatch, caps
     assert [line[:6] for line in printed.splitlines()[-4:]] == [f"slot {slot}" for slot in range(4)]
 
 
-def run_block(document, folder, monkeypatch, capsys, number=0):
-    """Run a Python block of a document in a folder, the first by default, and return what it prints."""
+def block(document, having=""):
+    """Return the first Python block of a document that has a text."""
+    return next(one for one in blocks(document, "python") if having in one)
+
+
+def run_block(document, folder, monkeypatch, capsys, having=""):
+    """Run a Python block of a document in a folder and return what it prints."""
     monkeypatch.chdir(folder)
-    exec(compile(blocks(document, "python")[number], document, "exec"), {})
+    exec(compile(block(document, having), document, "exec"), {})
     return capsys.readouterr().out
 
 

@@ -25,6 +25,7 @@ from ..store.create import SetFacts, caption_set, image_set, require_dtype
 from ..store.inspect import broken_chunks
 from ..store.store import open_for_writing, require_place
 from ..wording import printable
+from .importers.arrays import ArrayTable
 from .importers.embeddings import open_clip_retrieval, open_folder
 from .importers.hdf5 import Hdf5Regions
 from .importers.npz import NpzRegions
@@ -32,6 +33,8 @@ from .importers.scan import ScanRegions
 from .importers.source import Source, SourceError, Table
 from .importers.tsv import TsvRegions
 from .matching import match, match_own
+
+KINDS = ("roi", "frames")  # of features with rows
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class ImportOptions:
     format_: str  # one of `FORMATS`
     source: Path  # file or folder of the features
     arrays: Mapping[str, str] = field(default_factory=dict)  # for ``hdf5``, the name in the file of each role
+    kind: str = "roi"  # of features with rows: ``roi``, regions of a picture, or ``frames`` of a video
     encoder: tuple[str, ...] = ()  # the model that made embeddings, or that of the images and that of the captions
     dtype: str = "float16"  # ``float16`` or ``float32``
     splits: tuple[str, ...] = DEFAULT_SPLITS  # which splits to write now
@@ -49,6 +53,8 @@ class ImportOptions:
 
     def __post_init__(self) -> None:
         require_dtype(self.dtype)
+        if self.kind not in KINDS:
+            raise CacheError(f"kind is '{self.kind}'; give {' or '.join(KINDS)}")
         if self.on_error not in ("fail", "skip"):
             raise CacheError(f"on_error is '{self.on_error}'; give fail or skip")
 
@@ -56,8 +62,8 @@ class ImportOptions:
 def import_features(manifest: Manifest | None, url: str, options: ImportOptions) -> Extraction:
     """Write features that others extracted into the store at `url`, a local path or fsspec URL.
 
-    Regions of images become a set of kind ``roi``; embeddings of images and captions two of kind ``global``, whose
-    images and captions are the data set if `manifest` is None.
+    Regions of images become a set of kind ``roi``, frames of videos one of kind ``frames``; embeddings of images and
+    captions two of kind ``global``, whose images and captions are the data set if `manifest` is None.
 
     Raises:
         ManifestError: the data set cannot be read.
@@ -77,6 +83,9 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
     short = {encoder: _short(encoder) for encoder in encoders}
     source = _open_source(options)
     tables = source.tables
+    if options.kind == "frames" and (pairs or source.images.extras):
+        found = "embeddings have no rows" if pairs else f"these have {', '.join(source.images.extras)}, as regions do"
+        raise SourceError(f"--kind frames is for features of a video's frames, and {found}; leave it out")
     widths = [table.channels for table in tables.values()]
     if len(encoders) < len(tables) and widths[0] != widths[1]:
         raise SourceError(
@@ -96,7 +105,8 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
         filled = []
         for (modality, table), encoder in zip(tables.items(), (encoders[0], encoders[-1]), strict=False):
             identity = {"encoder": encoder, "imported": options.format_, **table.identity}
-            kind, local = ("roi", table.channels) if table.rows else ("global", None)
+            kind, local = (options.kind, table.channels) if table.rows else ("global", None)
+            identity |= {"kind": kind} if kind == "frames" else {}  # another set than the same rows as regions
             space = encoder if len(encoders) < len(tables) else None  # one model's images and captions compare
             arrays = ("size", *table.extras) if table.rows else ()
             facts = SetFacts(short[encoder], kind, identity, options.dtype, local, table.channels, space=space)
@@ -111,6 +121,7 @@ _REGIONS: dict[str, Callable[[Path], Table]] = {
     "scan": ScanRegions,
     "butd-tsv": TsvRegions,
     "detectron-npz": NpzRegions,
+    "arrays": ArrayTable,
 }
 _PAIRS = {"embeddings": open_folder, "clip-retrieval": open_clip_retrieval}
 

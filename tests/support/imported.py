@@ -18,7 +18,7 @@ def bring(world, source, format_, url=None, **options):
     return summary, FeatureCache.open(url)
 
 
-def assert_holds(cache, expected, extras=(), size=True, dtype=np.float16):
+def assert_holds(cache, expected, extras=(), size=True, dtype=np.float16, kind="roi"):
     """Compare a set with the regions of all images, value by value, and what follows them."""
     images = cache.image_set()
     rows = np.arange(cache.images)
@@ -39,7 +39,7 @@ def assert_holds(cache, expected, extras=(), size=True, dtype=np.float16):
             assert (values[count:] == (-1 if name == "classes" else 0)).all()
         assert tuple(images.array("size", np.array([row]))[0]) == (regions["size"] if size else (0, 0))
     assert (images.status == 0).all()
-    assert images.kind == "roi"
+    assert images.kind == kind
     assert set(images.array_names) == {"local", "global", "length", "size", "status", *extras}
     report = verify(cache.url)
     assert report.ok, report

@@ -135,6 +135,18 @@ class World:
             file["name"] = [image[ids] for image in images]
         return path
 
+    def arrays(self, hdf5=False):
+        """Write an array an image by its stem: a folder of .npy as VATEX's, [1, n, C], or an HDF5 file, [n, C]."""
+        local = {image["filename"].removesuffix(".jpg"): image["regions_of_test"]["local"] for image in self.images}
+        if hdf5:
+            with h5py.File(path := self.folder / "frames.hdf5", "w") as file:
+                file.update(local)
+            return path
+        (folder := self.folder / "arrays").mkdir()
+        for name, values in local.items():
+            np.save(folder / f"{name}.npy", values[None])
+        return folder
+
 
 ARRAYS = {
     "local": "regions/local",

@@ -117,6 +117,43 @@ def test_a_damaged_npz(tmp_path):
     }
 
 
+def test_damaged_arrays(tmp_path):
+    world = World(tmp_path / "w")
+    source = world.arrays()
+    paths = [source / image["filename"].replace(".jpg", ".npy") for image in world.images]
+    cut(paths[0], 0.1)
+    paths[1].write_bytes(pickle.dumps({"x": 1}))
+    np.save(paths[2], np.zeros((2, 4, CHANNELS), np.float32))
+    np.save(paths[3], np.zeros(CHANNELS, np.float32))
+    np.save(paths[4], np.zeros((1, 4, CHANNELS + 1), np.float32))
+    np.save(paths[5], np.array([[Bomb()]], dtype=object))
+    cut(paths[6], 0.9)
+    _, cache = bring(world, source, "arrays", on_error="skip", kind="frames")
+    reasons = {int(key): reason.split(": ", 1)[1] for key, reason in cache.image_set().failed.items()}
+    damaged = "its array is damaged, cut off, or pickled"
+    assert reasons == {
+        0: damaged,
+        1: damaged,
+        2: "its array is float32 2 x 4 x 16, not rows x channels",
+        3: "its array is float32 16, not rows x channels",
+        4: "its features are float32 4 x 17, not 1 to 4 regions x 16 channels",
+        5: damaged,
+        6: damaged,
+    }
+    (tmp_path / "empty").mkdir()
+    for other, said in ((tmp_path / "empty", "holds no array"), (world.tsv(), "no HDF5 file")):
+        with pytest.raises(SourceError, match=said):
+            bring(world, other, "arrays")
+
+
+def test_frames_have_no_boxes(tmp_path):
+    world = World(tmp_path / "w")
+    with pytest.raises(SourceError, match="these have boxes, as regions do"):
+        bring(world, world.tsv(), "butd-tsv", kind="frames")
+    with pytest.raises(CacheError, match="kind is 'frame'"):
+        bring(world, world.tsv(), "butd-tsv", kind="frame")
+
+
 def lines(path, change):
     path.write_text("".join(f"{line}\n" for line in change(path.read_text().split("\n")[:-1])))
 

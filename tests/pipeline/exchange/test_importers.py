@@ -112,6 +112,18 @@ def test_hdf5_by_names_of_arrays(tmp_path, ids, matched_by, roles):
     assert summary.matched_by == matched_by
 
 
+@pytest.mark.parametrize("hdf5", [False, True])
+def test_an_array_a_video_is_its_frames(tmp_path, hdf5):
+    world = World(tmp_path / "w", ragged=True)
+    source = world.arrays(hdf5)
+    assert_holds(bring(world, source, "arrays")[1], world.stored, size=False)
+    summary, cache = bring(world, source, "arrays", kind="frames")
+    assert len({*cache.set_names("images")}) == 2  # the same rows as regions are another set
+    assert summary.matched_by == "file name without folder and suffix"
+    _, cache = bring(world, source, "arrays", tmp_path / "frames.zarr", kind="frames")
+    assert_holds(cache, world.stored, size=False, kind="frames")
+
+
 # What a set is, and that it is begun, stopped and ended like any other
 
 

@@ -43,13 +43,13 @@ class Interrupted(click.ClickException):
 
 
 class Lines(logging.Handler):
-    """Writes what the library logs to standard error, beside its progress bars."""
+    """Writes what the library logs to standard error, beside its progress bars and safe for a terminal."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a record as a line."""
         from tqdm import tqdm
 
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(printable(self.format(record)), file=sys.stderr)
 
 
 class Commands(click.Group):
@@ -58,8 +58,9 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Remember what was typed, and move the options of ``xret`` itself before the command."""
         ctx.meta[_WORDS] = list(args)
-        own, others = ([word for word in args if (word in ANYWHERE) == wanted] for wanted in (True, False))
-        return super().parse_args(ctx, own + others)
+        end = args.index("--") if "--" in args else len(args)  # what follows is no option
+        own, others = ([word for word in args[:end] if (word in ANYWHERE) == wanted] for wanted in (True, False))
+        return super().parse_args(ctx, own + others + args[end:])
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; with ``--json`` an error is ``{"error": sentence}``."""
@@ -68,7 +69,7 @@ class Commands(click.Group):
         logger = logging.getLogger("xret")
         logger.setLevel(_LEVELS[ctx.params.get("verbose")])
         logger.handlers = [Lines()]
-        if words and words[0] in _COMPUTE:
+        if _name(self, words) in _COMPUTE:
             keep_freed_memory()
         try:
             return super().invoke(ctx)
@@ -92,9 +93,14 @@ class Commands(click.Group):
 
 def _again(commands: click.Group, words: list[str]) -> list[str]:
     """Return the words that resume what was stopped, or do it again."""
-    command = next((commands.commands[word] for word in words if word in commands.commands), None)
+    command = commands.commands.get(_name(commands, words))
     resumes = command is not None and any(option.name == "resume" for option in command.params)
     return ["xret", *words, *(["--resume"] if resumes and "--resume" not in words else [])]
+
+
+def _name(commands: click.Group, words: list[str]) -> str:
+    """Return the name of the command in what was typed; an empty text if there is none."""
+    return next((word for word in words if word in commands.commands), "")
 
 
 def _is_news(record: logging.LogRecord) -> bool:

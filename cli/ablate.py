@@ -26,9 +26,9 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
         from ..heads.ablation.plan import grid_names, read_grid
 
         grids = {name: read_grid(name) for name in grid_names()}
-        width = max(map(len, grids))
-        for name, grid in grids.items():
-            click.echo(f"{name:{width}}  {counted(len(grid['cells']), 'cell'):>9}  {grid['source']}")
+        width, sources = max(map(len, grids)), {name: grid["source"] for name, grid in grids.items()}
+        sizes = {name: counted(len(grid["cells"]), "cell") for name, grid in grids.items()}
+        show(sources, [f"{name:{width}}  {sizes[name]:>9}  {source}" for name, source in sources.items()])
         context.exit()
     return value
 

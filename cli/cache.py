@@ -3,6 +3,7 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -88,7 +89,7 @@ def verify(store: str) -> None:
         samples = f", samples {list(damage.samples)}" if damage.samples else ""
         lines.append(f"damaged: {damage.array}, {where}{samples}")
         if damage.chunk is None and damage.array.count("/") == 1:
-            ways.append(f"To repair: `xret cache rm {store} {damage.array}`, then extract it again.")
+            ways.append(f"To repair: `xret cache rm {quote(store)} {quote(damage.array)}`, then extract it again.")
     lines += [f"failed sample {sample['id']}: {sample['reason']}" for sample in found.failed_samples]
     state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
     failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""

@@ -1,5 +1,6 @@
 """``xret search``: what a run finds for a sentence or a picture."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +40,9 @@ def run_options(command: Any) -> Any:
 def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     """Find images for a sentence, or captions for a picture.
 
-    QUERY is a sentence, or the file of a picture. What is searched is a split of the store of RUN. Sentences and
-    pictures go through the encoder that made its features. The weights are found where they were, and named again where
-    they have moved; a fine-tuned run has its own.
+    QUERY is a sentence, or the file of a picture; of a run on videos a folder of frames, such as ./clip. What is
+    searched is a split of the store of RUN. Sentences and pictures go through the encoder that made its features. The
+    weights are found where they were, and named again where they have moved; a fine-tuned run has its own.
 
     With --images a folder of any pictures is searched, without a manifest, also by a picture like them. Each is
     embedded once, and again when its file has changed.
@@ -57,7 +58,9 @@ def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     if len(words) > 1:
         raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
     retriever = Retriever(run, **options)
-    encoded = retriever.encode_query(Path(words[0]) if names_picture(words[0]) else words[0])
+    # A folder of frames, or a picture without a known suffix; Path.exists raises for a long sentence.
+    there = "/" in words[0] and os.path.exists(words[0])  # noqa: PTH110
+    encoded = retriever.encode_query(Path(words[0]) if there or names_picture(words[0]) else words[0])
     hits = retriever.search(encoded, k)
     count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
     where = options["images"] or f"{retriever.cache.url}, split {retriever.split}"

@@ -61,9 +61,9 @@ def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
 def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str) -> Recipe:
     """Lay settings over nested values and resolve them."""
     asked, title = nested(settings), f"recipe '{name}'"
-    terms = asked.get("loss")
-    if isinstance(terms, dict):
-        new = [term for term in terms if isinstance(terms[term], dict) and term not in (values.get("loss") or {})]
+    terms, known = asked.get("loss"), values.get("loss")
+    if isinstance(terms, dict) and isinstance(known, Mapping | None):
+        new = [term for term in terms if isinstance(terms[term], dict) and term not in (known or {})]
         asked["loss"] = {**terms, **{term: {"weight": 0.0, **terms[term]} for term in new}}
     recipe = resolve(_laid_over(asked, values), title=title)
     # Not in `resolve`, which also reads the recipes of runs: those that were trained so stay readable.
@@ -73,14 +73,21 @@ def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str)
 
 
 def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return `base` with `values` over it; a part of another name keeps nothing of the base's parameters."""
+    """Return `base` with `values` over it; a part of another name keeps nothing of the base's parameters.
+
+    RecipeError where a block of values is laid over a single value, which would be lost.
+    """
     merged = dict(base)
     for key, value in values.items():
         inner, below = f"{path}{key}", base.get(key)
         if not isinstance(value, Mapping):
             merged[key] = value
             continue
-        below = below if isinstance(below, Mapping) else {}
+        if not isinstance(below, Mapping | None):
+            raise RecipeError(
+                f"{inner} is a single value, {below!r}, and {inner}.{next(iter(value), '')} cannot be set"
+            )
+        below = below or {}
         if inner in PARTS and value.get("name", below.get("name")) != below.get("name"):
             below = {}
         merged[key] = _laid_over(value, below, f"{inner}.")

@@ -11,7 +11,6 @@ from tqdm import tqdm
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.files import require_writable, write_text
-from ...pipeline.wording import printable
 from ..evaluation.evaluation import evaluate_untrained, load_measures, tables
 from ..evaluation.number_table import shown
 from ..evaluation.scoring import embed_split, open_run
@@ -64,7 +63,7 @@ def write_report(
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
-        log.warning("the page will have no pictures: %s", printable(pictures.why_not))
+        log.warning("the page will have no pictures: %s", pictures.why_not)
     shown_runs = [PageRun(name, one, pictures) for name, one in zip(names(paths), embedded, strict=True)]
     text = render(_content(shown_runs, pictures, seed, device))
     if pictures.unreadable:

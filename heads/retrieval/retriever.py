@@ -222,8 +222,10 @@ class Retriever:
         return [] if self.run.vocabulary is None else WordsEncoder(self.run.vocabulary).unknown_words(texts)
 
     def index_facts(self) -> dict[str, str]:
-        """Return what an index of the gallery depends on."""
-        return {"store": self.cache.manifest_sha256, "split": self.split, "weights": self.weights_digest}
+        """Return what an index of the gallery depends on; rows would mean others if a failed sample was repaired."""
+        names = "\n".join((*self.gallery.image_ids, "", *self.gallery.caption_ids))
+        facts = {"store": self.cache.manifest_sha256, "split": self.split, "weights": self.weights_digest}
+        return facts | {"usable samples": hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()}
 
     def _encoded(self, modality: Modality, query: Picture) -> Embedding:
         """Embed a text or a picture; imported embeddings, which have no encoder, are looked up in the gallery."""

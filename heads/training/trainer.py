@@ -20,7 +20,7 @@ from ..evaluation.metrics import Recalls, recalls
 from ..evaluation.scoring import compare, embed
 from ..model import Model
 from ..modules.losses.triplet import Triplet
-from ..runs.run import Run
+from ..runs.run import CHECKPOINT, Run
 from .log import Record, TrainLog, describe, epoch_tags, event_log, step_tags
 from .objective import Objective
 from .optimisation import average_of, drop_frozen, learning_rate, set_rates, warmup, weights_of
@@ -85,7 +85,8 @@ class Trainer:
         """Go on where `run` is; return False where nothing was saved there.
 
         Raises:
-            RunError: the checkpoint is damaged; or one of both scales the loss, as float16 needs it, and the other not.
+            RunError: the checkpoint is damaged or does not fit; or one scales the loss, as float16 needs it, and the
+                other does not.
         """
         checkpoint = run.load_checkpoint()
         if checkpoint is None:
@@ -95,12 +96,15 @@ class Trainer:
             then = "float16" if state["scaler"] else "another precision than float16"
             raise RunError(f"it was trained in {then}; to go on, set runtime.precision to what it was")
         self._of_best = {key: value for key, value in info.items() if key not in ("epochs", "best_epoch", "best_rsum")}
-        if info["epochs"] != run.info.epochs:  # a kill came before all was exported
-            if self.best is not None:
-                self.model.load_state_dict(self.best)
-            run.export(checkpoint, self.model)
-        for name in self._parts:
-            getattr(self, name).load_state_dict(state[name])
+        try:
+            if info["epochs"] != run.info.epochs:  # a kill came before all was exported
+                if self.best is not None:
+                    self.model.load_state_dict(self.best)
+                run.export(checkpoint, self.model)
+            for name in self._parts:
+                getattr(self, name).load_state_dict(state[name])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise RunError(f"{run.path / CHECKPOINT} does not fit the run's run.json; train the run again") from error
         for name in _COUNTS:
             setattr(self, name, state[name])
         self.sums = state["sums"]

@@ -188,7 +188,8 @@ def tune(
         claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})
         if not study.open().trials:
             study.open().enqueue_trial(first)
-    logger.info("space of %s:\n%s", loaded.name, "\n".join(aligned([[f"  {key}", of] for key, of in texts.items()])))
+    for line in (f"space of {loaded.name}:", *aligned([[f"  {key}", of] for key, of in texts.items()])):
+        logger.info("%s", line)
     with _locked(root / "working", fcntl.LOCK_SH):
         _train_trials(study)
     with _locked(root / "working"):  # waits for other processes

@@ -70,6 +70,7 @@ def test_a_failed_cell_is_told_and_the_exit_code_is_1(store, tmp_path):
 
 def test_a_grid_and_the_list_of_grids(store, tmp_path):
     listed = run("ablate", "--grid", "list").stdout
+    assert all(f"{name} " in listed for name in json.loads(run("ablate", "--grid", "list", "--json").stdout))
     assert re.search(r"^setdiv-table4 +19 cells  Kim et al\..*, Table 4$", listed, re.MULTILINE)
     entries = json.loads(
         run(

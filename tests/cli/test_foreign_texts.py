@@ -1,5 +1,6 @@
 """A store may come from a stranger: none of its texts commands a terminal or becomes a part of a page."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from command_line import refused, run
 from PIL import Image
 from small_store import make_store
 
+from xret.cli import Lines
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import write_report
 from xret.heads.training.train import train
@@ -44,6 +46,11 @@ def folder(tmp_path_factory):
 def require_harmless(text):
     assert "alert(1)" in text
     assert [bad for bad in ("\x1b", "\x07", "\u202e", "script>\n") if bad in text] == []
+
+
+def test_what_the_library_logs(capsys):
+    Lines().emit(logging.LogRecord("xret", logging.WARNING, "", 0, "left out: %s", (MARK,), None))
+    require_harmless(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

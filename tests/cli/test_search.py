@@ -52,6 +52,16 @@ def test_a_picture_finds_captions(folder):
     assert lines[2].endswith(f"  {found[0]['caption']}")
 
 
+def test_what_is_there_is_no_sentence(folder, tmp_path):
+    shutil.copy(folder / "pictures/images/17.png", tmp_path / "17")
+    by_suffix = call("search", folder / "run", folder / "pictures/images/17.png").stdout
+    assert call("search", folder / "run", tmp_path / "17").stdout == by_suffix
+    assert refused("search", folder / "run", f"{tmp_path}/").startswith(str(tmp_path))
+    videos = make_store(make_pictures(tmp_path / "videos", frames=3), tmp_path / "v.zarr", frames=2)
+    found = call("search", make_run(videos, tmp_path / "run"), tmp_path / "videos/images/17").stdout
+    assert found.splitlines()[0].endswith("split test: 9 captions")
+
+
 def test_gaussians_come_with_their_uncertainty(folder):
     lines = call("search", folder / "gaussian", "red", "-k", 2, "--split", "val").stdout.splitlines()
     assert lines[1].split() == ["rank", "score", "uncertainty", "id", "file"]
@@ -79,6 +89,7 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
     for words, code, sentence in (
         ((run,), 2, "Missing argument 'QUERY'"),
         ((run, "red", "and", "blue"), 2, 'A QUERY of several words needs quotes: "red and blue".'),
+        ((run, "--", "--json"), 1, "no word of the query is in the vocabulary"),
         ((run, "photo.jpg"), 1, "photo.jpg: there is no such file"),
         ((run, "red", "--images", tmp_path, "--index", tmp_path), 1, "an index is of a split of a store"),
         ((run, broken), 1, f"{broken}: "),

@@ -176,6 +176,15 @@ def test_blocks_and_values_are_not_confused(setting):
     )
 
 
+@pytest.mark.parametrize(
+    ("wrong", "setting"), [("optimizer: adam", "optimizer.lr=1"), ("loss: 5", "loss.mmd.weight=1")]
+)
+def test_a_setting_hides_no_value_where_the_file_must_have_a_block(tmp_path, wrong, setting):
+    (tmp_path / "mine.yaml").write_text(f"base: vsepp\n{wrong}\n")
+    for settings in ((), (setting,)):
+        assert wrong.split(":")[0] in faults(tmp_path / "mine.yaml", *settings)
+
+
 def test_a_recipe_must_say_what_has_no_default(tmp_path):
     (tmp_path / "mine.yaml").write_text("paper: none\n")
     message = faults(tmp_path / "mine.yaml")

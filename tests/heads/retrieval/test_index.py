@@ -10,6 +10,7 @@ from command_line import refused
 from command_line import run as call
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_runs import make_pictures, make_run, make_store
 
 from xret.heads.modules.embedding import Gaussian, Sequence, each
 from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SampledDistance, SmoothChamfer, Wasserstein
@@ -179,7 +180,7 @@ def test_an_index_of_something_else_or_a_damaged_one_is_refused(made, folder, tm
     run, index = made.run("pcmepp"), shutil.copytree(folder / "pcmepp.index", tmp_path / "index")
     for sentence, options in (
         (r"of something else \(weights differ\)", {"index": folder / "scan.index"}),
-        (r"of something else \(split differ\)", {"index": index, "split": "val"}),
+        (r"of something else \(split and", {"index": index, "split": "val"}),
         ("is not an index; make one with", {"index": tmp_path / "none"}),
     ):
         with pytest.raises(RunError, match=sentence):
@@ -190,6 +191,21 @@ def test_an_index_of_something_else_or_a_damaged_one_is_refused(made, folder, tm
         with pytest.raises(RunError, match="images is damaged; build the index again"):
             Retriever(run, device="cpu", index=index).search("red")
         (index / name).write_bytes(content)
+
+
+def test_an_index_from_before_a_repair_is_refused(tmp_path):
+    manifest = make_pictures(tmp_path / "pictures")
+    picture = tmp_path / "pictures/images/17.png"
+    sound = picture.read_bytes()
+    picture.write_bytes(b"")
+    store = make_store(manifest, tmp_path / "s.zarr", on_error="skip")
+    run = make_run(store, tmp_path / "run")
+    index_run(Retriever(run, device="cpu"), tmp_path / "index")
+    assert Retriever(run, device="cpu", index=tmp_path / "index").search("red", 9)
+    picture.write_bytes(sound)
+    make_store(manifest, store, on_error="skip", repair=True)
+    with pytest.raises(RunError, match="usable samples differ"):
+        Retriever(run, device="cpu", index=tmp_path / "index").search("red", 9)
 
 
 def test_the_command(made, tmp_path):

@@ -62,6 +62,13 @@ def test_other_values_are_refused(run, tmp_path, key, value, sentence):
     assert "\n" not in str(caught.value)
 
 
+def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
+    wider = load_recipe("vsepp", {"model.dim": 16, "schedule.epochs": 1})
+    folder = edited(shutil.copytree(run, tmp_path / "run"), recipe=wider.to_dict())
+    with pytest.raises(RunError, match=r"checkpoint\.pt does not fit the run's run\.json"):
+        train(Run(folder).info.store, wider, folder, device="cpu", resume=True)
+
+
 def test_a_folder_without_a_run_names_one_inside(run):
     with pytest.raises(RunError, match=rf"is no run: it has no run\.json; name the folder of a run, such as {run}"):
         Run(run.parent)

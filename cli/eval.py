@@ -43,11 +43,19 @@ from .parsing import FOLDER, device_option, show
     "--diagnostics",
     is_flag=True,
     help="Also print, for one run, circular variance, what each element does, uncertainty, pooling coefficients, cost "
-    "and, with --data-root, what it makes of crops.",
+    "and, with --data-root or --visual-genome, what it makes of crops.",
 )
 @click.option("--data-root", type=FOLDER, help="For crops: the folder of the data set's manifest and images.")
+@click.option(
+    "--visual-genome",
+    type=FOLDER,
+    help="For crops: the folder of Visual Genome's region_descriptions.json, image_data.json and pictures (VG_100K and "
+    "VG_100K_2), which the store need not have.",
+)
 @device_option
-def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, **options: Any) -> None:
+def eval_(
+    runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, visual_genome: Path | None, **options: Any
+) -> None:
     """Evaluate retrieval: captions by images, and images by captions.
 
     A RUN ranks with its best epoch, and several runs as an ensemble. A STORE ranks by the cosine of the frozen
@@ -59,18 +67,21 @@ def eval_(runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, **op
     xret eval grid-run region-run --ties mean --json
     xret eval coco-run --protocol pmrp:annotations/instances_val2014.json
     xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
+    xret eval coco-run --diagnostics --visual-genome DIR
     """
     from .. import evaluate
     from ..heads.evaluation.scoring import is_store
 
     if diagnostics and (len(runs) > 1 or is_store(runs[0])):
         raise click.UsageError("--diagnostics takes one run, and no store")
+    if visual_genome is not None and not diagnostics:
+        raise click.UsageError("--visual-genome is for the crops of --diagnostics; add that, or leave it out")
     evaluation = evaluate(runs, **options)
     found, text = evaluation.to_dict(), str(evaluation)
     if diagnostics:
         from ..heads.diagnostics import diagnose
 
         same = {key: options[key] for key in ("store", "split", "ties", "device")}
-        diagnosis = diagnose(runs[0], **same, data_root=data_root)
+        diagnosis = diagnose(runs[0], **same, data_root=data_root, visual_genome=visual_genome)
         found, text = found | {"diagnostics": diagnosis.to_dict()}, f"{text}\n\n{diagnosis}"
     show(found, text)

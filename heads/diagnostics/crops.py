@@ -3,10 +3,12 @@
 Source: *Uncertainty-based Cross-Modal Retrieval with Probabilistic Representations*, section 4.6: Figure 3 (triplets of
 regions), Figure 2 (mean uncertainty of crops and captions A and C) and Table 4 (binary selection, which point
 embeddings can do too). In a Karpathy JSON an image may have ``regions: [{bbox: [x, y, width, height], phrase}]`` in
-pixels, as in Visual Genome and in the generated scenes.
+pixels, as the generated scenes have. The paper's are Visual Genome's, whose own files are read as well.
 """
 
 import itertools
+import json
+import logging
 import math
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +24,13 @@ from tqdm import tqdm
 
 from ...pipeline.data.images import image_size, open_image
 from ...pipeline.data.manifest import bundled_manifests, load_manifest
-from ...pipeline.data.sources import PictureReader
+from ...pipeline.data.sources import FolderReader, PictureReader
 from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, SampleError
 from ...pipeline.reading.joined_sets import are_upright
 from ...pipeline.reading.reattachment import find_pictures, manifests_in, unreadable
 from ...pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
+from ...pipeline.wording import counted
 from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
 from ..evaluation.scoring import Scored, Side, embed_side
@@ -40,6 +43,7 @@ THINNEST = 50  # longer side of a box over its shorter one: encoders refuse what
 IMAGES = 2000  # that triplets are made of; drawn at random from more
 PART = 256  # crops that are held decoded
 
+log = logging.getLogger("xret")
 T = TypeVar("T")
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
@@ -51,6 +55,13 @@ class Region(NamedTuple):
     phrase: str
 
 
+class Described(NamedTuple):
+    """An image with regions as its file has them, and its width and height as far as the file says."""
+
+    regions: list[Any]
+    size: tuple[int, int] | None = None
+
+
 class Found(NamedTuple):
     """A region A of an image, and C, the box around A and another one, which shows more and is more ambiguous."""
 
@@ -60,36 +71,52 @@ class Found(NamedTuple):
     c: Region
 
 
-def crop_tables(seen: Scored, data_root: Path | None, ties: Ties) -> dict[str, NumberTable]:
+def crop_tables(
+    seen: Scored, data_root: Path | None, ties: Ties, visual_genome: Path | None = None
+) -> dict[str, NumberTable]:
     """Embed crops and captions A and C of triplets, and compare the ones with the others.
 
-    Returns ``crops``, a row a threshold with the accuracies of binary selection, and with Gaussians ``uncertainty of
-    crops``, their means. A tie is a failure (``pessimistic``), a success (``optimistic``), or half of one (``mean``).
+    Of the images of the split that have regions, or of those of Visual Genome in a folder, whatever the run was trained
+    on. Returns ``crops``, a row a threshold with the accuracies of binary selection, and with Gaussians ``uncertainty
+    of crops``, their means. A tie is a failure (``pessimistic``), a success (``optimistic``), or half of one
+    (``mean``).
 
     Raises:
         CacheError: the pictures or regions are missing, or no image has two regions that are small enough.
         SampleError: an image cannot be read.
     """
-    if data_root is None:
-        raise CacheError("crops are cut out of the images; name their folder with --data-root DIR")
-    cache, device = seen.ranker.cache, str(seen.similarity.device)
-    regions, inside = regions_in(cache.dataset, data_root), set(seen.file_names)
-    names = sorted(name for name in regions if name in inside)
+    if visual_genome is not None:
+        described, pictures = read_visual_genome(visual_genome)
+    elif data_root is not None:
+        described, pictures = _described(seen, data_root)
+    else:
+        raise CacheError(
+            "crops are cut out of the images; name their folder with --data-root DIR, or Visual Genome's with"
+            " --visual-genome DIR"
+        )
+    names = sorted(described)
+    device = str(seen.similarity.device)
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
     image_encoders = find_encoders(seen.run, "image", None, device)
     text_encoders = find_encoders(seen.run, "text", None, device)
-    pictures, upright = find_pictures(cache, data_root), are_upright(seen.batches.image_set)
-    found = []
+    upright, found, odd = are_upright(seen.batches.image_set), [], []
     for name in names:
         size = read_picture(image_size, pictures, name, upright)
-        usable = regions_of(regions[name], size)
+        if described[name].size not in (None, size):
+            odd.append(name)  # its boxes are of another picture, or of one that lies on a side
+            continue
+        usable = regions_of(described[name].regions, size)
         triplets = {threshold: triplet(usable, size, threshold) for threshold in THRESHOLDS}
         found += [Found(threshold, name, one[0], one[2]) for threshold, one in triplets.items() if one is not None]
+    if odd:
+        log.warning(
+            "%s left out, whose size is not the one that their boxes are for: %s", counted(len(odd), "image"), odd[0]
+        )
     if not found:
         raise CacheError(
-            f"none of the {len(names):,} images of this split that have regions has two of at most"
-            f" {max(THRESHOLDS):.0%} of its area; take another --split or data set"
+            f"none of the {len(names):,} images that have regions has two of at most {max(THRESHOLDS):.0%} of its area;"
+            " take another --split or data set"
         )
     parts = sorted({(one.file_name, part) for one in found for part in (one.a, one.c)})
     crops = iter(tqdm(cut(pictures, upright, parts), "crops", len(parts), unit=" crops", disable=None))
@@ -102,6 +129,49 @@ def crop_tables(seen: Scored, data_root: Path | None, ties: Ties) -> dict[str, N
     return _tables(
         seen, found, images, captions, [[at[one.file_name, part] for part in one[2:]] for one in found], ties
     )
+
+
+def _described(seen: Scored, data_root: Path) -> tuple[dict[str, Described], PictureReader]:
+    """Return those images of a split that have regions, by file name, and what opens them; errors of `regions_in`."""
+    cache, inside = seen.ranker.cache, set(seen.file_names)
+    regions = regions_in(cache.dataset, data_root).items()
+    return {name: Described(some) for name, some in regions if name in inside}, find_pictures(cache, data_root)
+
+
+def read_visual_genome(folder: Path) -> tuple[dict[str, Described], PictureReader]:
+    """Return Visual Genome's images that have regions, by file name below a folder, and what opens them.
+
+    The folder has ``region_descriptions.json``, ``image_data.json`` and the pictures as their zips hold them, in
+    ``VG_100K`` and ``VG_100K_2``; an image's URL says in which. CacheError where a file is missing or is another.
+    """
+
+    def region(entry: dict[str, Any]) -> Any:
+        if "phrase" not in entry:
+            return entry
+        return {"bbox": [entry[key] for key in ("x", "y", "width", "height")], "phrase": entry["phrase"]}
+
+    try:
+        images, entries = (
+            json.loads((folder / name).read_bytes(), object_hook=region)
+            for name in ("image_data.json", "region_descriptions.json")
+        )
+        image_of = {image["image_id"]: image for image in images}
+        found = {}
+        for entry in entries:
+            image = image_of[entry["id"] if "id" in entry else entry["image_id"]]
+            if entry["regions"]:
+                name = "/".join(image["url"].split("/")[-2:])
+                found[name] = Described(entry["regions"], (image["width"], image["height"]))
+    except OSError as error:
+        raise CacheError(
+            f"{error.filename} cannot be read ({error.strerror}); --visual-genome is the folder of Visual Genome's"
+            " image_data.json, region_descriptions.json, VG_100K and VG_100K_2"
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CacheError(
+            f"{folder} does not hold image_data.json and region_descriptions.json of Visual Genome"
+        ) from error
+    return found, FolderReader(folder)
 
 
 def regions_in(dataset: str, data_root: Path) -> dict[str, list[Any]]:

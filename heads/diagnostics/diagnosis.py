@@ -46,6 +46,7 @@ def diagnose(
     split: str = "test",
     ties: Ties = "pessimistic",
     data_root: str | Path | None = None,
+    visual_genome: str | Path | None = None,
     device: str = "auto",
 ) -> Diagnosis:
     """Look into a run: what its embeddings are like on a split.
@@ -55,7 +56,8 @@ def diagnose(
         store: the feature cache to look at; None: the one that the run was trained on.
         split: which images and captions.
         ties: how equal scores are counted; see `metrics.recall`.
-        data_root: the folder of the data set's manifest, images and caption file; None: no crops are made.
+        data_root: the folder of the data set's manifest, images and caption file, of which crops are made.
+        visual_genome: the folder of Visual Genome's JSON files and pictures: crops are made of these instead.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
@@ -64,13 +66,13 @@ def diagnose(
     require_ties(ties)
     target = pick_device(device)
     seen = embed_split(open_run(run, store), split, target)
-    root = None if data_root is None else Path(data_root)
+    root, genome = (None if folder is None else Path(folder) for folder in (data_root, visual_genome))
     questions: dict[str, tuple[Callable[[], Tables], str]] = {
         "cost": (partial(cost_table, seen), ""),
         "elements": (partial(_elements, seen, ties), "the embeddings are no sets of several elements"),
         "uncertainty": (partial(uncertainty_tables, seen), "the embeddings are no Gaussians"),
         "coefficients": (partial(coefficient_tables, seen), "no aggregator is a GPO with coefficients of its own"),
-        "crops": (partial(crop_tables, seen, root, ties), ""),
+        "crops": (partial(crop_tables, seen, root, ties, genome), ""),
     }
     tables, reasons = Tables(), {}
     with within_memory(target):

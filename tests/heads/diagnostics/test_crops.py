@@ -20,6 +20,7 @@ from xret.heads.diagnostics.crops import (
     cut,
     overlap,
     read_picture,
+    read_visual_genome,
     regions_in,
     regions_of,
     selection_accuracy,
@@ -207,6 +208,63 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
     assert (next(rows, None), next(uncertain, None)) == (None, None)
 
 
+@pytest.fixture
+def genome(scenes, tmp_path):
+    """Return a folder of the test pictures of the scenes and their regions, as Visual Genome has such."""
+    document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
+    images = [image for image in document["images"] if image["split"] == "test"]
+    data, described = [], []
+    for number, image in enumerate(images):
+        part = ("VG_100K", "VG_100K_2")[number >= 3]
+        (tmp_path / part).mkdir(exist_ok=True)
+        shutil.copy(scenes / "scenes" / "images" / image["filename"], tmp_path / part)
+        regions = [
+            dict(zip(("x", "y", "width", "height"), one["bbox"], strict=True), phrase=one["phrase"], image_id=number)
+            for one in image["regions"]
+        ]
+        described.insert(0, {"regions": regions, "id": number})
+        url = f"https://cs.stanford.edu/people/rak248/{part}/{image['filename']}"
+        data.append({"image_id": number, "url": url, "width": 224, "height": 224, "coco_id": None})
+    data.append({"image_id": 99, "url": "https://x/VG_100K/99.jpg", "width": 5, "height": 5})
+    described.append({"regions": [], "id": 99})
+    (tmp_path / "image_data.json").write_text(json.dumps(data))
+    (tmp_path / "region_descriptions.json").write_text(json.dumps(described))
+    return tmp_path
+
+
+def test_crops_of_visual_genome_need_no_store(scenes, genome, caplog):
+    run = scenes / "gaussian-vsepp"
+    own = diagnose(run, device="cpu", data_root=scenes / "scenes").tables
+    found = diagnose(run, device="cpu", visual_genome=genome)
+    assert "crops" not in found.reasons
+    for name in ("crops", "uncertainty of crops"):
+        assert [row[:2] for row in found.tables[name].rows] == [row[:2] for row in own[name].rows]
+        for ours, theirs in zip(found.tables[name].rows, own[name].rows, strict=True):
+            assert ours[1:] == pytest.approx(theirs[1:], rel=1e-4)
+    data = json.loads((genome / "image_data.json").read_text())
+    data[0]["width"] = 448
+    (genome / "image_data.json").write_text(json.dumps(data))
+    fewer = diagnose(run, device="cpu", visual_genome=genome).tables["crops"].rows
+    assert [row[1] for row in fewer] < [row[1] for row in own["crops"].rows]
+    assert "1 image left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("image_data.json", None, r"image_data\.json cannot be read \(No such file"),
+        ("region_descriptions.json", "[{", "does not hold image_data"),
+        ("region_descriptions.json", '[{"id": 5000, "regions": [1]}]', "does not hold image_data"),
+        ("region_descriptions.json", '{"images": []}', "does not hold image_data"),
+        ("region_descriptions.json", '[{"id": 1, "regions": [{"phrase": "a dog"}]}]', "does not hold image_data"),
+    ],
+)
+def test_what_is_not_visual_genome(genome, file, text, said):
+    (genome / file).unlink() if text is None else (genome / file).write_text(text)
+    with pytest.raises(CacheError, match=said):
+        read_visual_genome(genome)
+
+
 def test_vectors_choose_too_and_have_no_uncertainty(scenes):
     found = diagnose(scenes / "vsepp", device="cpu", data_root=scenes / "scenes" / "images").tables
     assert "uncertainty of crops" not in found
@@ -219,7 +277,7 @@ def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
     run = scenes / "vsepp"
     found = diagnose(run, device="cpu")
     assert "crops" not in found.tables
-    assert found.reasons["crops"].endswith("name their folder with --data-root DIR")
+    assert found.reasons["crops"].endswith("or Visual Genome's with --visual-genome DIR")
     assert found.tables["cost"].rows[0][1] == 16
     assert "check --data-root" in diagnose(run, device="cpu", data_root=tmp_path).reasons["crops"]
     shutil.copytree(scenes / "scenes", tmp_path / "scenes")
@@ -228,7 +286,7 @@ def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
         image["regions"] = image["regions"][:1]
     (tmp_path / "scenes" / "dataset_scenes.json").write_text(json.dumps(document))
     found = diagnose(run, device="cpu", data_root=tmp_path / "scenes")
-    assert found.reasons["crops"].startswith("none of the 6 images of this split that have regions has two")
+    assert found.reasons["crops"].startswith("none of the 6 images that have regions has two")
     (tmp_path / "scenes" / "images" / "scene_00015.jpg").write_bytes(b"")
     found = diagnose(run, device="cpu", data_root=tmp_path / "scenes")
     assert "scene_00015.jpg: the file is empty" in found.reasons["crops"]

@@ -10,7 +10,7 @@ from typing import Any, Literal, TextIO
 from ..documents import DocumentError, parse_json, read_json
 from ..errors import ManifestError
 from .images import SUFFIXES
-from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, file_name, it_has, require_text
+from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, file_name, folder_split, it_has, require_text
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
@@ -45,18 +45,20 @@ def read_entries(path: Path, reader: RowReader) -> list[Entry]:
 def read_imagefolder(folder: Path, reader: RowReader) -> list[Entry]:
     """Read each ``metadata.jsonl`` and ``metadata.csv`` below a folder, in order of the paths.
 
-    The split of a picture is the first folder of its metadata file if it is called as a split; else the row's; else
-    that folder whatever it is called, or the picture's own if it is called as a split. A column that the manifest names
-    goes before all folders. ManifestError: a row is wrong.
+    The split of a picture is the folder of its metadata file that is called as a split; else the row's; else the first
+    folder of its metadata file, whatever it is called, or a folder of its own that is called as a split. A column that
+    the manifest names goes before all folders. ManifestError: a row is wrong.
     """
     entries: dict[str, Entry] = {}
+    for path in sorted(folder.rglob("metadata.*")):
+        if path.suffix not in (".jsonl", ".csv"):
+            reader.note(f"{path} is passed over; metadata are read from .jsonl and .csv")
     for path in sorted(path for kind in ("jsonl", "csv") for path in folder.rglob(f"metadata.{kind}")):
         below = path.parent.relative_to(folder)
-        of_folder = below.parts[0] if below.parts else None
+        of_folder = next((part for part in below.parts if part in SPLIT_NAMES), (*below.parts, None)[0])
         given = of_folder if reader.columns.split is None and of_folder in SPLIT_NAMES else None
         for row in caption_rows(path, reader, below.as_posix(), given):
-            first = row.image.partition("/")[0]
-            split = row.split or of_folder or (first if first in SPLIT_NAMES else None)
+            split = row.split or of_folder or folder_split(row.image)
             if row.image in entries:
                 raise ManifestError(f"{row.where}: '{row.image}' stands here a second time; give a picture one row.")
             entries[row.image] = Entry(row.image, split, [(text, None) for text in row.captions])

@@ -143,18 +143,19 @@ class RowReader:
         if not found:
             return found
         if found[0] not in names:
-            self._note(f"'{found[0]}' counts as the {role}")
+            self.note(f"'{found[0]}' counts as the {role}")
         others = [*found[1:], *(name for name in there if _NUMBERED.fullmatch(name.strip().lower()))]
         if role == "caption" and others:
             named = "', '".join(others)
-            self._note(f"captions are those of '{found[0]}', and not of '{named}', unless caption_columns names them")
+            self.note(f"captions are those of '{found[0]}', and not of '{named}', unless caption_columns names them")
         return found
 
     def or_in_manifest(self, advice: str) -> str:
         """Return what else can be done by a manifest, if there is one."""
         return f", or {advice} in the manifest" if self._named else ""
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Say something of the source, once."""
         if text not in self._notes:
             self._notes.add(text)
             log.warning("%s: %s.", printable(str(self.listing)), printable(text))
@@ -192,7 +193,7 @@ class RowReader:
             if self.by_folder:
                 advice = f"correct one, or take this column by split_column: {found.split} in the manifest"
                 raise ManifestError(f"{where}: '{found.split}' is '{split}', and its folder '{given}'; {advice}.")
-            self._note(f"images whose '{found.split}' is '{split}' count as '{given}', as the manifest says")
+            self.note(f"images whose '{found.split}' is '{split}' count as '{given}', as the manifest says")
         return given
 
     def look(self, values: Mapping[str, Any], found: RowColumns | None = None) -> None:
@@ -216,6 +217,11 @@ def names_split(text: str) -> bool:
     return _NAMES_SPLIT.fullmatch(text.strip().lower()) is not None
 
 
+def folder_split(name: str) -> str | None:
+    """Return the split as which a folder of a picture is called; None where none is."""
+    return next((SPLIT_NAMES[part] for part in name.split("/")[:-1] if part in SPLIT_NAMES), None)
+
+
 def require_text(value: Any, what: str) -> str:
     """Return a text; ManifestError where it is something else, or is no valid Unicode."""
     if not isinstance(value, str):
@@ -223,7 +229,8 @@ def require_text(value: Any, what: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ManifestError(f"{what} has half of a character pair in it; correct it.") from error
+        fault = "has half of a character pair, or bytes that are not UTF-8, in it"
+        raise ManifestError(f"{what} {fault}; correct it.") from error
     return value
 
 
@@ -236,6 +243,7 @@ def file_name(name: Any, where: str, folder: str = "") -> str:
     """Join and normalise a path below the image folder."""
     if not isinstance(name, str) or not name.strip():
         raise ManifestError(f"{where}: the file name is missing; name the image of these captions.")
+    require_text(name, f"{where}: the file name {name!r}")
     if "\\" in name + folder or "\0" in name + folder:
         raise ManifestError(f"{where}: '{folder}{name}' is not a path with forward slashes; correct it.")
     joined = posixpath.normpath(posixpath.join(folder, name))

@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
 from .manifest import SPLITS, Manifest
-from .rows import SPLIT_NAMES, Entry
+from .rows import SPLIT_NAMES, Entry, folder_split
 from .sources import FOLDER, Place, Source, read_source
 
 log = logging.getLogger("xret")
@@ -117,8 +117,8 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
             f"{manifest.listing}: some images have a split and some, such as '{without[0]}', have none; "
             "give it to all or none."
         )
-    folders = [SPLIT_NAMES.get(name.partition("/")[0], "") for name in without]
-    if all(folders) and len({*folders}) > 1:
+    folders = [split for name in without if (split := folder_split(name))]
+    if len(folders) == len(without) and len({*folders}) > 1:
         shares = ", ".join(f"{folders.count(split)} {split}" for split in dict.fromkeys(folders))
         log.warning("%s names no splits: %s by the folders of the pictures.", manifest.listing, shares)
         return folders

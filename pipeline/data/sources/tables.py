@@ -8,12 +8,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from ...errors import ManifestError, SampleError, require_pyarrow
 from ...wording import reason
 from ..images import PictureFile
 from ..rows import Entry, RowColumns, RowReader, file_name, names_split
+from .files import file_system
 from .source import PackedReader, Place, Source
 
 IMAGE = "image"  # the column of the pictures by default
@@ -47,7 +46,7 @@ class TableReader(PackedReader):
 class _Parquet:
     def __init__(self, url: str) -> None:
         pyarrow = require_pyarrow(ManifestError, "Parquet needs")
-        fs, path = fsspec.core.url_to_fs(url)
+        fs, path = file_system(url)
         self.table = pyarrow.parquet.ParquetFile(path, filesystem=fs, buffer_size=_BUFFER)
         self.schema = self.table.schema_arrow
         groups = range(self.table.num_row_groups)

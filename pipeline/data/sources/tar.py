@@ -1,4 +1,4 @@
-"""Tar shards as webdataset names them: ``key.jpg`` with ``key.txt`` or ``key.json``.
+"""Tar shards as webdataset names them: ``key.jpg`` with ``key.txt`` (or ``.text``, ``.caption``) or ``key.json``.
 
 A key ends at the first dot of a file's name. The JSON has ``captions``, ``caption`` or ``text``, a text or a list of
 texts, which go before the text file, and perhaps ``split``. Members with other suffixes are left alone, as is
@@ -9,13 +9,12 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-import fsspec
-
 from ...documents import DocumentError, parse_json
 from ...errors import ManifestError
 from ...wording import reason
 from ..images import SUFFIXES, PictureFile
-from ..rows import Entry, RowReader, file_name, it_has
+from ..rows import CAPTIONS, Entry, RowReader, file_name, it_has
+from .files import file_system
 from .source import PackedReader
 
 _PADDING = 1 << 20  # bytes of zeros that may follow an archive's end
@@ -25,7 +24,7 @@ class TarReader(PackedReader):
     """Pictures in tar files; a place is an offset and so many bytes."""
 
     def _read(self, url: str, name: str, first: int, second: int) -> PictureFile:
-        fs, path = fsspec.core.url_to_fs(url)
+        fs, path = file_system(url)
         data = fs.cat_file(path, start=first, end=first + second) if second else b""
         if len(data) != second:
             raise ValueError("the file ends before it")
@@ -45,7 +44,8 @@ def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> 
     """
     samples: dict[str, _Sample] = {}
     try:
-        with fsspec.open(url, "rb").open() as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
+        fs, path = file_system(url)
+        with fs.open(path, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # they would fill the memory
                 if not member.isdir():
@@ -95,6 +95,7 @@ def _take(
     kind = suffix.lower()
     if f".{kind}".endswith(SUFFIXES):
         kind = "dotted" if "." in kind else "picture"
+    kind = "txt" if kind in CAPTIONS else kind
     if kind not in ("picture", "dotted", "txt", "json") or last.startswith((".", "__")):
         return
     name, key = file_name(last, url, above), file_name(stem, url, above)

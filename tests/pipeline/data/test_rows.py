@@ -6,7 +6,7 @@ import tarfile
 import datasets
 import pytest
 from any_source import FORMS, write_source
-from packed_data import PackedData, add
+from packed_data import PackedData, add, pictures_of
 from small_captions import manifest
 
 from xret.pipeline.data.manifest import load_manifest
@@ -205,11 +205,11 @@ def test_files_that_are_called_as_splits_have_to_be_named_so(tmp_path, names):
 
 
 def test_folders_of_pictures_that_are_called_as_splits_are_their_splits(tmp_path, caplog):
-    names = {"train/a.jpg": "train", "validation/b.jpg": "val", "test/c.jpg": "test"}
+    names = {"train/a.jpg": "train", "all/validation/b.jpg": "val", "test/x/c.jpg": "test"}
     text = "file_name,caption\n" + "".join(f"{name},a dog\n" for name in names)
     assert splits(read_samples(manifest(tmp_path, text, ".csv"))) == names
     assert "1 train, 1 val, 1 test by the folders of the pictures" in caplog.text
-    only = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(("val", "test")))
+    only = "".join(line for line in text.splitlines(keepends=True) if not line.startswith(("all", "test")))
     read_samples(manifest(tmp_path, only, ".csv"))
     assert "by SHA-256 of the file name" in caplog.text
 
@@ -226,3 +226,36 @@ def test_sentences_may_be_texts_and_captions_may_stand_in_their_image(tmp_path):
     images = [{"filename": "0.jpg", "sentences": ["a", "b"]}, {"filename": "1.jpg", "captions": ["c", "d"]}]
     samples = read_samples(manifest(tmp_path, json.dumps({"images": [*images, {"filename": "2.jpg", "text": "e"}]})))
     assert [text for _, text in texts(samples)] == list("abcde")
+
+
+def test_an_imagefolder_with_splits_further_down_and_metadata_of_another_kind(tmp_path, caplog):
+    for split in ("train", "validation"):
+        (tmp_path / "p/data" / split).mkdir(parents=True)
+        (tmp_path / "p/data" / split / "metadata.csv").write_text("file_name,caption\na.jpg,a dog\n")
+    (tmp_path / "p/data/metadata.parquet").write_bytes(b"x")
+    (tmp_path / "p.yaml").write_text("name: p\ndataset: p\n")
+    samples = read_samples(load_manifest(tmp_path / "p.yaml"))
+    assert splits(samples) == {"data/train/a.jpg": "train", "data/validation/a.jpg": "val"}
+    assert "metadata.parquet is passed over" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a::b.tar", "x::y/a.tar", "http::/a.tar"])
+def test_colons_in_the_name_of_a_file(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    with tarfile.open(tmp_path / name, "w") as archive:
+        add(archive, "0.jpg", b"picture")
+        add(archive, "0.caption", b"a dog")
+    (tmp_path / "t.yaml").write_text(f"name: t\ntar: {{test: '{name}'}}\n")
+    source = load_manifest(tmp_path / "t.yaml")
+    samples = read_samples(source)
+    assert texts(samples) == [("0.jpg", "a dog")]
+    assert pictures_of(samples, source).open("0.jpg").getvalue() == b"picture"
+
+
+def test_a_name_that_is_not_utf8_is_left_out(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
+        for name in ("café.jpg", "café.txt", "b.jpg", "b.txt"):
+            add(archive, name, b"a dog")
+    (tmp_path / "t.yaml").write_text("name: t\ntar: a.tar\n")
+    assert "bytes that are not UTF-8" in refusal(load_manifest(tmp_path / "t.yaml"))
+    assert texts(read_samples(load_manifest(tmp_path / "t.yaml"), skip=True)) == [("b.jpg", "a dog")]

@@ -15,36 +15,86 @@ What the command line does, Python does with the same options and defaults:
     retriever.search("two red cubes", k=5)                          # five images of the store's test split
     retriever.search(Path("photo.jpg"), k=5)                        # five captions
 
+The parts are there for loops of your own: `xret.nn`, `xret.similarities`, `xret.losses`, `xret.metrics`, and
+`xret.FeatureDataset` and `xret.batches` for what a store holds.
+
 Importing xret is cheap: torch, Zarr and Dask are imported by the functions, at their first call. All errors are
-`xret.pipeline.errors.XretError`s, whose message is one sentence: what is wrong, where, and what to do.
+`xret.errors.XretError`s, whose message is one sentence: what is wrong, where, and what to do.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from . import errors, losses, metrics, nn, similarities
     from .heads.ablation.ablation import Ablation
     from .heads.evaluation.evaluation import evaluate
     from .heads.retrieval.retriever import Retriever
     from .heads.training.trainer import TrainSummary
     from .heads.tuning.tuning import Tuning
     from .pipeline.extraction.summary import Extraction
+    from .pipeline.reading.batches import Batches
+    from .pipeline.reading.dataset import FeatureDataset, Field
     from .pipeline.store import FeatureCache
 
-    Settings = Mapping[str, Any] | Sequence[str]  # {"model.dim": 256}, or as on the command line: ["model.dim=256"]
+    Settings = Mapping[str, Any]  # of a recipe, such as {"model.dim": 256}
 
-__all__ = ["FeatureCache", "ablate", "evaluate", "extract", "finetune", "load", "train", "tune"]
+_LAZY = {  # what is imported when it is asked for
+    "FeatureCache": "pipeline.store",
+    "FeatureDataset": "pipeline.reading.dataset",
+    "evaluate": "heads.evaluation.evaluation",
+}
+_MODULES = ("errors", "losses", "metrics", "nn", "similarities")
+
+__all__ = [
+    "FeatureCache",
+    "FeatureDataset",
+    "ablate",
+    "batches",
+    "errors",
+    "evaluate",
+    "extract",
+    "finetune",
+    "load",
+    "losses",
+    "metrics",
+    "nn",
+    "similarities",
+    "train",
+    "tune",
+]
 
 
 def extract(
     dataset: "str | Path",
     store: "str | Path",
     *,
-    data_root: "str | Path | None" = None,
+    visual: str | None = "resnet152",
+    text: str | None = "bert",
     encoder: "str | Path | None" = None,
-    **options: Any,
+    visual_weights: str | None = None,
+    text_weights: str | None = None,
+    layer: int = -1,
+    image_size: int | None = None,
+    whole: bool = False,
+    pool: tuple[int, int] | None = None,
+    views: str | None = None,
+    regions: tuple[int, int] | None = None,
+    frames: int | None = None,
+    prompt: str | None = None,
+    dtype: str = "float16",
+    trust: bool = False,
+    splits: str | Sequence[str] = ("train", "val", "test"),
+    batch_size: int = 64,
+    device: str = "auto",
+    workers: int | str | None = None,
+    reuse: str | None = None,
+    on_error: Literal["fail", "skip"] = "fail",
+    repair: bool = False,
+    data_root: "str | Path | None" = None,
 ) -> "Extraction":
     """Encode the images and captions of a data set once, into a feature cache (``xret extract``).
 
@@ -53,13 +103,19 @@ def extract(
     Args:
         dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
         store: the cache: a local path or an fsspec URL.
-        data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
+        visual, text: the encoders, as ``xret list encoders`` names them; None: none.
         encoder: of pictures and texts, ``hf:ID``, ``hf:DIR``, ``open_clip:ARCH/TAG``, or the folder of a run in which
             `finetune` left its backbones; in the place of `visual` and `text`.
-        options: of `pipeline.extraction.options.build_options` and `Options`, with their defaults: ``visual``,
-            ``visual_weights``, ``text``, ``text_weights``, ``layer``, ``image_size``, ``whole``, ``pool``, ``views``,
-            ``regions``, ``frames``, ``prompt``, ``dtype``, ``trust``, ``splits``, ``batch_size``, ``device``,
-            ``workers``, ``reuse``, ``on_error``, ``repair``.
+        visual_weights, text_weights, layer, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: of
+            the encoders, see `xret.pipeline.encoders.spec.EncoderSpec`.
+        splits: names, or one text with commas.
+        batch_size: samples encoded at once.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        workers: threads that read pictures, or the address of a Dask scheduler.
+        reuse: a store with features of the same pictures and captions, which are copied.
+        on_error: ``fail``, or ``skip`` to record a sample that cannot be read, and go on.
+        repair: compute chunks again that are damaged or hold samples that failed.
+        data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
 
     Returns:
         What was computed, and what was there already, by feature set.
@@ -69,27 +125,44 @@ def extract(
         EncoderError: an encoder is unknown, or its weights cannot be loaded.
         CacheError: the store holds something else, or cannot be written; or there is nothing to extract.
         StoreError: an object store does not answer; so do all functions that read a store.
-        TypeError: there is no such option.
     """
-    from dataclasses import fields
-    from inspect import signature
     from pathlib import Path
 
     from .pipeline.data.manifest import load_manifest
-    from .pipeline.errors import nearest
     from .pipeline.extraction.extraction import extract
-    from .pipeline.extraction.options import Options, build_options
+    from .pipeline.extraction.options import build_options
 
-    known = [*signature(build_options).parameters, *(field.name for field in fields(Options))]
-    if strange := [name for name in options if name not in known]:
-        raise TypeError(f"extract() has no option '{strange[0]}'{nearest(strange[0], known)}")
     run: Any = None
     if encoder is not None and (Path(encoder) / "run.json").is_file():
         from .heads.runs.encoders import specs_of_run
 
         run, encoder = specs_of_run(encoder), None
-    chosen = build_options(encoder=None if encoder is None else str(encoder), run=run, **options)
-    return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), chosen)
+    options = build_options(
+        visual=visual,
+        text=text,
+        encoder=None if encoder is None else str(encoder),
+        visual_weights=visual_weights,
+        text_weights=text_weights,
+        layer=layer,
+        image_size=image_size,
+        whole=whole,
+        pool=pool,
+        views=views,
+        regions=regions,
+        frames=frames,
+        prompt=prompt,
+        dtype=dtype,
+        trust=trust,
+        splits=splits,
+        run=run,
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        reuse=reuse,
+        on_error=on_error,
+        repair=repair,
+    )
+    return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), options)
 
 
 def train(
@@ -97,8 +170,11 @@ def train(
     *,
     recipe: "str | Path",
     out: "str | Path",
-    settings: "Settings" = (),
-    **options: Any,
+    settings: "Settings | None" = None,
+    device: str = "auto",
+    seed: int = 0,
+    init_from: "str | Path | None" = None,
+    resume: bool = False,
 ) -> "TrainSummary":
     """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
 
@@ -108,7 +184,10 @@ def train(
         recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
         out: the run folder; must not exist, unless `resume`.
         settings: changes of the recipe, such as ``{"model.dim": 256}``.
-        options: of `heads.training.train.TrainOptions`: ``device``, ``seed``, ``init_from``, ``resume``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        seed: of the first weights and the order of samples.
+        init_from: a run whose best weights it begins with, all of which must fit.
+        resume: go on after the last step, also for more epochs.
 
     Raises:
         RecipeError: the recipe, its settings or the feature sets do not fit.
@@ -118,27 +197,36 @@ def train(
     from .heads.recipes.recipe import load_recipe
     from .heads.training.train import train
 
-    first, *others = map(str, _several(store))
-    return train(first, load_recipe(str(recipe), settings), out, also=others, **options)
+    first, *also = map(str, _several(store))
+    chosen = load_recipe(str(recipe), settings or {})
+    return train(first, chosen, out, also=also, device=device, seed=seed, init_from=init_from, resume=resume)
 
 
 def finetune(
     run: "str | Path",
     *,
     out: "str | Path",
-    reattach: Sequence[str] = (),
+    settings: "Settings | None" = None,
+    reattach: str | Sequence[str] = (),
     data_root: "str | Path | None" = None,
-    **options: Any,
+    visual_weights: str | None = None,
+    text_weights: str | None = None,
+    store: "str | Path | None" = None,
+    device: str = "auto",
+    resume: bool = False,
 ) -> "TrainSummary":
     """Put the backbones of a trained head back, and train all of it from images and captions (``xret finetune``).
 
     Args:
         run: the head's run folder.
         out: the new run folder; must not exist, unless `resume`.
+        settings: changes of the recipe, such as ``{"finetune.image_lr": 0.1}``.
         reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
         data_root: the folder of the images, or the one that the manifest's relative paths start from.
-        options: of `heads.training.finetuning.finetuning.FinetuneOptions`: ``settings``, ``visual_weights``,
-            ``text_weights``, ``store``, ``device``, ``resume``.
+        visual_weights, text_weights: of the backbones, if they have moved.
+        store: the feature cache; None: the run's own.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        resume: go on after the last step.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -149,11 +237,35 @@ def finetune(
 
     from .heads.training.finetuning.finetuning import finetune
 
-    root = None if data_root is None else Path(data_root)
-    return finetune(run, out, reattach=_several(reattach), data_root=root, **options)
+    return finetune(
+        run,
+        out,
+        settings=settings or {},
+        reattach=_several(reattach),
+        data_root=None if data_root is None else Path(data_root),
+        visual_weights=visual_weights,
+        text_weights=text_weights,
+        store=None if store is None else str(store),
+        device=device,
+        resume=resume,
+    )
 
 
-def ablate(store: "str | Path", *, out: "str | Path", **options: Any) -> "Ablation":
+def ablate(
+    store: "str | Path",
+    *,
+    out: "str | Path",
+    recipe: "str | Path | None" = None,
+    vary: Mapping[str, Any] | None = None,
+    grid: str | None = None,
+    settings: "Settings | None" = None,
+    baselines: str | Sequence[str] = (),
+    split: str | None = None,
+    views: bool = False,
+    seeds: int = 1,
+    device: str = "auto",
+    jobs: int | str = 1,
+) -> "Ablation":
     """Train a recipe in many variants and with several seeds, and evaluate each (``xret ablate``).
 
     What is finished in `out` stays: more values or seeds cost only themselves.
@@ -161,9 +273,16 @@ def ablate(store: "str | Path", *, out: "str | Path", **options: Any) -> "Ablati
     Args:
         store: the feature cache.
         out: the folder of all runs.
-        options: of `heads.ablation.plan.make_plan`: ``recipe``, ``vary``, such as ``{"model.dim": [256, 512]}``, or
-            ``grid``; ``settings``, ``baselines``, ``split``, ``views``. And of `heads.ablation.ablation.ablate`:
-            ``seeds``, ``device``, ``jobs``.
+        recipe: a name that ``xret recipes`` lists, or the path of a YAML file; with `grid` in the place of its own.
+        vary: the values of each key, such as ``{"model.dim": [256, 512]}``.
+        grid: a paper's, in the place of `vary`.
+        settings: changes for all variants.
+        baselines: recipes that are in the table as they are, but for `settings`.
+        split: what is evaluated; None: ``test``, or what the grid's paper took.
+        views: evaluate by the mean over all cached views of an image.
+        seeds: how many; they are counted from 0.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        jobs: how many at once, in processes of this machine; or the address of a Dask cluster.
 
     Returns:
         Every cell's numbers, or why it failed; ``print`` shows the table.
@@ -176,25 +295,38 @@ def ablate(store: "str | Path", *, out: "str | Path", **options: Any) -> "Ablati
     from .heads.ablation.ablation import ablate
     from .heads.ablation.plan import make_plan
 
-    planned = {key: options.pop(key) for key in ("vary", "grid", "split", "views") if key in options}
-    recipe, settings = options.pop("recipe", None), options.pop("settings", None)
-    beside = [*map(str, _several(options.pop("baselines", ())))]
-    plan = make_plan(None if recipe is None else str(recipe), settings=settings, baselines=beside, **planned)
-    return ablate(str(store), plan, out, **options)
+    name = None if recipe is None else str(recipe)
+    beside = [str(one) for one in _several(baselines)]
+    plan = make_plan(name, vary, grid, settings=settings, baselines=beside, split=split, views=views)
+    return ablate(str(store), plan, out, seeds=seeds, device=device, jobs=jobs)
 
 
-def tune(store: "str | Path", *, recipe: "str | Path", out: "str | Path", **options: Any) -> "Tuning":
+def tune(
+    store: "str | Path",
+    *,
+    recipe: "str | Path",
+    out: "str | Path",
+    trials: int = 50,
+    space: Mapping[str, Any] | None = None,
+    settings: "Settings | None" = None,
+    seed: int = 0,
+    device: str = "auto",
+) -> "Tuning":
     """Find the values of a recipe that suit a store, by validation RSUM, and keep the best run (``xret tune``).
 
-    Called again with the same options, it resumes, also in several processes at once. More ``trials`` add to those that
+    Called again with the same options, it resumes, also in several processes at once. More `trials` add to those that
     are there.
 
     Args:
         store: the feature cache.
         recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
         out: the folder.
-        options: of `heads.tuning.tuning.tune`: ``settings``, ``trials``, ``space``, such as
-            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``, ``seed``, ``device``.
+        trials: all together; pruned, failed and killed ones count.
+        space: what is varied beside the bundled space, or in its place, such as
+            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
+        settings: changes for all trials.
+        seed: of every run, and of the values that are drawn.
+        device: ``auto``, ``cpu`` or ``cuda``.
 
     Returns:
         Every trial, and what the best run reaches on the test split; ``print`` shows the tables.
@@ -207,17 +339,36 @@ def tune(store: "str | Path", *, recipe: "str | Path", out: "str | Path", **opti
     require_packages("tuning needs", {"Optuna": "optuna"}, "tune")
     from .heads.tuning.tuning import tune
 
-    return tune(str(store), str(recipe), out, **options)
+    how: dict[str, Any] = {"trials": trials, "space": space, "settings": settings, "seed": seed, "device": device}
+    return tune(str(store), str(recipe), out, **how)
 
 
-def load(run: "str | Path", **options: Any) -> "Retriever":
+def load(
+    run: "str | Path",
+    *,
+    store: "str | Path | None" = None,
+    split: str = "test",
+    device: str = "auto",
+    data_root: "str | Path | None" = None,
+    visual_weights: str | None = None,
+    text_weights: str | None = None,
+    images: "str | Path | None" = None,
+    index: "str | Path | None" = None,
+    trust: bool = False,
+) -> "Retriever":
     """Open a run, ready to embed and to search (``xret search``, ``xret serve``).
 
     Args:
         run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
-        options: of `heads.retrieval.retriever.Retriever`: ``store``, ``split``, ``device``, ``data_root``,
-            ``visual_weights``, ``text_weights``, ``images``, ``index``, ``trust``.
-            The folder ``images`` is looked through once: pictures that are added later are seen by a new `load`.
+        store: where the feature cache is now; None: where the run was trained.
+        split: whose images and captions are searched.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: finds the image files of the gallery.
+        visual_weights, text_weights: of the encoders, if they have moved.
+        images: a folder of pictures to search instead of the split. It is looked through once: pictures that are added
+            later are seen by a new `load`.
+        index: a folder that ``xret index`` made of the same run, store and split.
+        trust: let a file of weights run code while it is read.
 
     Raises:
         RunError: there is no such run, or it is damaged.
@@ -225,18 +376,75 @@ def load(run: "str | Path", **options: Any) -> "Retriever":
     from .heads.retrieval.hub import local_folder
     from .heads.retrieval.retriever import Retriever
 
-    return Retriever(local_folder(run), **options)
+    return Retriever(
+        local_folder(run),
+        store=None if store is None else str(store),
+        split=split,
+        device=device,
+        data_root=data_root,
+        visual_weights=visual_weights,
+        text_weights=text_weights,
+        images=images,
+        index=index,
+        trust=trust,
+    )
+
+
+def batches(
+    store: "str | Path",
+    split: str = "train",
+    *,
+    image: str | list[str] = "auto",
+    text: str | list[str] = "auto",
+    fields: "Sequence[Field] | None" = None,
+    device: str = "auto",
+    cache: Literal["auto", "memory", "stream"] = "auto",
+) -> "Batches":
+    """Read a split in batches as training does: gathered beside the computation, on the device.
+
+        data = xret.batches("holiday.zarr")
+        for batch in data.epoch(unit="image", batch_size=128, seed=0, epoch=epoch):
+            batch.images.local, batch.images.length, batch.captions.global_, batch.positives
+
+    `Batches.epoch` has the arguments, `Batch` and `Features` the shapes. Features come in the dtype of the store, rows
+    padded with zeros. `FeatureDataset` reads the same for a DataLoader.
+
+    Args:
+        store: the feature cache.
+        split: one of its splits.
+        image, text: prefix of a feature set's name, or several of them; ``auto``: the only one there.
+        fields: what to read, of ``local``, ``global`` and ``token``; None: all there is.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        cache: where the features lie: in ``memory``, or in the store (``stream``); ``auto``: as they fit.
+
+    Raises:
+        CacheError: the store, a set or a field is missing, or the split is missing, incomplete or empty.
+        RunError: memory does not suffice.
+    """
+    from .heads.runs.features import sets_named
+    from .pipeline.device import pick_device
+    from .pipeline.reading.batches import stored_batches
+    from .pipeline.reading.dataset import fields_there
+    from .pipeline.store import FeatureCache
+
+    images, captions = sets_named(FeatureCache.open(store), image, text)
+    of_images, of_captions = fields_there(images, captions, fields)
+    return stored_batches(
+        images,
+        captions,
+        split,
+        device=pick_device(device),
+        image_fields=of_images,
+        caption_fields=of_captions,
+        placement=cache,
+    )
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FeatureCache":
-        from .pipeline.store import FeatureCache
-
-        return FeatureCache
-    if name == "evaluate":
-        from .heads.evaluation.evaluation import evaluate
-
-        return evaluate
+    if name in _LAZY:
+        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 # What 800 pictures on two cores ask for; the recipes' own values are the papers', for COCO on a GPU. Captions here fit
 # several pictures, so that the hardest negative is often no negative: all negatives count in every epoch.
-SETTINGS: dict[str, list[str]] = {
-    "vsepp": [
-        "model.dim=256",
-        "loss.triplet.warmup_epochs=16",
-        "optimizer.lr=2e-3",
-        "schedule.epochs=16",
-        "schedule.step=12",
-    ],
-    "setdiv": [
-        "model.dim=256",
-        "data.batch_size=50",
-        "aggregator.image.head_dim=256",
-        "aggregator.text.head_dim=256",
-        "loss.triplet.margin=0.2",
-        "loss.triplet.warmup_epochs=8",
-        "optimizer.lr=2e-3",
-        "optimizer.aggregator_lr=1",
-        "schedule.epochs=8",
-    ],
+SETTINGS: dict[str, dict[str, float]] = {
+    "vsepp": {
+        "model.dim": 256,
+        "loss.triplet.warmup_epochs": 16,
+        "optimizer.lr": 2e-3,
+        "schedule.epochs": 16,
+        "schedule.step": 12,
+    },
+    "setdiv": {
+        "model.dim": 256,
+        "data.batch_size": 50,
+        "aggregator.image.head_dim": 256,
+        "aggregator.text.head_dim": 256,
+        "loss.triplet.margin": 0.2,
+        "loss.triplet.warmup_epochs": 8,
+        "optimizer.lr": 2e-3,
+        "optimizer.aggregator_lr": 1,
+        "schedule.epochs": 8,
+    },
 }
 
 

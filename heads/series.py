@@ -63,7 +63,7 @@ def fitting_sets(cache: FeatureCache, recipe: Recipe, splits: Iterable[str]) -> 
         CacheError: none or several fit, the store lacks one of `splits`, or its features are not complete.
         RecipeError: no head can be made of the recipe for them.
     """
-    sets = sets_named(cache, recipe)
+    sets = sets_named(cache, recipe.data.image, recipe.data.text)
     for split in splits:
         if split not in cache.splits:
             raise CacheError(f"{cache.url} has no split '{split}'; it has {', '.join(cache.splits)}")

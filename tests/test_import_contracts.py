@@ -20,7 +20,7 @@ CIRCLES = "No circles, also none through an import inside a function"
 @pytest.fixture
 def sources(tmp_path):
     """The package as it is built: its Python files alone."""
-    for path in (ROOT / "__init__.py", *(file for room in FOLDERS for file in (ROOT / room).rglob("*.py"))):
+    for path in (*ROOT.glob("*.py"), *(file for room in FOLDERS for file in (ROOT / room).rglob("*.py"))):
         copy = tmp_path / "xret" / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, copy)

@@ -33,7 +33,7 @@ from xret.pipeline.extraction.options import build_options
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline/README.md", "heads/README.md", "tests/benchmarks/README.md")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *ROOMS, "tests/golden/README.md")
+DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *ROOMS, "docs/library.md", "tests/golden/README.md")
 PLACEHOLDERS = ("NAME", "VARIANT", "TABLE", "SYSTEM")  # of paths that CONTRIBUTING tells to make
 
 

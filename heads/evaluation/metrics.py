@@ -160,7 +160,7 @@ def mean_table(tables: Sequence[Recalls]) -> Recalls:
     return Recalls(ways[0], ways[1], fmean(table.rsum for table in tables))
 
 
-def recalls(similarity: Tensor, caption_image: Tensor, protocol: str, ties: Ties) -> Recalls:
+def recalls(similarity: Tensor, caption_image: Tensor, protocol: str = "full", ties: Ties = "pessimistic") -> Recalls:
     """Return the table of a protocol for ``similarity [I, C]``.
 
     ``full``: all images against all captions (Flickr30K 1K, COCO 5K, any number of captions an image); ``1k-folds``:

@@ -22,15 +22,15 @@ _log = logging.getLogger("xret")
 S = TypeVar("S", ImageSet, CaptionSet)
 
 
-def sets_named(cache: FeatureCache, recipe: Recipe) -> Sets:
-    """Return the feature sets of `cache` that a recipe names, of each side one or several.
+def sets_named(cache: FeatureCache, image: str | list[str], text: str | list[str]) -> Sets:
+    """Return the feature sets of `cache` with these names, or prefixes of them, of each side one or several.
 
     Raises:
         CacheError: none or several fit a name, or two names mean one set.
     """
     return (
-        joined(_named(cache.image_set, recipe.data.image, "data.image")),
-        joined(_named(cache.caption_set, recipe.data.text, "data.text")),
+        joined(_named(cache.image_set, image, "data.image")),
+        joined(_named(cache.caption_set, text, "data.text")),
     )
 
 

@@ -81,7 +81,7 @@ def train(store: str, recipe: Recipe, out: str | Path, **options: Any) -> TrainS
     base = first_weights(given.init_from, run)
     cache = FeatureCache.open(store)
     require_splits(cache)
-    sets = sets_named(cache, recipe) if run is None else sets_of_run(run, cache)
+    sets = sets_named(cache, recipe.data.image, recipe.data.text) if run is None else sets_of_run(run, cache)
     require_places(recipe, sets)
     if run is None:
         begun = None if base is None else absolute(str(base.path))

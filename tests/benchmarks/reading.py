@@ -2,9 +2,9 @@
 
 `speed` makes a store of random features, `regions` x `channels` float16 an image, and five captions of word ids; the
 same images lie in one plain file beside it, which `memmap` copies in order, 64 MB at a time, into memory that is used
-again. Rounds take turns and the fastest of each counts. Prints one JSON line a figure: rates of image features, `ratio`
-to `memmap`. `waiting` is the share of an epoch for which whoever is busy for `--step-ms` with each batch waits for the
-next one.
+again, and `DataLoader` reads them through `xret.FeatureDataset`. Rounds take turns and the fastest of each counts.
+Prints one JSON line a figure: rates of image features, `ratio` to `memmap`. `waiting` is the share of an epoch for
+which whoever is busy for `--step-ms` with each batch waits for the next one.
 
     python tests/benchmarks/reading.py speed --images 8192 --device cuda --step-ms 30
 
@@ -20,18 +20,22 @@ import os
 import statistics
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.train import train
 from xret.pipeline.data.samples import Caption, ImageSample, Samples
 from xret.pipeline.reading.batches import Batches, stored_batches
+from xret.pipeline.reading.dataset import FeatureDataset
 from xret.pipeline.store import OK, FeatureCache
 from xret.pipeline.store.create import SetFacts, caption_set, image_set
 from xret.pipeline.store.store import open_for_writing
@@ -128,6 +132,11 @@ def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int
         say(what="first epoch, which checks every byte", seconds=round(opening, 3))
         jobs = {"memmap": partial(memmap, plain, into)}
         jobs |= {name: partial(epoch_of, batches, batch_size, number) for name, batches in split.items()}
+        dataset = FeatureDataset(cache.url, "train", fields=["local", "token"])
+        how: dict[str, Any] = {"batch_size": batch_size * CAPTIONS, "collate_fn": dataset.collate}
+        for workers in (0, 2):  # an image is read once for each of its captions
+            loader: DataLoader[Any] = DataLoader(dataset, num_workers=workers, **how)
+            jobs[f"DataLoader, {workers} workers"] = partial(deque, loader, 0)
         times: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(rounds):
             for name, work in jobs.items():

@@ -12,7 +12,7 @@ from .fspool import FSPool
 from .gaussian import TwinBranches
 from .gem import GeM
 from .gpo import GPO
-from .pcme import Pcme, PcmePlusPlus
+from .pcme import PCME, PCMEPlusPlus
 from .pie_net import PIENet
 from .pooling import Average, First, Global, KMax, Last, Max, Rows
 from .region_graph import RegionGraph
@@ -34,8 +34,8 @@ AGGREGATORS: dict[str, type[Aggregator]] = {
     "element-slots": ElementSlots,
     "region-graph": RegionGraph,
     "gaussian": TwinBranches,
-    "pcme": Pcme,
-    "pcmepp": PcmePlusPlus,
+    "pcme": PCME,
+    "pcmepp": PCMEPlusPlus,
     "rows": Rows,
 }
 

@@ -24,7 +24,7 @@ LOG_VARIANCE = -4.0  # what PCME++'s log variance begins near
 Summary = Literal["linear", "gru"]
 
 
-class Pcme(Aggregator):
+class PCME(Aggregator):
     """A Gaussian by two attentions over the local rows, and samples drawn from it.
 
     The mean is a PIE-Net's single element, normalised. The logarithm of the standard deviation is a linear layer over
@@ -45,7 +45,7 @@ class Pcme(Aggregator):
     def __init__(self, local_dim: int, dim: int, *, samples: Few = 7, summary: Summary = "linear") -> None:
         super().__init__(local_dim, dim)
         if summary == "gru" and dim % 2:
-            raise ValueError(f"Pcme: dim is {dim}, but must be even where summary is 'gru': it joins two directions")
+            raise ValueError(f"PCME: dim is {dim}, but must be even where summary is 'gru': it joins two directions")
         self.samples = samples
         self.mean = PIENet(local_dim, dim, slots=1)
         hidden = max(local_dim // 2, 1)
@@ -90,7 +90,7 @@ class Pcme(Aggregator):
         return torch.cat(run_packed(self.summary, rows, length)[1].unbind(0), 1)
 
 
-class PcmePlusPlus(Aggregator):
+class PCMEPlusPlus(Aggregator):
     """A Gaussian by two GPOs: of the local rows for the mean, of a projection of them for the log variance."""
 
     embedding = "gaussian"

@@ -16,23 +16,23 @@ from .caption_generation import CaptionGeneration
 from .common import Loss
 from .diversity import Diversity
 from .gaussians import InformationBottleneck, Uniformity
-from .infonce import InfoNce
-from .matching import MatchingBce, SoftContrastive
-from .mmd import Mmd
+from .infonce import InfoNCE
+from .matching import MatchingBCE, SoftContrastive
+from .mmd import MMD
 from .set_regularisers import GlobalDiscriminative, IntraSetDivergence
 from .sigmoid import Sigmoid
 from .triplet import Triplet
 
 LOSSES: dict[str, type[Loss]] = {
     "triplet": Triplet,
-    "mmd": Mmd,
+    "mmd": MMD,
     "diversity": Diversity,
     "global-discriminative": GlobalDiscriminative,
     "intra-set-divergence": IntraSetDivergence,
-    "infonce": InfoNce,
+    "infonce": InfoNCE,
     "sigmoid": Sigmoid,
     "soft-contrastive": SoftContrastive,
-    "matching-bce": MatchingBce,
+    "matching-bce": MatchingBCE,
     "information-bottleneck": InformationBottleneck,
     "uniformity": Uniformity,
     "caption-generation": CaptionGeneration,

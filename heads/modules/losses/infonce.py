@@ -18,7 +18,7 @@ LARGEST_SCALE = 100.0  # of a scale that is learned by its logarithm, as in CLIP
 SPREAD = 70.0  # exp(-87) is float32's smallest: what is lost of a row is below exp(-17) of it, its rounding
 
 
-class InfoNce(BlockLoss):
+class InfoNCE(BlockLoss):
     """The mean over positive pairs of -log softmax(scale * similarity), both directions averaged.
 
     A positive pair is compared with the negatives alone: other positives of its row or column are left out of its sum,

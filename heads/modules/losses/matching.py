@@ -14,7 +14,7 @@ from ..aggregators.aggregated import Aggregated
 from ..parameters import at_least
 from .common import Loss
 
-SCALE, SHIFT = 5.0, 5.0  # a and b of `MatchingBce` at first, as in public code
+SCALE, SHIFT = 5.0, 5.0  # a and b of `MatchingBCE` at first, as in public code
 
 
 class SoftContrastive(Loss):
@@ -34,7 +34,7 @@ class SoftContrastive(Loss):
         return -2 * torch.where(positives, match, no_match).masked_fill(ignored, 0).sum()
 
 
-class MatchingBce(Loss):
+class MatchingBCE(Loss):
     """The binary cross-entropy of matching, the mean over all pairs, once for each direction (PCME++).
 
     A pair's logit is a * similarity + b, where the similarity is minus a distance; a and b are learned.

@@ -8,7 +8,7 @@ from ..similarity.shared import unit
 from .common import Loss
 
 
-class Mmd(Loss):
+class MMD(Loss):
     """The squared maximum mean discrepancy between all image and all caption elements, normalised.
 
     mean k(x, x') - 2 mean k(x, y) + mean k(y, y'), pairs of an element with itself included; a vector is a set of one.

@@ -12,21 +12,21 @@ from typing import Any
 
 from .attention import CrossAttention
 from .blocks import in_blocks
-from .gaussian import Kl, MinKl, SampledDistance, Wasserstein
+from .gaussian import KL, MinKL, SampledDistance, Wasserstein
 from .matching import Assignment
 from .samples import MatchProbability, MonteCarloMatch
-from .sets import Chamfer, Cosine, Mil, SmoothChamfer
+from .sets import MIL, Chamfer, Cosine, SmoothChamfer
 
 SIMILARITIES: dict[str, type[Any]] = {
     "cosine": Cosine,
-    "mil": Mil,
+    "mil": MIL,
     "match-probability": MatchProbability,
     "chamfer": Chamfer,
     "smooth-chamfer": SmoothChamfer,
     "assignment": Assignment,
     "monte-carlo-match": MonteCarloMatch,
-    "kl": Kl,
-    "min-kl": MinKl,
+    "kl": KL,
+    "min-kl": MinKL,
     "wasserstein": Wasserstein,
     "sampled-distance": SampledDistance,
     "cross-attention": CrossAttention,

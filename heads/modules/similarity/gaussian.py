@@ -22,7 +22,7 @@ Direction = Literal["image-caption", "caption-image"]
 Form = Literal["closed", "printed"]
 
 
-class Kl(Part):
+class KL(Part):
     """The negative Kullback-Leibler divergence of Gaussians, at most 0 (eq. 4-5).
 
     Args:
@@ -44,7 +44,7 @@ class Kl(Part):
         return _negative_kl(images, captions).to(precise(images.mean))
 
 
-class MinKl(Part):
+class MinKL(Part):
     """The negative of the smaller of both Kullback-Leibler divergences, at most 0 (eq. 6)."""
 
     embedding = "gaussian"

@@ -29,7 +29,7 @@ class Cosine(Part):
         return cosine(images, captions)
 
 
-class Mil(Part):
+class MIL(Part):
     """The largest cosine between elements of two sets."""
 
     embedding = "set"

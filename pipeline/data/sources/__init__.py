@@ -1,16 +1,13 @@
 """Where samples and pictures come from: a folder, tar shards, Parquet, or a saved data set, each read where it lies."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from ...documents import DocumentError, read_json
 from ...errors import ManifestError
-from ..caption_files import read_entries, read_imagefolder
+from ..caption_files import Entry, Fault, read_entries, read_imagefolder
 from ..manifest import Manifest
-from ..rows import SPLIT_NAMES, Entry, RowReader, names_split
 from .files import File, find_files, is_url, look_at_all, url_of
 from .source import FOLDER, FolderReader, PictureReader, Place, Source, missing_from
 from .tables import IMAGE, TableReader, table_entries
@@ -42,41 +39,26 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], So
     Returns the images in the order of the source, its files, and a sentence for each sample without captions, all of
     which `skip` leaves out; else the first is an error. ManifestError: a file is missing, damaged or wrong.
     """
-    source, columns, rows = _source_of(manifest, files := _files(manifest)), manifest.columns, manifest.captions
-    reader = RowReader(
-        manifest.listing,
-        replace(columns, image=source.column) if source.column else columns,
-        skip=skip,
-        whole=source.kind != "tar" and (rows is None or rows.suffix != ".json"),
-        by_folder=manifest.kind in ("arrow", "imagefolder"),
-    )
+    left_out: list[str] = []
+
+    def fault(where: str, advice: str) -> None:
+        if not skip:
+            raise ManifestError(f"{where}: {advice}, or go on with --on-error skip.")
+        left_out.append(f"{where}: {advice}")
+
+    source = _source_of(manifest, files := _files(manifest))
     urls = [(url_of(manifest.images, file.name), split) for file, split in files]
     if manifest.captions is not None:
-        entries = read_entries(manifest.captions, reader)
+        entries = read_entries(manifest.captions, manifest.columns, fault)
     elif manifest.kind == "imagefolder":
-        entries = read_imagefolder(manifest.images, reader)
+        entries = read_imagefolder(manifest.images, manifest.columns, fault)
     elif source.kind == "tar":
-        entries = _from_tars(urls, reader)
+        entries = _from_tars(urls, fault)
     else:
-        entries = table_entries(source.kind, urls, reader)
+        entries = table_entries(source.kind, urls, manifest.columns, fault)
     if not entries:
-        first = f" ({reader.left_out[0]})" if reader.left_out else ""
-        raise ManifestError(
-            f"{manifest.listing}: it has no images with captions{first}; a data set needs at least one."
-        )
-    if not any(entry.split in {*SPLIT_NAMES, *manifest.merge_splits} for entry in entries):
-        reader.refuse_unread_splits()
-        _refuse_names_of_splits(manifest, files)
-    return entries, source, reader.left_out
-
-
-def _refuse_names_of_splits(manifest: Manifest, files: _Files) -> None:
-    """Raise ManifestError where files are called as splits, as ``train-00000-of-00002.parquet`` and ``test/0.tar``."""
-    words = [{re.split(r"[^a-z]", part.lower())[0] for part in Path(file.name).parts} for file, _ in files]
-    called = sorted(filter(names_split, set.union(*words) - set.intersection(*words))) if words else []
-    if len(called) > 1:
-        advice = f"give each split its files, as {manifest.kind}: {{train: train-*, test: test-*}}"
-        raise ManifestError(f"{manifest.listing}: no sample has a split, but files are called {called}; {advice}.")
+        raise ManifestError(f"{manifest.listing}: it has no images with captions; a data set needs at least one.")
+    return entries, source, left_out
 
 
 def _files(manifest: Manifest) -> _Files:
@@ -112,10 +94,10 @@ def _saved(folder: Path, name: str, by_folder: bool) -> _Files:
     return [(file, split) for file, (_, split) in zip(files, named, strict=True)]
 
 
-def _from_tars(urls: list[tuple[str, str | None]], reader: RowReader) -> list[Entry]:
+def _from_tars(urls: list[tuple[str, str | None]], fault: Fault) -> list[Entry]:
     entries: dict[str, Entry] = {}
     for number, (url, split) in enumerate(urls):
-        for entry in tar_entries(url, number, split, reader):
+        for entry in tar_entries(url, number, split, fault):
             if (other := entries.setdefault(entry.file_name, entry)) is not entry:
                 places = [urls[one.place[0]][0] for one in (other, entry) if one.place]
                 raise ManifestError(f"{entry.file_name} is in {' and '.join(places)}; remove one of them.")

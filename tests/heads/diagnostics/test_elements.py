@@ -10,7 +10,7 @@ from plain_evaluation import plain_rsum
 
 from xret.heads.diagnostics.elements import element_tables, rsum_tables, wins
 from xret.heads.modules.similarity.matching import matched
-from xret.heads.modules.similarity.sets import Chamfer, Mil, SmoothChamfer
+from xret.heads.modules.similarity.sets import MIL, Chamfer, SmoothChamfer
 
 OWNER = torch.tensor([0, 0, 1, 2, 2, 3])
 
@@ -33,17 +33,17 @@ def table(found, name):
 def test_circular_variance_of_known_angles():
     # A right angle: the mean has the norm sqrt(1/2). Opposite: 0. The same twice: 1.
     images, captions = angles([0.0, 90.0], [0.0, 180.0]), angles([30.0, 30.0], [0.0, 90.0])
-    found = element_tables(images, captions, torch.arange(2), Mil(), "mean")
+    found = element_tables(images, captions, torch.arange(2), MIL(), "mean")
     right = 1 - math.sqrt(0.5)
     expected = [[(right + 1) / 2, right / 2, (2 * right + 1) / 4], [(0.5 + 1) / 2, 0.5 / 2, (0.5 + 1 + 0.5) / 4]]
     for row, values in zip(table(found, "circular variance"), expected, strict=True):
         assert row == pytest.approx([math.log(value) for value in values])
     same = random_sets(2, 6, 1).expand(-1, 4, -1)
-    collapsed = element_tables(same, same, torch.arange(6), Mil(), "mean")
+    collapsed = element_tables(same, same, torch.arange(6), MIL(), "mean")
     assert all(value < -30 for row in table(collapsed, "circular variance") for value in row)
 
 
-@pytest.mark.parametrize("compare", [Mil(), Chamfer(), SmoothChamfer(), matched])
+@pytest.mark.parametrize("compare", [MIL(), Chamfer(), SmoothChamfer(), matched])
 def test_rsum_of_some_elements_is_a_plain_count_over_what_is_left(compare):
     images, captions = random_sets(3, 4, 3), random_sets(4, 6, 2)
     found = rsum_tables(images, captions, OWNER, compare, "pessimistic")
@@ -63,7 +63,7 @@ def test_rsum_of_some_elements_is_a_plain_count_over_what_is_left(compare):
 
 def test_sets_of_one_lack_nothing_that_could_be_left_out():
     images, captions = random_sets(5, 4, 1), random_sets(6, 6, 2)
-    found = rsum_tables(images, captions, OWNER, Mil(), "pessimistic")
+    found = rsum_tables(images, captions, OWNER, MIL(), "pessimistic")
     assert [row[1] for row in table(found, "rsum image")] == [None]
     assert None not in [row[1] for row in table(found, "rsum caption")]
 
@@ -71,7 +71,7 @@ def test_sets_of_one_lack_nothing_that_could_be_left_out():
 def test_ties_are_counted_as_asked():
     same = torch.ones(4, 2, 3), torch.ones(6, 2, 3)
     rsum = [
-        table(rsum_tables(*same, OWNER, Mil(), ties), "rsum image")[0][0]
+        table(rsum_tables(*same, OWNER, MIL(), ties), "rsum image")[0][0]
         for ties in ("pessimistic", "mean", "optimistic")
     ]
     assert rsum[0] < rsum[1] < rsum[2] == 600
@@ -104,7 +104,7 @@ def test_winners_and_cosines_are_those_of_loops(seed, k1, k2, block, monkeypatch
         for b in range(k2):
             every[a, b] = sum(cosine(image[a], caption[b], 0) for image in images for caption in captions) / 24
     found = {
-        name: torch.tensor(table(element_tables(images, captions, OWNER, Mil(), "mean"), name))
+        name: torch.tensor(table(element_tables(images, captions, OWNER, MIL(), "mean"), name))
         for name in ("wins", "cosines matching", "cosines any", "cosines image", "cosines caption")
     }
     torch.testing.assert_close(found["wins"], 100 * share)

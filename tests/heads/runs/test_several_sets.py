@@ -150,7 +150,7 @@ def test_the_mean_over_views_takes_each_sets_own(run, store):
 
 def test_losses_that_write_captions_get_the_words(store):
     recipe = small("vsrn", BOTH[0], "data.text=[states, words]")
-    sets = sets_named(FeatureCache.open(store), recipe)
+    sets = sets_named(FeatureCache.open(store), recipe.data.image, recipe.data.text)
     model = build_model(recipe, *map(feature_facts, sets))
     (features,) = batches_of(sets, model, "val", CPU).caption_features(100)
     made, words = model.embed_captions(features), features.parts[1]

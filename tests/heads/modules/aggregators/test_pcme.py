@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import normalize
 
 from xret.heads.modules.aggregators.gpo import GPO
-from xret.heads.modules.aggregators.pcme import Pcme, PcmePlusPlus
+from xret.heads.modules.aggregators.pcme import PCME, PCMEPlusPlus
 from xret.heads.modules.embedding import Gaussian
 
 LENGTH = torch.tensor([5, 1, 3])
@@ -30,7 +30,7 @@ def deviation_by_hand(head, rows, global_):
 
 @pytest.mark.parametrize("summary", ["linear", "gru"])
 def test_gaussian_by_hand(summary):
-    head = Pcme(3, 4, summary=summary).double()
+    head = PCME(3, 4, summary=summary).double()
     local, length, global_ = inputs()
     mean, log_variance = head(local, length, global_).gaussian
     torch.testing.assert_close(mean, normalize(head.mean(local, length, global_).embedding[:, 0], dim=1))
@@ -41,7 +41,7 @@ def test_gaussian_by_hand(summary):
 
 def test_samples_have_the_moments_of_the_gaussian():
     torch.manual_seed(0)
-    head = Pcme(3, 4, samples=1000).double()
+    head = PCME(3, 4, samples=1000).double()
     aggregated = [head(*inputs()) for _ in range(40)]
     mean, log_variance = aggregated[0].gaussian
     deviation = (log_variance / 2).exp()
@@ -52,7 +52,7 @@ def test_samples_have_the_moments_of_the_gaussian():
 
 
 def test_training_draws_anew_and_evaluation_repeats():
-    head = Pcme(3, 4, samples=3).double()
+    head = PCME(3, 4, samples=3).double()
     assert (head(*inputs()).embedding != head(*inputs()).embedding).all()
     head.eval()
     first = head(*inputs())
@@ -61,19 +61,19 @@ def test_training_draws_anew_and_evaluation_repeats():
     noise = (first.embedding - mean[:, None]) / (log_variance / 2).exp()[:, None]
     torch.testing.assert_close(noise, head.noise.expand(3, 3, 4))
     # It travels with the weights, and the two branches of a model do not share it.
-    other = Pcme(3, 4, samples=3).double().eval()
+    other = PCME(3, 4, samples=3).double().eval()
     assert (other.noise != head.noise).all()
     other.load_state_dict(head.state_dict())
     assert torch.equal(first.embedding, other(*inputs()).embedding)
 
 
 def test_gradient_reaches_mean_and_deviation():
-    head = Pcme(3, 4).double()
+    head = PCME(3, 4).double()
     head(*inputs()).embedding.square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
 
 
-@pytest.mark.parametrize("make", [Pcme, lambda c, d: Pcme(c, d, summary="gru"), PcmePlusPlus])
+@pytest.mark.parametrize("make", [PCME, lambda c, d: PCME(c, d, summary="gru"), PCMEPlusPlus])
 def test_padding_changes_nothing(make):
     head = make(4, 4).double().eval()
     local, length, global_ = inputs(4)
@@ -86,7 +86,7 @@ def test_padding_changes_nothing(make):
 
 
 def test_pcmepp_is_two_gpos():
-    head = PcmePlusPlus(4, 4).double()
+    head = PCMEPlusPlus(4, 4).double()
     local, length, global_ = inputs(4)
     aggregated = head(local, length, global_)
     assert isinstance(aggregated.embedding, Gaussian)
@@ -100,12 +100,12 @@ def test_pcmepp_is_two_gpos():
 
 def test_pcmepp_begins_near_its_bias():
     torch.manual_seed(0)
-    head = PcmePlusPlus(64, 64)
+    head = PCMEPlusPlus(64, 64)
     log_variance = head(torch.zeros(2, 3, 64), torch.tensor([3, 2]), None).embedding.log_variance
     torch.testing.assert_close(log_variance, torch.full((2, 64), -4.0))
 
 
-@pytest.mark.parametrize("part", [Pcme, PcmePlusPlus])
+@pytest.mark.parametrize("part", [PCME, PCMEPlusPlus])
 def test_meta_device(part):
     with torch.device("meta"):
         head = part(4, 4)
@@ -114,11 +114,11 @@ def test_meta_device(part):
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="Pcme: samples is 0, but must be between 1 and"):
-        Pcme(4, 4, samples=0)
-    with pytest.raises(ValueError, match="Pcme: summary is 'lstm', but must be one of linear, gru"):
-        Pcme(4, 4, summary="lstm")
-    with pytest.raises(ValueError, match="Pcme: dim is 5, but must be even where summary is 'gru'"):
-        Pcme(4, 5, summary="gru")
+    with pytest.raises(ValueError, match="PCME: samples is 0, but must be between 1 and"):
+        PCME(4, 4, samples=0)
+    with pytest.raises(ValueError, match="PCME: summary is 'lstm', but must be one of linear, gru"):
+        PCME(4, 4, summary="lstm")
+    with pytest.raises(ValueError, match="PCME: dim is 5, but must be even where summary is 'gru'"):
+        PCME(4, 5, summary="gru")
     with pytest.raises(ValueError, match="GPO keeps the width of the local rows, which is 3 and not 4"):
-        PcmePlusPlus(3, 4)
+        PCMEPlusPlus(3, 4)

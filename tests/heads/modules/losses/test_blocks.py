@@ -9,14 +9,14 @@ from torch.nn.functional import normalize
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.losses.blocks import BlockLoss, Pairs, in_blocks, pairs_of
 from xret.heads.modules.losses.common import SideLoss
-from xret.heads.modules.losses.infonce import InfoNce, _LogSumExps
+from xret.heads.modules.losses.infonce import InfoNCE, _LogSumExps
 from xret.heads.modules.losses.sigmoid import Sigmoid
 
 KINDS = {
-    "infonce": lambda: InfoNce(scale=7),
-    "infonce, logarithm": lambda: InfoNce(scale=20, logarithm=True),
-    "infonce, fixed": lambda: InfoNce(scale=5, learned=False),
-    "infonce, large": lambda: InfoNce(scale=300),
+    "infonce": lambda: InfoNCE(scale=7),
+    "infonce, logarithm": lambda: InfoNCE(scale=20, logarithm=True),
+    "infonce, fixed": lambda: InfoNCE(scale=5, learned=False),
+    "infonce, large": lambda: InfoNCE(scale=300),
     "sigmoid": lambda: Sigmoid(scale=8),
 }
 
@@ -92,7 +92,7 @@ def test_blocks_are_the_loop_over_pairs(kind):
 
 
 def test_positives_and_ignored_pairs_come_in_any_order():
-    loss, (sides, positives, ignored) = InfoNce(scale=7).double(), batch(5, 8, 9)
+    loss, (sides, positives, ignored) = InfoNCE(scale=7).double(), batch(5, 8, 9)
     own, others = pairs_of(positives), pairs_of(ignored)
     shuffled = [
         Pairs(*(axis[torch.randperm(len(axis), generator=torch.Generator().manual_seed(1))] for axis in pairs))

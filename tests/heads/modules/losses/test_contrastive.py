@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from xret.heads.modules.losses.infonce import InfoNce
+from xret.heads.modules.losses.infonce import InfoNCE
 from xret.heads.modules.losses.sigmoid import Sigmoid
 
 POSITIVES = torch.tensor([[1, 1, 0, 0], [0, 0, 1, 0], [0, 1, 0, 1]]) > 0
@@ -27,23 +27,23 @@ def test_infonce_compares_each_positive_with_the_negatives():
             target = torch.zeros(1, dtype=torch.long)
             of_pairs.append(cross_entropy(logits[None], target))
         terms.append(torch.stack(of_pairs).mean())
-    loss = InfoNce(scale=scale)(matrix, POSITIVES)
+    loss = InfoNCE(scale=scale)(matrix, POSITIVES)
     torch.testing.assert_close(loss, (terms[0] + terms[1]) / 2)
 
 
 def test_the_logarithm_of_the_scale_is_the_same_scale():
     matrix = similarity()
-    plain, logarithm = InfoNce(scale=20), InfoNce(scale=20, logarithm=True)
+    plain, logarithm = InfoNCE(scale=20), InfoNCE(scale=20, logarithm=True)
     torch.testing.assert_close(logarithm(matrix, POSITIVES), plain(matrix, POSITIVES), rtol=1e-5, atol=0)
     assert logarithm.scale.item() == pytest.approx(math.log(20))
     with torch.no_grad():
         logarithm.scale.fill_(50.0)
-    torch.testing.assert_close(logarithm(matrix, POSITIVES), InfoNce(scale=100)(matrix, POSITIVES), rtol=1e-5, atol=0)
+    torch.testing.assert_close(logarithm(matrix, POSITIVES), InfoNCE(scale=100)(matrix, POSITIVES), rtol=1e-5, atol=0)
 
 
 def test_a_fixed_scale_is_no_weight_and_is_not_kept_with_them():
     for logarithm in (False, True):
-        fixed = InfoNce(learned=False, logarithm=logarithm, scale=3)
+        fixed = InfoNCE(learned=False, logarithm=logarithm, scale=3)
         assert not list(fixed.parameters())
         assert not fixed.state_dict()
         assert fixed.factor().item() == pytest.approx(3)
@@ -68,7 +68,7 @@ def test_the_sigmoid_loss_leaves_out_what_is_ignored():
 
 def test_a_scale_that_has_reached_its_bound_can_fall_again():
     """Where captions are the positives of wrong images, a small scale is best: its gradient leads there."""
-    loss = InfoNce(scale=99, logarithm=True)
+    loss = InfoNCE(scale=99, logarithm=True)
     optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
     good = POSITIVES.double() * 0.2
     for matrix, bound in ((good, 100.0), (1 - 2 * POSITIVES.double(), 99.0)):
@@ -78,5 +78,5 @@ def test_a_scale_that_has_reached_its_bound_can_fall_again():
             optimizer.step()
         assert loss.factor().item() <= bound * (1 + 1e-6)
     with pytest.raises(ValueError, match="with logarithm, scale is at most 100, not 200"):
-        InfoNce(scale=200, logarithm=True)
-    assert InfoNce(scale=200).factor().item() == 200
+        InfoNCE(scale=200, logarithm=True)
+    assert InfoNCE(scale=200).factor().item() == 200

@@ -7,13 +7,13 @@ from recorded import assert_near, leaf, own
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.losses.diversity import Diversity
-from xret.heads.modules.losses.mmd import Mmd
+from xret.heads.modules.losses.mmd import MMD
 from xret.heads.modules.losses.triplet import Triplet
 from xret.heads.modules.similarity.sets import SmoothChamfer
 
 
 def mmd(images, captions):
-    return Mmd()(None, None, Aggregated(images), Aggregated(captions))
+    return MMD()(None, None, Aggregated(images), Aggregated(captions))
 
 
 def diversity(slots, form="exponential"):

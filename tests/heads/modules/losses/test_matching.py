@@ -10,22 +10,22 @@ from recorded import DTYPES, assert_near, bits, leaf, near, own
 from torch import nn
 from torch.nn.functional import logsigmoid, normalize
 
-from xret.heads.modules.losses.infonce import InfoNce
-from xret.heads.modules.losses.matching import MatchingBce, SoftContrastive
+from xret.heads.modules.losses.infonce import InfoNCE
+from xret.heads.modules.losses.matching import MatchingBCE, SoftContrastive
 from xret.heads.modules.similarity.sets import cosine
 
 soft_contrastive = SoftContrastive()
 
 
 def infonce(similarity, positives, scale=1.0):
-    loss = InfoNce()
+    loss = InfoNCE()
     del loss.scale
     loss.scale = scale
     return loss(similarity, positives)
 
 
 def matching_bce(similarity, positives, scale=5.0, shift=5.0, **pseudo_positives):
-    loss = MatchingBce(**pseudo_positives)
+    loss = MatchingBCE(**pseudo_positives)
     del loss.scale, loss.shift
     loss.scale, loss.shift = scale, shift
     return loss(similarity, positives)
@@ -50,7 +50,7 @@ def sampled_log_odds(images, captions, scale, shift, factor=2.0, eps=1e-6):
 def test_recorded_infonce(golden, scale, dtype):
     data = golden("set_regularisers")
     images, captions = leaf(data, "in_nce_img", dtype), leaf(data, "in_nce_txt", dtype)
-    module = InfoNce(scale=scale).to(dtype)
+    module = InfoNCE(scale=scale).to(dtype)
     loss = module(cosine(images, captions), own(9, 1), None, None)
     loss.backward()
     key = f"infonce_tau{scale}"
@@ -161,7 +161,7 @@ def closed_form(data, dtype, wasserstein=False):
 def test_recorded_matching(golden, key, scale, shift, pseudo, dtype):
     data = golden("probabilistic_losses")
     similarity, leaves = closed_form(data, dtype, key.startswith("wasserstein"))
-    module = MatchingBce(pseudo_positives=pseudo).to(dtype)
+    module = MatchingBCE(pseudo_positives=pseudo).to(dtype)
     nn.init.constant_(module.scale, scale)
     nn.init.constant_(module.shift, shift)
     loss = module(similarity, torch.tensor(data["csd/in_match"]) > 0, None, None)
@@ -273,7 +273,7 @@ def test_infonce_without_positives_or_negatives_is_an_attached_zero():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="InfoNce: scale is 0, but must be above 0"):
-        InfoNce(scale=0)
+    with pytest.raises(ValueError, match="InfoNCE: scale is 0, but must be above 0"):
+        InfoNCE(scale=0)
     with pytest.raises(ValueError, match="pseudo_positives is -1, but must be at least 0"):
-        MatchingBce(pseudo_positives=-1)
+        MatchingBCE(pseudo_positives=-1)

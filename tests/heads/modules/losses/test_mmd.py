@@ -8,11 +8,11 @@ from recorded import DTYPES, assert_near, bits, leaf
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.modules.losses.mmd import Mmd
+from xret.heads.modules.losses.mmd import MMD
 
 
 def mmd(images, captions):
-    return Mmd()(None, None, Aggregated(images), Aggregated(captions))
+    return MMD()(None, None, Aggregated(images), Aggregated(captions))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,4 +81,4 @@ def test_mmd_grows_as_the_modalities_part():
 def test_mmd_of_a_gaussian_is_refused():
     vector, gaussian = Aggregated(torch.ones(2, 4)), Aggregated(Gaussian(torch.ones(2, 4), torch.ones(2, 4)))
     with pytest.raises(ValueError, match="needs vectors or sets, which the text side does not give"):
-        Mmd()(None, None, vector, gaussian)
+        MMD()(None, None, vector, gaussian)

@@ -8,9 +8,9 @@ from recorded import DTYPES, assert_near, bits, leaf, near, own
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.losses.triplet import Triplet
-from xret.heads.modules.similarity.sets import Chamfer, Mil, SmoothChamfer, cosine
+from xret.heads.modules.similarity.sets import MIL, Chamfer, SmoothChamfer, cosine
 
-SIMILARITIES = {"smooth_chamfer_a16": SmoothChamfer(), "mil": Mil(), "chamfer": Chamfer()}
+SIMILARITIES = {"smooth_chamfer_a16": SmoothChamfer(), "mil": MIL(), "chamfer": Chamfer()}
 
 
 NEGATIVES = {"hard": "hardest", "all": "all", "semi": "semi-hard"}
@@ -53,9 +53,9 @@ def test_recorded_triplet_of_sets(golden, kind, name, dtype):
     [
         ("hard_sum", cosine, "", "hardest", "sum", 1),
         ("all_sum", cosine, "", "all", "sum", 1),
-        ("hard_mil_mean", Mil(), "_set", "hardest", "mean", 1),
+        ("hard_mil_mean", MIL(), "_set", "hardest", "mean", 1),
         # That code divides by all 64 cells of the matrix; 56 of them are triplets.
-        ("all_mil_mean", Mil(), "_set", "all", "mean", 56 / 64),
+        ("all_mil_mean", MIL(), "_set", "all", "mean", 56 / 64),
     ],
 )
 def test_recorded_triplet_with_one_caption(golden, key, compare, inputs, negatives, reduction, factor, dtype):

@@ -8,12 +8,12 @@ from recorded import assert_near
 from torch.distributions import Independent, Normal, kl_divergence
 
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.modules.similarity.gaussian import Kl, MinKl, SampledDistance, Wasserstein
+from xret.heads.modules.similarity.gaussian import KL, MinKL, SampledDistance, Wasserstein
 
 RECORDED = {
-    "neg_kl_img_cap": Kl(),
-    "neg_kl_cap_img": Kl("caption-image"),
-    "neg_min_kl": MinKl(),
+    "neg_kl_img_cap": KL(),
+    "neg_kl_cap_img": KL("caption-image"),
+    "neg_min_kl": MinKL(),
     "neg_w2": Wasserstein(),
     "neg_w2_printed_variance": Wasserstein(form="printed"),
 }
@@ -131,10 +131,10 @@ def test_near_gaussians_are_told_apart_in_float32(name, offset):
 @given(seed=st.integers(0, 1000), width=st.integers(1, 6))
 def test_what_must_hold_for_any_gaussians(seed, width):
     images, captions = gaussians(3, width, seed=seed), gaussians(2, width, seed=seed + 1)
-    one_way, other_way = Kl()(images, captions), Kl("caption-image")(images, captions)
+    one_way, other_way = KL()(images, captions), KL("caption-image")(images, captions)
     assert (one_way <= 0).all()
-    assert (MinKl()(images, captions) >= torch.maximum(one_way, other_way) - 1e-12).all()
-    torch.testing.assert_close(Kl()(captions, images).T, other_way)
+    assert (MinKL()(images, captions) >= torch.maximum(one_way, other_way) - 1e-12).all()
+    torch.testing.assert_close(KL()(captions, images).T, other_way)
     for name in ("neg_min_kl", "neg_w2", "neg_w2_printed_variance", "sampled"):
         torch.testing.assert_close(ALL[name](captions, images), ALL[name](images, captions).T)
     order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
@@ -169,11 +169,11 @@ def test_gradcheck(name):
 
 
 def test_wrong_values_are_refused():
-    with pytest.raises(ValueError, match="Kl: direction is 'forward', but must be one of image-caption, caption-image"):
-        Kl(direction="forward")
+    with pytest.raises(ValueError, match="KL: direction is 'forward', but must be one of image-caption, caption-image"):
+        KL(direction="forward")
     with pytest.raises(ValueError, match="Wasserstein: form is 'open'"):
         Wasserstein(form="open")
     with pytest.raises(ValueError, match=r"compares gaussians .* not a vector of .* with a gaussian of "):
-        Kl()(torch.ones(2, 3), gaussians(2, 3))
+        KL()(torch.ones(2, 3), gaussians(2, 3))
     with pytest.raises(ValueError, match=r"one width, .* \[2, 3\] with a gaussian of shape \[2, 4\]"):
         Wasserstein()(gaussians(2, 3), gaussians(2, 4))

@@ -12,7 +12,7 @@ from recorded import assert_near
 from scipy.optimize import linear_sum_assignment
 
 from xret.heads.modules.similarity.matching import Assignment, match, matched, most_similar
-from xret.heads.modules.similarity.sets import Mil, cosine
+from xret.heads.modules.similarity.sets import MIL, cosine
 from xret.heads.modules.similarity.shared import element_cosines
 
 matching = importlib.import_module("xret.heads.modules.similarity.matching")
@@ -182,7 +182,7 @@ def test_inference_takes_the_most_similar_pair():
     images, captions = sets(3, 3, 6), sets(4, 3, 6, seed=1)
     score = most_similar(images, captions)
     torch.testing.assert_close(score, cosines_of(images, captions).amax((2, 3)).exp() - 1)
-    torch.testing.assert_close(score, Mil()(images, captions).expm1())
+    torch.testing.assert_close(score, MIL()(images, captions).expm1())
 
 
 def test_inference_begins_with_evaluation_mode():

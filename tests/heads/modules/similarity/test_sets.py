@@ -13,9 +13,9 @@ from recorded import assert_near, near
 from xret.heads.modules.embedding import Gaussian, Sequence, each
 from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SmoothChamfer, blocks, in_blocks
 from xret.heads.modules.similarity.samples import match_probability
-from xret.heads.modules.similarity.sets import Mil, cosine
+from xret.heads.modules.similarity.sets import MIL, cosine
 
-mil, chamfer = Mil(), Chamfer()
+mil, chamfer = MIL(), Chamfer()
 SETS = {"mil": mil, "chamfer": chamfer, "smooth-chamfer": SmoothChamfer()}
 CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
 

@@ -1,0 +1,34 @@
+"""Losses of image-text retrieval: `torch.nn.Module`s, called as ``loss(similarity, positives, images, captions)``.
+
+    Triplet(margin=0.2)(similarity, positives)   # a scalar of [I, C] and bool [I, C]
+
+The last two are what the aggregators gave, `xret.nn.Aggregated`: losses on the embeddings themselves read them
+(`Diversity`, `MMD` and others), those on the similarity alone do without.
+"""
+
+from .heads.modules.losses.caption_generation import CaptionGeneration
+from .heads.modules.losses.common import Loss
+from .heads.modules.losses.diversity import Diversity
+from .heads.modules.losses.gaussians import InformationBottleneck, Uniformity
+from .heads.modules.losses.infonce import InfoNCE
+from .heads.modules.losses.matching import MatchingBCE, SoftContrastive
+from .heads.modules.losses.mmd import MMD
+from .heads.modules.losses.set_regularisers import GlobalDiscriminative, IntraSetDivergence
+from .heads.modules.losses.sigmoid import Sigmoid
+from .heads.modules.losses.triplet import Triplet
+
+__all__ = [
+    "MMD",
+    "CaptionGeneration",
+    "Diversity",
+    "GlobalDiscriminative",
+    "InfoNCE",
+    "InformationBottleneck",
+    "IntraSetDivergence",
+    "Loss",
+    "MatchingBCE",
+    "Sigmoid",
+    "SoftContrastive",
+    "Triplet",
+    "Uniformity",
+]

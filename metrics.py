@@ -1,0 +1,39 @@
+"""Metrics of retrieval from a similarity matrix ``[images, captions]``, with a stated rule for ties.
+
+    table = recalls(similarity, caption_image)   # caption_image [C]: the image that each caption belongs to
+    table.rsum, table.text_to_image["R@1"]
+
+Where a query has other right items than its own, as in ECCV Caption, `map_at_r`, `r_precision` and `best_ranks` take
+which are right, bool ``[queries, gallery]``; `relevance` makes that of ids.
+"""
+
+from .heads.evaluation.metrics import (
+    Ranks,
+    Recalls,
+    Ties,
+    chance,
+    log_circular_variance,
+    median_rank,
+    ranks,
+    recall,
+    recalls,
+)
+from .heads.evaluation.precision import best_ranks, map_at_r, plausible_matches, r_precision
+from .heads.evaluation.protocols import relevance
+
+__all__ = [
+    "Ranks",
+    "Recalls",
+    "Ties",
+    "best_ranks",
+    "chance",
+    "log_circular_variance",
+    "map_at_r",
+    "median_rank",
+    "plausible_matches",
+    "r_precision",
+    "ranks",
+    "recall",
+    "recalls",
+    "relevance",
+]

@@ -1,0 +1,29 @@
+"""Similarities of image and caption embeddings: `torch.nn.Module`s that give ``[images, captions]``, larger is closer.
+
+    SmoothChamfer(alpha=16)(images, captions)   # [I, C] of sets [I, K, D] and [C, K, D]
+
+`in_blocks` compares whole galleries in bounded memory.
+"""
+
+from .heads.modules.similarity import in_blocks
+from .heads.modules.similarity.attention import CrossAttention
+from .heads.modules.similarity.gaussian import KL, MinKL, SampledDistance, Wasserstein
+from .heads.modules.similarity.matching import Assignment
+from .heads.modules.similarity.samples import MatchProbability, MonteCarloMatch
+from .heads.modules.similarity.sets import MIL, Chamfer, Cosine, SmoothChamfer
+
+__all__ = [
+    "KL",
+    "MIL",
+    "Assignment",
+    "Chamfer",
+    "Cosine",
+    "CrossAttention",
+    "MatchProbability",
+    "MinKL",
+    "MonteCarloMatch",
+    "SampledDistance",
+    "SmoothChamfer",
+    "Wasserstein",
+    "in_blocks",
+]

@@ -5,7 +5,7 @@ Table 10. The paper leaves open how the generators are trained; here it is Adam 
 
 Each generator is taught each pooling on sets of 20 to 100 random rows; the root mean squared error of its coefficients
 is printed for these, for smaller and for larger sets, with the paper's beside it where the paper has it. One JSON line
-a cell with --json.
+a cell with --json. --small shows in seconds that all of it runs; its errors say nothing.
 
     python tests/benchmarks/pooling_study.py
 """
@@ -141,8 +141,12 @@ def _step(pooling: GPO, truth: dict[int, Tensor]) -> Tensor:
 @click.option("--pattern", "patterns", multiple=True, type=click.Choice(PATTERNS), help="Only these.")
 @click.option("--generator", "generators", multiple=True, type=click.Choice(get_args(Generator)), help="Only these.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line a cell.")
-def main(steps: int, seed: int, patterns: tuple[str, ...], generators: tuple[str, ...], as_json: bool) -> None:
+@click.option("--small", is_flag=True, help="Two steps of training.")
+def main(
+    steps: int, seed: int, patterns: tuple[str, ...], generators: tuple[str, ...], as_json: bool, small: bool
+) -> None:
     """Print the table, ours / the paper's."""
+    steps = 2 if small else steps
     if not as_json:
         click.echo(f"{'':16}{'pooling':>8}" + "".join(f"{which:>16}" for which in TESTED))
     for generator in generators or get_args(Generator):

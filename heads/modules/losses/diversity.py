@@ -16,8 +16,8 @@ class Diversity(SideLoss):
 
     Args:
         form: `exponential` (SetDiv section 3.4): the mean of exp(-2 |x - x'|^2) over samples and pairs of their unit
-            slots; `gram` (PVSE): the mean over samples of |G - 1| / K^2, G the Gram matrix of the unit slots, with the
-            Frobenius norm, as in the public code.
+            slots, as in the public code, where the paper prints a sum; `gram` (PVSE): the mean over samples of
+            |G - 1| / K^2, G the Gram matrix of the unit slots, with the Frobenius norm, as in the public code.
     """
 
     def __init__(self, *, form: Form = "exponential") -> None:

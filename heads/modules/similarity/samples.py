@@ -1,7 +1,8 @@
 """Match probability: how likely two elements match, averaged over all pairs of elements of two sets.
 
 Sources: PCME (Chun et al., *Probabilistic Embeddings for Cross-Modal Retrieval*, CVPR 2021), where the elements are
-samples of a Gaussian and are compared by distance; SetDiv section 3.3 (s_MP), where they are compared by cosine.
+samples of a Gaussian and are compared by distance; SetDiv section 3.3 (s_MP), where they are compared by cosine. SetDiv
+prints a sum over the pairs; its published code takes the mean, as is done here.
 """
 
 import math

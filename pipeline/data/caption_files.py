@@ -2,36 +2,17 @@
 
 import csv
 import json
-import posixpath
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from ..documents import DocumentError, parse_json, read_json
 from ..errors import ManifestError
-from ..wording import some_of
-from .manifest import SPLITS, Columns
+from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, file_name, folder_split, it_has, require_text
 
-Fault = Callable[[str, str], None]  # takes where and what is wrong: raises, or notes that a sample is left out
-
-_IMAGE = "file_name"  # the default column
-_CALLED = (*SPLITS, "validation")
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
-_NO_CAPTION = "it has no caption; add one, or take the row out"
-
-
-@dataclass(slots=True)
-class Entry:
-    """One image as its file gives it, before splits, ids and numbers are settled."""
-
-    file_name: str  # normalised POSIX path below the image folder
-    split: str | None  # any name; None where the file gives none
-    captions: list[tuple[str, int | None]]  # at least one: its text, and the file's number for it if there is one
-    imgid: str | None = None  # the file's id of the image; distinct
-    cocoid: int = -1  # -1 where there is none
-    place: tuple[int, int, int] | None = None  # of a picture that lies in a file with others, see `sources`
 
 
 @dataclass(slots=True)
@@ -39,114 +20,55 @@ class CaptionRow:
     """One row of a file."""
 
     where: str  # file and line, for messages
-    image: Any  # whatever stands in the image's column
-    captions: list[str]  # perhaps none
-    split: str | None  # None where there is no such column
+    image: Any  # its name below the folder of the images; whatever stands in its column, if there is no such folder
+    captions: list[str]  # at least one
+    split: str | None  # None where nothing says it
 
 
-@dataclass(frozen=True, slots=True)
-class RowColumns:
-    """The columns of a file, as they were found in it."""
-
-    image: str
-    captions: tuple[str, ...]
-    split: str | None
-
-    @classmethod
-    def find(cls, columns: Columns, there: tuple[str, ...], where: str, split: str | None = "split") -> "RowColumns":
-        """Find the columns that a manifest names among those that are there; ManifestError where one is missing.
-
-        `split` is the default column of splits, which may be missing; None: splits are not looked for.
-        """
-        image, captions, split = columns.image or _IMAGE, columns.captions_in(there), columns.split or split
-        wanted = [image, *captions, *([columns.split] if columns.split else [])]
-        if missing := [name for name in wanted if name not in there]:
-            listed = ", ".join(some_of([f"'{name}'" for name in there], 20))
-            advice = "name the right ones, or the separator of a table, in the manifest"
-            raise ManifestError(f"{where}: there is no column '{missing[0]}'; it has {listed}: {advice}.")
-        like = [name for name in there if split and get_close_matches(split, [name.strip().lower()], cutoff=0.8)]
-        if like and split not in there:
-            advice = "rename it, or name it as split_column in the manifest"
-            raise ManifestError(f"{where}: there is no column '{split}', and one called '{like[0]}'; {advice}.")
-        return cls(image, captions, split if split in there else None)
-
-    def row(self, values: dict[str, Any], where: str) -> CaptionRow:
-        """Return a row of these values by column; ManifestError where a caption or the split is not a text.
-
-        Captions of several columns follow one another; an empty one among several columns is no caption.
-        """
-        texts: list[Any] = []
-        for column in self.captions:
-            value = values[column]
-            texts += value if isinstance(value, list) else [value]
-        if not all(isinstance(text, str | None) for text in texts):
-            raise ManifestError(f"{where}: a caption is no text; correct it.")
-        captions = [text for text in texts if text is not None and (len(self.captions) == 1 or text.strip())]
-        return CaptionRow(where, values.get(self.image), captions, _split(values, self.split, where))
-
-
-def read_entries(path: Path, columns: Columns, fault: Fault) -> list[Entry]:
+def read_entries(path: Path, reader: RowReader) -> list[Entry]:
     """Read a caption file, whose suffix says its format, in the order of each image's first row.
 
-    `fault` is called for a row without captions. ManifestError: the file cannot be read, or an image or row is wrong.
+    ManifestError: the file cannot be read, or an image or row is wrong.
     """
     if path.suffix == ".json":
-        return _read_json(path)
+        return _read_json(path, reader)
     entries: dict[str, Entry] = {}
-    for row in caption_rows(path, columns):
-        name = file_name(row.image, row.where)
-        if not row.captions:
-            fault(f"{row.where} ('{name}')", _NO_CAPTION)
-            continue
-        entry = entries.setdefault(name, Entry(name, row.split, []))
+    for row in caption_rows(path, reader, ""):
+        entry = entries.setdefault(row.image, Entry(row.image, row.split, []))
         if entry.split != row.split:
             both = f"'{row.split or 'none'}' here and '{entry.split or 'none'}' before"
-            raise ManifestError(f"{row.where}: the split of '{name}' is {both}; give it one split.")
+            raise ManifestError(f"{row.where}: the split of '{row.image}' is {both}; give it one split.")
         entry.captions += [(text, None) for text in row.captions]
     return list(entries.values())
 
 
-def read_imagefolder(folder: Path, columns: Columns, fault: Fault) -> list[Entry]:
+def read_imagefolder(folder: Path, reader: RowReader) -> list[Entry]:
     """Read each ``metadata.jsonl`` and ``metadata.csv`` below a folder, in order of the paths.
 
-    The split of a picture is the first folder of its metadata file if it is called as a split; else the row's; else
-    that folder whatever it is called, or the picture's own if it is called as a split. A column that the manifest names
-    goes before all folders. `fault` is called for a row without captions. ManifestError: a row is wrong.
+    The split of a picture is the folder of its metadata file that is called as a split; else the row's; else the first
+    folder of its metadata file, whatever it is called, or a folder of its own that is called as a split. A column that
+    the manifest names goes before all folders. ManifestError: a row is wrong.
     """
     entries: dict[str, Entry] = {}
+    for path in sorted(folder.rglob("metadata.*")):
+        if path.suffix not in (".jsonl", ".csv"):
+            reader.note(f"{path} is passed over; metadata are read from .jsonl and .csv")
     for path in sorted(path for kind in ("jsonl", "csv") for path in folder.rglob(f"metadata.{kind}")):
         below = path.parent.relative_to(folder)
-        of_folder = below.parts[0] if below.parts else None
-        by_folder = columns.split is None and of_folder in _CALLED
-        for row in caption_rows(path, columns, None if by_folder else "split"):
-            name = file_name(row.image, row.where, below.as_posix())
-            first = name.partition("/")[0]
-            split = of_folder if by_folder else row.split or of_folder or (first if first in _CALLED else None)
-            if name in entries:
-                raise ManifestError(f"{row.where}: '{name}' stands here a second time; give a picture one row.")
-            if row.captions:
-                entries[name] = Entry(name, split, [(text, None) for text in row.captions])
-            else:
-                fault(f"{row.where} ('{name}')", _NO_CAPTION)
+        of_folder = next((part for part in below.parts if part in SPLIT_NAMES), (*below.parts, None)[0])
+        given = of_folder if reader.columns.split is None and of_folder in SPLIT_NAMES else None
+        for row in caption_rows(path, reader, below.as_posix(), given):
+            split = row.split or of_folder or folder_split(row.image)
+            if row.image in entries:
+                raise ManifestError(f"{row.where}: '{row.image}' stands here a second time; give a picture one row.")
+            entries[row.image] = Entry(row.image, split, [(text, None) for text in row.captions])
     return list(entries.values())
-
-
-def file_name(name: Any, where: str, folder: str = "") -> str:
-    """Join and normalise a path below the image folder."""
-    if not isinstance(name, str) or not name.strip():
-        raise ManifestError(f"{where}: the file name is missing; name the image of these captions.")
-    if "\\" in name + folder or "\0" in name + folder:
-        raise ManifestError(f"{where}: '{folder}{name}' is not a path with forward slashes; correct it.")
-    joined = posixpath.normpath(posixpath.join(folder, name))
-    if joined in (".", "..") or joined.startswith(("/", "../")):
-        raise ManifestError(f"{where}: '{joined}' leaves the image folder; name a file inside it.")
-    return joined
 
 
 # --- JSON
 
 
-def _read_json(path: Path) -> list[Entry]:
+def _read_json(path: Path, reader: RowReader) -> list[Entry]:
     """Read Karpathy's form, where captions stand with their image, or COCO's, where they stand in ``annotations``."""
     try:
         document = read_json(path)
@@ -156,77 +78,103 @@ def _read_json(path: Path) -> list[Entry]:
         raise ManifestError(f"{path}: this is not valid JSON ({error}); correct it.") from error
     images = document.get("images") if isinstance(document, dict) else None
     if not isinstance(images, list):
-        raise ManifestError(f"{path}: this is not a Karpathy JSON, it has no list 'images'; convert it.")
-    annotations = document.get("annotations")
-    if isinstance(annotations, list) and not any(isinstance(one, dict) and "sentences" in one for one in images):
-        images = _with_sentences(images, annotations, path)
+        raise ManifestError(
+            f"{path}: this is not a Karpathy JSON, it has no list 'images'{_keys(document)}; convert it."
+        )
+    reader.look(document)
+    annotations, numbered = document.get("annotations"), list(enumerate(images))
+    captioned = any(isinstance(image, dict) and {"sentences", *CAPTIONS} & image.keys() for image in images)
+    if isinstance(annotations, list) and not captioned:
+        numbered = _with_sentences(numbered, annotations, path, reader)
     entries: list[Entry] = []
     numbers: dict[tuple[str, str], int] = {}
-    for index, image in enumerate(images):
+    for index, image in numbered:
         where = f"{path}: images[{index}]"
-        entries.append(entry := _karpathy_entry(image, where))
+        entry = reader.attempt(_karpathy_entry, image, where, reader)
+        if entry is None:
+            continue
+        entries.append(entry)
         for kind, key in (("file", entry.file_name), ("imgid", entry.imgid)):
             if key is not None and (other := numbers.setdefault((kind, key), index)) != index:
                 raise ManifestError(f"{where}: images[{other}] has the {kind} '{key}' already; correct one.")
     return entries
 
 
-def _with_sentences(images: list[Any], annotations: list[Any], path: Path) -> list[Any]:
-    """Return the images of COCO's form in Karpathy's, which has the captions with them."""
-    sentences: dict[int | str, list[Any]] = {}
-    for index, image in enumerate(images):
-        if not isinstance(image, dict) or not isinstance(image.get("id"), int | str):
-            raise ManifestError(f"{path}: images[{index}] has no 'id', by which annotations name it; give it one.")
-        sentences[image["id"]] = []
-    for index, annotation in enumerate(annotations):
-        where = f"{path}: annotations[{index}]"
-        if not isinstance(annotation, dict) or not isinstance(annotation.get("caption"), str):
-            raise ManifestError(f"{where} has no 'caption'; take COCO's file of captions, or correct it.")
+def _with_sentences(
+    images: list[tuple[int, Any]], annotations: list[Any], path: Path, reader: RowReader
+) -> list[tuple[int, Any]]:
+    """Return the images of COCO's form, and their numbers, in Karpathy's, which has the captions with them."""
+    sentences: dict[str, list[Any]] = {}  # an id may be a number in one place and a text in another
+
+    def with_sentences(image: Any, where: str) -> dict[str, Any]:
+        if not isinstance(image, dict) or type(number := image.get("id")) not in (int, str):
+            raise ManifestError(f"{where} has no 'id', by which annotations name it; give it one.")
+        known = {"imgid": number, "sentences": sentences.setdefault(str(number), [])}
+        return {**image, **known, **({} if isinstance(number, str) else {"cocoid": number})}
+
+    def take(annotation: Any, where: str) -> None:
+        text = _sentence_text(annotation) if isinstance(annotation, dict) else None
+        if text is None:
+            advice = "take COCO's file of captions, or correct it"
+            raise ManifestError(f"{where} has no 'caption'{_keys(annotation)}; {advice}.")
         of, number = annotation.get("image_id"), annotation.get("id")
-        if not isinstance(of, int | str) or of not in sentences:
+        if str(of) not in sentences:
             raise ManifestError(f"{where} is of image {of!r}, which is not among the images; correct it.")
-        sentences[of].append({"raw": annotation["caption"], "sentid": number if isinstance(number, int) else None})
-    found = []
-    for image in images:
-        known = {"imgid": image["id"], "sentences": sentences[image["id"]]}
-        found.append({**image, **known, **({} if isinstance(image["id"], str) else {"cocoid": image["id"]})})
-    return found
+        reader.look(annotation)
+        sentences[str(of)].append({"raw": text, "sentid": number if isinstance(number, int) else None})
+
+    found = [(index, reader.attempt(with_sentences, image, f"{path}: images[{index}]")) for index, image in images]
+    for index, annotation in enumerate(annotations):
+        reader.attempt(take, annotation, f"{path}: annotations[{index}]")
+    return [(index, image) for index, image in found if image is not None]
 
 
-def _karpathy_entry(image: Any, where: str) -> Entry:
+def _karpathy_entry(image: Any, where: str, reader: RowReader) -> Entry:
     """Check one element of ``images``; other keys are left alone."""
     if not isinstance(image, dict) or not isinstance(folder := image.get("filepath", ""), str):
         raise ManifestError(f"{where} is not a mapping with 'filename', 'sentences' and texts in them; correct it.")
-    name = file_name(image.get("filename", image.get("file_name")), where, folder)
+    columns = reader.find(tuple(image), where)
+    if columns.image not in image:
+        raise ManifestError(f"{where}: the file name is missing{_keys(image)}; call it 'file_name'.")
+    name = file_name(image[columns.image], where, folder)
     where = f"{where} ('{name}')"
-    sentences, imgid = image.get("sentences"), image.get("imgid")
+    imgid = image.get("imgid")
+    sentences = image["sentences"] if "sentences" in image else reader.captions(image, columns, where)
     if not isinstance(sentences, list) or not sentences:
-        raise ManifestError(f"{where} has no sentences; give it at least one, or leave the image out.")
-    captions = []
-    for index, sentence in enumerate(sentences):
+        raise ManifestError(f"{where} has no sentences{_keys(image)}; give it at least one, or leave the image out.")
+
+    def caption(index: int, sentence: Any) -> tuple[str, int | None]:
+        at = f"{where}: sentences[{index}]"
         text = _sentence_text(sentence)
         if text is None:
-            raise ManifestError(f"{where}: sentences[{index}] has neither 'raw' nor 'tokens'; correct it.")
-        if imgid is not None and (other := sentence.get("imgid", imgid)) != imgid:
-            raise ManifestError(f"{where}: sentences[{index}] is of imgid {other}, not {imgid}; correct one.")
-        captions.append((text, _whole(sentence, "sentid", where)))
+            raise ManifestError(f"{at} has neither 'raw' nor 'tokens'{_keys(sentence)}; correct it.")
+        known = sentence if isinstance(sentence, dict) else {}
+        if imgid is not None and str(other := known.get("imgid", imgid)) != str(imgid):
+            raise ManifestError(f"{at} is of imgid {other}, not {imgid}; correct one.")
+        return require_text(text, at), _whole(known, "sentid", where)
+
+    captions = reader.good(sentences, caption)
     if not isinstance(imgid, int | str | None) or isinstance(imgid, bool) or imgid == "":
         raise ManifestError(f"{where}: 'imgid' is neither a whole number nor a text; correct it.")
     cocoid = _whole(image, "cocoid", where)
     identity = None if imgid is None else str(imgid)
-    return Entry(name, _split(image, "split", where), captions, identity, -1 if cocoid is None else cocoid)
+    split = reader.split(image, columns, where)
+    return Entry(name, split, captions, identity, -1 if cocoid is None else cocoid)
 
 
 def _sentence_text(sentence: Any) -> str | None:
     """Return the raw text, else the tokens with spaces between."""
     if not isinstance(sentence, dict):
-        return None
-    raw, tokens = sentence.get("raw"), sentence.get("tokens")
-    if isinstance(raw, str):
-        return raw
-    if isinstance(tokens, list) and all(isinstance(token, str) for token in tokens):
-        return " ".join(tokens)
-    return None
+        return sentence if isinstance(sentence, str) else None
+    tokens = sentence.get("tokens")
+    if isinstance(tokens, list) and not isinstance(sentence.get("raw"), str):
+        return " ".join(tokens) if all(isinstance(token, str) for token in tokens) else None
+    return next((sentence[key] for key in ("raw", *CAPTIONS) if isinstance(sentence.get(key), str)), None)
+
+
+def _keys(value: Any) -> str:
+    """Return the keys of a mapping, for what it has in place of what it lacks."""
+    return f" ({it_has(value)})" if isinstance(value, dict) else ""
 
 
 def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:
@@ -236,72 +184,125 @@ def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:
     return value
 
 
-def _split(mapping: dict[str, Any], key: str | None, where: str) -> str | None:
-    """Return the split of an image or row; None without the key."""
-    if key is None or key not in mapping:
-        return None
-    split = mapping[key]
-    if not isinstance(split, str) or not split:
-        raise ManifestError(f"{where}: the split is empty or not a text; name one of {', '.join(SPLITS)}.")
-    return split
-
-
 # --- Rows
 
 
-def caption_rows(path: Path, columns: Columns, split: str | None = "split") -> Iterator[CaptionRow]:
-    """Yield the rows of a CSV, TSV or JSONL file, without empty lines; `split` is that of `RowColumns.find`.
+def caption_rows(
+    path: Path, reader: RowReader, folder: str | None = None, split: str | None = None
+) -> Iterator[CaptionRow]:
+    """Yield the rows of a CSV, TSV or JSONL file, without empty lines and those that are left out.
 
-    A caption field holds a text, in JSON also null or a list of texts. ManifestError: the file cannot be read, a column
-    is missing, or a row is wrong; the message names the line.
+    A caption field holds a text, in JSON also null or a list of texts.
+
+    Args:
+        path: of the file.
+        reader: finds the columns.
+        folder: where the names of images start; None: they are taken as they are.
+        split: of all rows; None: as they say.
+
+    Raises:
+        ManifestError: the file cannot be read, a column is missing, or a row is wrong; the message names the line.
     """
-    before: tuple[str, ...] = ()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            for line, row in _json_lines(file, path) if path.suffix == ".jsonl" else _csv_rows(file, path, columns):
-                where, keys = f"{path}: line {line}", tuple(row)
-                if keys != before:
-                    found, before = RowColumns.find(columns, keys, where, split), keys
-                if row[found.image] is not _HEADER:
-                    yield found.row(row, where)
+            for line, values in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
+                row = reader.attempt(_row, values, f"{path}: line {line}", reader, folder, split)
+                if row is not None:
+                    yield row
     except OSError as error:
         raise ManifestError(f"{path}: the caption file cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
         raise ManifestError(f"{path}: this is not UTF-8 ({error.reason}); save it as UTF-8.") from error
 
 
-_HEADER = object()  # stands in every column of a table's first row
+def _row(values: dict[str, Any], where: str, reader: RowReader, folder: str | None, split: str | None) -> CaptionRow:
+    columns = reader.find(tuple(values), where)
+    image = values[columns.image]
+    image = image if folder is None else file_name(image, where, folder)
+    captions = reader.captions(values, columns, where)
+    if not captions:
+        raise ManifestError(f"{where} ('{image}'): it has no caption; add one, or take the row out.")
+    return CaptionRow(where, image, captions, reader.split(values, columns, where, split))
 
 
-def _csv_rows(file: TextIO, path: Path, columns: Columns) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the line and the fields of each row; first those of the header, so that it is checked before all rows."""
-    separator = columns.separator or _SEPARATORS[path.suffix]
-    reader = csv.reader(file, delimiter=separator, strict=True)
-    try:
-        header = next(reader, [])
-        named = [name for name in header if name]
-        if not named or len({*named}) < len(named):
-            raise ManifestError(f"{path}: line 1: it names no columns, or two that are called the same; correct it.")
-        yield 1, dict.fromkeys(header, _HEADER)
-        for row in reader:
-            if row and len(row) != len(header):
-                counts = f"{len(row)} fields where the header has {len(header)}"
-                advice = f"quote a text that has {json.dumps(separator)} in it"
-                raise ManifestError(f"{path}: line {reader.line_num}: {counts}; {advice}.")
-            if row:
-                yield reader.line_num, dict(zip(header, row, strict=True))
-    except csv.Error as error:
-        raise ManifestError(f"{path}: line {reader.line_num}: not valid CSV ({error}); correct it.") from error
+def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the first line and the fields of each row.
+
+    A quotation mark that nothing closes takes in the rows that follow. So a row of several lines is refused, and never
+    left out, if its first line and another could be rows.
+    """
+    columns = reader.columns
+    separator, quoting = columns.separator or _SEPARATORS[path.suffix], columns.quoting
+    lines: list[str] = []  # of the row
+
+    def taken() -> Iterator[str]:
+        for line in file:
+            lines.append(line)
+            yield line
+
+    how: Literal[0, 3] = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
+    rows = csv.reader(taken(), delimiter=separator, strict=True, quoting=how)
+    quote = 'quote a text that has a quotation mark in it, and double its marks, as """Hi"" he said"'
+    quote += reader.or_in_manifest("set quoting: none, by which marks are plain text,")
+    header: list[str] = []
+    at = 0  # the image's column
+    while True:
+        lines.clear()
+        fault = ""
+        try:
+            row = next(rows, None)
+        except csv.Error as error:
+            problem = str(error).replace("\t", "\\t")
+            row, fault = [], f"a text begins with a quotation mark and does not end with it ({problem}); {quote}"
+        if not header:
+            header = row or []
+            named = [name for name in header if name]
+            if not named or len({*named}) < len(named) or len(lines) > 1 or "\0" in lines[0]:
+                fault = fault or "it names no columns, or two that are called the same, or is not UTF-8; correct it"
+                raise ManifestError(f"{path}: line 1: {fault}.")
+            at = header.index(reader.find(tuple(header), f"{path}: line 1").image)
+            continue
+        if row is None:
+            return
+        first = rows.line_num - len(lines) + 1
+        if row and len(row) != len(header):
+            fault = f"{len(row)} fields where the header has {len(header)}"
+            fault += f"; quote a text that has {json.dumps(separator)} in it" if how != csv.QUOTE_NONE else ""
+        elif row and quoting is None and (line := _row_within(lines, row, at, separator)):
+            shown = json.dumps(line.strip()[:40], ensure_ascii=False)
+            fault = f"a quotation mark opens a text in which {shown} would be a row of its own; {quote}"
+            fault += reader.or_in_manifest("quoting: csv, by which such texts are right,")
+        if fault and len(lines) > 1:
+            raise ManifestError(f"{path}: lines {first} to {rows.line_num}: {fault}.")
+        if fault:
+            reader.leave_out(f"{path}: line {first}: {fault}")
+        elif row:
+            yield first, dict(zip(header, row, strict=True))
 
 
-def _json_lines(file: TextIO, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _row_within(lines: list[str], row: list[str], at: int, separator: str) -> str | None:
+    """Return a line of a row that could be one itself, as the first line could, with the name of an image at `at`."""
+
+    def is_row(line: str) -> bool:
+        fields = line.split(separator)
+        return len(fields) >= len(row) and has_suffix(fields[at]) == has_suffix(row[at])
+
+    def has_suffix(name: str) -> bool:
+        return re.search(r"\.\w{1,5}$", name.strip(' "\r\n')) is not None
+
+    return next(filter(is_row, lines[1:]), None) if is_row(lines[0]) else None
+
+
+def _json_lines(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, text in enumerate(file, 1):
         if not text.strip():
             continue
         try:
             row = parse_json(text)
         except DocumentError as error:
-            raise ManifestError(f"{path}: line {line}: not valid JSON ({error}); correct it.") from error
-        if not isinstance(row, dict):
-            raise ManifestError(f"{path}: line {line}: not a mapping of columns to values; correct it.")
-        yield line, row
+            reader.leave_out(f"{path}: line {line}: not valid JSON ({error}); correct it")
+            continue
+        if isinstance(row, dict):
+            yield line, row
+        else:
+            reader.leave_out(f"{path}: line {line}: not a mapping of columns to values; correct it")

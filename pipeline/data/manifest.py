@@ -2,7 +2,7 @@
 
 import re
 import reprlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -14,7 +14,6 @@ from ..errors import ManifestError, nearest
 
 SPLITS = ("train", "val", "test", "other")
 PROTOCOLS = ("full", "1k-folds", "eccv", "cxc", "pmrp", "rpc2")  # what `xret eval` knows
-CAPTIONS = ("caption", "text")  # default columns of captions: the first that is there
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,7 @@ class Columns:
     captions: tuple[str, ...] = ()  # none: see `captions_in`
     split: str | None = None  # by default ``split`` in caption files if there is one
     separator: str | None = None  # between the columns of a CSV or TSV; None: by the suffix
-
-    def captions_in(self, there: Collection[str]) -> tuple[str, ...]:
-        """Return the columns of captions among those that are there."""
-        return self.captions or (next((name for name in CAPTIONS if name in there), CAPTIONS[0]),)
+    quoting: str | None = None  # of a CSV or TSV: ``none``, marks are plain text; ``csv``, also of what looks like rows
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
         values.pop(key, None)
     texts = values.pop("caption_columns", ())
     names = values.pop("image_column", None), (texts,) if isinstance(texts, str) else tuple(texts)
-    columns = Columns(*names, values.pop("split_column", None), values.pop("separator", None))
+    columns = Columns(*names, *(values.pop(key, None) for key in ("split_column", "separator", "quoting")))
     values["protocols"] = tuple(values.get("protocols", ["full"]))
     folder = path.parent if data_root is None else Path(data_root)
     kind = next((kind for kind in PACKED if kind in values), None)
@@ -172,13 +168,13 @@ def _is_packed(value: Any) -> bool:
 
 
 PACKED = ("tar", "parquet", "dataset")  # keys of what holds pictures and captions together
-COLUMNS = ("image_column", "caption_columns", "split_column", "separator")
+COLUMNS = ("image_column", "caption_columns", "split_column", "quoting", "separator")
 # Keys that may stand beside a form of pictures and captions: what holds both, or the suffix of a caption file.
 BESIDE: dict[str, tuple[str, ...]] = {
-    "tar": (),
+    "tar": COLUMNS[1:3],
     "parquet": COLUMNS[:3],
-    "dataset": COLUMNS[:3],
-    ".json": ("images", "captions"),
+    "dataset": COLUMNS[:4],
+    ".json": ("images", "captions", "split_column"),
     ".jsonl": ("images", "captions", *COLUMNS[:3]),
     ".csv": ("images", "captions", *COLUMNS),
     ".tsv": ("images", "captions", *COLUMNS),
@@ -205,6 +201,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         'one character, as ";" or "\\t"',
         lambda value: isinstance(value, str) and len(value) == 1 and not value.isalnum() and value not in '"\r\n ',
     ),
+    "quoting": ("none or csv", lambda value: value in ("none", "csv")),
     "merge_splits": (
         f"a mapping from the source's split names to {', '.join(SPLITS)}",
         lambda value: _is_mapping(value, lambda name: isinstance(name, str), lambda split: split in SPLITS),

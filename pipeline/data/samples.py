@@ -12,13 +12,12 @@ from itertools import accumulate, pairwise
 
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
-from .caption_files import Entry
 from .manifest import SPLITS, Manifest
+from .rows import SPLIT_NAMES, Entry, folder_split
 from .sources import FOLDER, Place, Source, read_source
 
 log = logging.getLogger("xret")
 
-_OTHER_NAMES = {"validation": "val"}  # of splits, wherever they stand
 _NOTED = 1000  # samples that are left out, of which a store keeps the reasons
 
 
@@ -118,12 +117,17 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
             f"{manifest.listing}: some images have a split and some, such as '{without[0]}', have none; "
             "give it to all or none."
         )
+    folders = [split for name in without if (split := folder_split(name))]
+    if len(folders) == len(without) and len({*folders}) > 1:
+        shares = ", ".join(f"{folders.count(split)} {split}" for split in dict.fromkeys(folders))
+        log.warning("%s names no splits: %s by the folders of the pictures.", manifest.listing, shares)
+        return folders
     if without:
         splits = [_hashed_split(name) for name in without]
         shares = ", ".join(f"{splits.count(split)} {split}" for split in SPLITS[:3])
         log.warning("%s names no splits: %s by SHA-256 of the file name.", manifest.listing, shares)
         return splits
-    joins = {**_OTHER_NAMES, **manifest.merge_splits}
+    joins = {**SPLIT_NAMES, **manifest.merge_splits}
     merged = [joins.get(str(entry.split), str(entry.split)) for entry in entries]
     strange = Counter(split for split in merged if split not in SPLITS)
     if strange:

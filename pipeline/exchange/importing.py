@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.caption_files import Entry
 from ..data.manifest import Manifest
+from ..data.rows import Entry
 from ..data.samples import Samples, build_samples, read_samples
 from ..errors import CacheError, SampleError
 from ..extraction.extraction import require_some

@@ -1,13 +1,16 @@
 """Where samples and pictures come from: a folder, tar shards, Parquet, or a saved data set, each read where it lies."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ...documents import DocumentError, read_json
 from ...errors import ManifestError
-from ..caption_files import Entry, Fault, read_entries, read_imagefolder
+from ..caption_files import read_entries, read_imagefolder
 from ..manifest import Manifest
+from ..rows import SPLIT_NAMES, Entry, RowReader, names_split
 from .files import File, find_files, is_url, look_at_all, url_of
 from .source import FOLDER, FolderReader, PictureReader, Place, Source, missing_from
 from .tables import IMAGE, TableReader, table_entries
@@ -39,26 +42,45 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], So
     Returns the images in the order of the source, its files, and a sentence for each sample without captions, all of
     which `skip` leaves out; else the first is an error. ManifestError: a file is missing, damaged or wrong.
     """
-    left_out: list[str] = []
-
-    def fault(where: str, advice: str) -> None:
-        if not skip:
-            raise ManifestError(f"{where}: {advice}, or go on with --on-error skip.")
-        left_out.append(f"{where}: {advice}")
-
-    source = _source_of(manifest, files := _files(manifest))
+    source, columns, rows = _source_of(manifest, files := _files(manifest)), manifest.columns, manifest.captions
+    reader = RowReader(
+        manifest.listing,
+        replace(columns, image=source.column) if source.column else columns,
+        skip=skip,
+        whole=source.kind != "tar" and (rows is None or rows.suffix != ".json"),
+        by_folder=manifest.kind in ("arrow", "imagefolder"),
+    )
     urls = [(url_of(manifest.images, file.name), split) for file, split in files]
     if manifest.captions is not None:
-        entries = read_entries(manifest.captions, manifest.columns, fault)
+        entries = read_entries(manifest.captions, reader)
     elif manifest.kind == "imagefolder":
-        entries = read_imagefolder(manifest.images, manifest.columns, fault)
+        entries = read_imagefolder(manifest.images, reader)
     elif source.kind == "tar":
-        entries = _from_tars(urls, fault)
+        entries = _from_tars(urls, reader)
     else:
-        entries = table_entries(source.kind, urls, manifest.columns, fault)
+        entries = table_entries(source.kind, urls, reader)
     if not entries:
-        raise ManifestError(f"{manifest.listing}: it has no images with captions; a data set needs at least one.")
-    return entries, source, left_out
+        first = f" ({reader.left_out[0]})" if reader.left_out else ""
+        raise ManifestError(
+            f"{manifest.listing}: it has no images with captions{first}; a data set needs at least one."
+        )
+    splits = {entry.split for entry in entries}
+    if splits.isdisjoint({*SPLIT_NAMES, *manifest.merge_splits}):
+        reader.refuse_unread_splits()
+    if splits == {None}:
+        _refuse_names_of_splits(manifest, files)
+    return entries, source, reader.left_out
+
+
+def _refuse_names_of_splits(manifest: Manifest, files: _Files) -> None:
+    """Raise ManifestError where the manifest names splits, or files are called so, as ``train-0.parquet``."""
+    if manifest.columns.split:
+        raise ManifestError(f"{manifest.listing}: no image has a '{manifest.columns.split}'; correct split_column.")
+    words = [{re.split(r"[^a-z]", part.lower())[0] for part in Path(file.name).parts} for file, _ in files]
+    called = sorted(filter(names_split, set.union(*words) - set.intersection(*words))) if words else []
+    if len(called) > 1:
+        advice = f"give each split its files, as {manifest.kind}: {{train: train-*, test: test-*}}"
+        raise ManifestError(f"{manifest.listing}: no sample has a split, but files are called {called}; {advice}.")
 
 
 def _files(manifest: Manifest) -> _Files:
@@ -94,10 +116,10 @@ def _saved(folder: Path, name: str, by_folder: bool) -> _Files:
     return [(file, split) for file, (_, split) in zip(files, named, strict=True)]
 
 
-def _from_tars(urls: list[tuple[str, str | None]], fault: Fault) -> list[Entry]:
+def _from_tars(urls: list[tuple[str, str | None]], reader: RowReader) -> list[Entry]:
     entries: dict[str, Entry] = {}
     for number, (url, split) in enumerate(urls):
-        for entry in tar_entries(url, number, split, fault):
+        for entry in tar_entries(url, number, split, reader):
             if (other := entries.setdefault(entry.file_name, entry)) is not entry:
                 places = [urls[one.place[0]][0] for one in (other, entry) if one.place]
                 raise ManifestError(f"{entry.file_name} is in {' and '.join(places)}; remove one of them.")

@@ -48,7 +48,7 @@ def look_at(folder: str | Path, name: str) -> File:
     """Return the size and stamp that a file has now; ManifestError where there is none."""
     url = url_of(folder, name)
     try:
-        fs, path = fsspec.core.url_to_fs(url)
+        fs, path = file_system(url)
         fs.invalidate_cache(path)  # an earlier listing would hide a change
         info: dict[str, Any] = fs.info(path)
     except FileNotFoundError as error:
@@ -83,7 +83,14 @@ def url_of(folder: str | Path, name: str) -> str:
 
 def is_url(name: str) -> bool:
     """Return whether a name is an fsspec URL."""
-    return "://" in name or "::" in name
+    return "://" in name
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Return the fsspec file system of a path or URL, and its name there; ``::`` in a local path is part of a name."""
+    if is_url(url):
+        return fsspec.core.url_to_fs(url)  # type: ignore[no-any-return]
+    return fsspec.filesystem("file"), str(Path(url).absolute())
 
 
 def _matching(folder: str | Path, name: str) -> list[str]:
@@ -91,7 +98,7 @@ def _matching(folder: str | Path, name: str) -> list[str]:
         return [name]
     try:
         if is_url(name):
-            fs, path = fsspec.core.url_to_fs(name)
+            fs, path = file_system(name)
             found = [fs.unstrip_protocol(one) for one in sorted(fs.glob(path))]
         else:
             found = sorted(glob(name, root_dir=folder, recursive=True))  # noqa: PTH207 -- names may be absolute

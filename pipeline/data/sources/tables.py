@@ -1,20 +1,18 @@
 """Tables with a picture in each row: Parquet files, and the Arrow files of a data set that `datasets` saved."""
 
+import re
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import fsspec
-
 from ...errors import ManifestError, SampleError, require_pyarrow
 from ...wording import reason
-from ..caption_files import CaptionRow, Entry, Fault, RowColumns, file_name
 from ..images import PictureFile
-from ..manifest import Columns
+from ..rows import Entry, RowColumns, RowReader, file_name, names_split
+from .files import file_system
 from .source import PackedReader, Place, Source
 
 IMAGE = "image"  # the column of the pictures by default
@@ -48,7 +46,7 @@ class TableReader(PackedReader):
 class _Parquet:
     def __init__(self, url: str) -> None:
         pyarrow = require_pyarrow(ManifestError, "Parquet needs")
-        fs, path = fsspec.core.url_to_fs(url)
+        fs, path = file_system(url)
         self.table = pyarrow.parquet.ParquetFile(path, filesystem=fs, buffer_size=_BUFFER)
         self.schema = self.table.schema_arrow
         groups = range(self.table.num_row_groups)
@@ -106,25 +104,24 @@ def _bytes(value: Any) -> bytes | None:
     return found["bytes"] if isinstance(found, dict) else found
 
 
-def table_entries(kind: str, urls: list[tuple[str, str | None]], columns: Columns, fault: Fault) -> list[Entry]:
+def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowReader) -> list[Entry]:
     """Return the rows of tables that have captions; the pictures themselves are not read.
 
     A row's name is the ``path`` beside its picture, if all rows have a different one; else its number. With each URL
-    stands the split of all its rows; None: as a column says. `fault` is called for a row without captions.
-    ManifestError: a file is damaged, or a column is missing or of another type.
+    stands the split of all its rows; None: as a column says. ManifestError: a file is damaged, a column is missing or
+    of another type, or a row is wrong.
     """
     entries: list[Entry] = []
     paths: list[Any] = []
     count = 0
     for number, (url, split) in enumerate(urls):
         try:
-            for at, row in enumerate(_rows(_open(kind, url), url, columns, split)):
-                if row.captions:
-                    paths.append(row.image)
-                    captions: list[tuple[str, int | None]] = [(text, None) for text in row.captions]
-                    entries.append(Entry(f"{count:08d}", split or row.split, captions, place=(number, at, 0)))
-                else:
-                    fault(row.where, "it has no caption; add one, or take the row out")
+            for at, (values, columns) in enumerate(_rows(_open(kind, url), url, reader, split is None)):
+                entry = reader.attempt(_entry, values, columns, f"{url}: row {at:,}", reader, split)
+                if entry is not None:
+                    entry.file_name, entry.place = f"{count:08d}", (number, at, 0)
+                    entries.append(entry)
+                    paths.append(values.get(columns.image))
                 count += 1
         except ManifestError:
             raise
@@ -136,23 +133,37 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], columns: Column
     return entries
 
 
-def _rows(table: _Parquet | _Arrow, url: str, columns: Columns, split: str | None) -> Iterator[CaptionRow]:
-    """Yield the rows; in place of the picture they have the path beside it, if there is one."""
-    image, there = columns.image or IMAGE, tuple(table.schema.names)
-    found = RowColumns.find(replace(columns, image=image), there, url, None if split else "split")
-    kind = table.schema.field(image).type
+def _entry(values: dict[str, Any], columns: RowColumns, where: str, reader: RowReader, split: str | None) -> Entry:
+    captions = reader.captions(values, columns, where)
+    if not captions:
+        raise ManifestError(f"{where}: it has no caption; add one, or take the row out.")
+    return Entry("", reader.split(values, columns, where, split), [(text, None) for text in captions])
+
+
+def _rows(
+    table: _Parquet | _Arrow, url: str, reader: RowReader, look: bool
+) -> Iterator[tuple[dict[str, Any], RowColumns]]:
+    """Yield the rows; in place of the picture they have the path beside it, if there is one.
+
+    `look`: they also have columns that may name splits, where no column is known to.
+    """
+    found = reader.find(tuple(table.schema.names), url)
+    image, kind = found.image, table.schema.field(found.image).type
     if "binary" not in str(kind):
         raise ManifestError(f"{url}: the column '{image}' is {kind}, and pictures are binary, perhaps with a path.")
     has_path = _is_struct(table.schema, image) and kind.get_field_index("path") >= 0
     texts = [*found.captions, *([found.split] if found.split else [])]
-    row = 0
+    if look and found.split is None:
+        is_text = re.compile(r"(dictionary<values=)?(large_)?string")
+        others = [one.name for one in table.schema if is_text.match(str(one.type)) and one.name not in texts]
+        first = next(table.batches(others), None) if others else None
+        texts += [name for name in others if first and any(map(names_split, map(str, first[name].to_pylist())))]
     for batch in table.batches([*texts, *([f"{image}.path"] if has_path else [])]):
         values = {name: batch[name].to_pylist() for name in texts}
         if has_path:
             values[image] = batch[image].field("path").to_pylist()
         for one in zip(*values.values(), strict=True):
-            yield found.row(dict(zip(values, one, strict=True)), f"{url}: row {row:,}")
-            row += 1
+            yield dict(zip(values, one, strict=True)), found
 
 
 def _is_name(path: str) -> bool:

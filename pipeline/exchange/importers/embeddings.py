@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ...data.caption_files import caption_rows
-from ...data.manifest import Columns
+from ...data.rows import RowReader
 from ...errors import require_pyarrow
 from ...wording import some_of
 from .source import Source, SourceError, Table, map_floats, require_fitting, sha256
@@ -85,10 +85,12 @@ def open_folder(folder: Path) -> Source:
 
 
 def _index_lines(index: Path) -> Iterator[Line]:
-    for row in caption_rows(index, Columns()):
+    reader = RowReader(index, skip=None)
+    for row in caption_rows(index, reader):
         if not isinstance(row.image, str) or not row.image.strip() or len(row.captions) != 1:
             raise SourceError(f"{row.where}: file_name is missing, or there is not one caption; correct it")
         yield posixpath.normpath(row.image), row.captions[0], row.split
+    reader.refuse_unread_splits()
 
 
 def open_clip_retrieval(folder: Path) -> Source:

@@ -1,0 +1,62 @@
+"""A few captioned pictures in each form that a manifest can name, written by other libraries."""
+
+import csv
+import json
+import tarfile
+from pathlib import Path
+
+import datasets
+import pyarrow as pa
+from packed_data import add
+from pyarrow import parquet
+
+from xret.pipeline.data.manifest import load_manifest
+
+FORMS = (".csv", ".tsv", ".jsonl", "karpathy", "coco", "imagefolder", "tar", "parquet", "saved")
+
+
+def write_source(form: str, folder: Path, rows: list[dict], more: str = ""):
+    """Write rows in a form and load their manifest; the first values of a row are a picture's name and its caption."""
+    for name in ("images", "data"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    names, captions, *_ = zip(*(row.values() for row in rows), strict=True)
+    rest = [dict(list(row.items())[2:]) for row in rows]
+    key = list(rows[0])[1]
+    file = folder / f"captions{form if form.startswith('.') else '.json'}"
+    keys = f"images: images\ncaptions: {file.name}"
+    if form in (".csv", ".tsv"):
+        with file.open("w", newline="") as opened:
+            writer = csv.DictWriter(opened, rows[0].keys(), delimiter="," if form == ".csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    elif form == ".jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "karpathy":
+        listed = zip(names, captions, rest, strict=True)
+        images = [{"filename": name, "sentences": [{key: text}], **more} for name, text, more in listed]
+        file.write_text(json.dumps({"images": images}))
+    elif form == "coco":
+        listed = enumerate(zip(names, rest, strict=True))
+        images = [{"id": number, "file_name": name, **more} for number, (name, more) in listed]
+        annotations = [{"id": number, "image_id": number, key: text} for number, text in enumerate(captions)]
+        file.write_text(json.dumps({"images": images, "annotations": annotations}))
+    elif form == "imagefolder":
+        (folder / "data" / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        keys = "dataset: data"
+    elif form == "tar":
+        with tarfile.open(folder / "data.tar", "w") as archive:
+            for name, text, extra in zip(names, captions, rest, strict=True):
+                add(archive, name, b"picture")
+                add(archive, f"{Path(name).stem}.json", json.dumps({key: text, **extra}).encode())
+        keys = "tar: data.tar"
+    else:
+        columns = {name: [row[name] for row in rest] for name in rest[0]}
+        pictures = pa.array([{"bytes": b"picture", "path": name} for name in names])
+        table = pa.table({"image": pictures, key: pa.array(captions, pa.string()), **columns})
+        if form == "parquet":
+            parquet.write_table(table, folder / "data.parquet")
+        else:
+            datasets.Dataset(table).save_to_disk(folder / "data")
+        keys = "parquet: data.parquet" if form == "parquet" else "dataset: data"
+    (folder / "any.yaml").write_text(f"name: any\n{keys}\n{more}")
+    return load_manifest(folder / "any.yaml")

@@ -92,6 +92,8 @@ def make_plan(
     fixed = {key: _plain(value) for key, value in normalised(settings or {}).items()}
     faults: list[str] = []
     found = {} if grid is None else read_grid(grid)
+    if found.get("finetuned") and recipe is None:
+        raise RecipeError(_of_tuned_networks(str(grid), found))
     rows = list(_grid_rows(str(grid), found, recipe) if found else _varied_rows(str(recipe), vary or {}))
     keys = [full_key(key.strip()) for names in vary or {} for key in names.split(",")]
     if len({*keys}) < len(keys) or len({row[0] for row in rows}) < len(rows):
@@ -108,7 +110,10 @@ def make_plan(
         "set": decisive(fixed),
         "vary": sorted(keys),
     }
-    return Plan(description, (*beside, *variants), split or found.get("split", "test"), views, found.get("source"))
+    source = found.get("source")
+    if source and recipe is None and any(variant.recipe.reaches == "finetune" for variant in variants):
+        source += "; the paper trains its encoders, and these are frozen: compare the rows with each other"
+    return Plan(description, (*beside, *variants), split or found.get("split", "test"), views, source)
 
 
 def grid_names() -> list[str]:
@@ -117,7 +122,9 @@ def grid_names() -> list[str]:
 
 
 def read_grid(name: str) -> dict[str, Any]:
-    """Return a grid: ``source``, ``cells``, and optionally ``recipe`` and ``split``.
+    """Return a grid: ``source``, ``cells``, and optionally ``recipe``, ``split`` and ``finetuned``.
+
+    Cells of a ``finetuned`` one are the same heads as another grid's, and differ in the network that they train.
 
     A cell has a ``label`` and, where it needs them, ``set``, a ``recipe`` of its own, and ``paper``: by row either
     the RSUM or a mapping with ``rsum``, ``log_circular_variance``, ``image_to_text`` and ``text_to_image``, the last
@@ -146,6 +153,17 @@ def _grid_rows(name: str, grid: dict[str, Any], recipe: str | None) -> Iterator[
         paper = {row: _paper(values) for row, values in cell.get("paper", {}).items()} if known else {}
         folder = re.sub(r"[^a-z0-9.=]+", "-", cell["label"].lower()).strip("-")
         yield folder, cell["label"], cell.get("set", {}), cell.get("recipe", recipe or grid.get("recipe")), paper
+
+
+def _of_tuned_networks(name: str, grid: dict[str, Any]) -> str:
+    """Return why a grid of trained networks is no ablation from a cache, and how its cells are trained."""
+    settings = " ".join(f"--set {key}={value}" for key, value in grid["cells"][0]["set"].items())
+    return (
+        f"grid '{name}' has a network trained in each cell, which no frozen features are beside; train them one by one,"
+        f" the first with `xret train-head STORE --recipe {grid['recipe']} {settings} --out RUN` and `xret finetune RUN"
+        " --data-root DIR --reattach image --out TUNED`. With --recipe the heads alone are compared, without the"
+        " paper's values"
+    )
 
 
 def _paper(values: float | Mapping[str, Any]) -> dict[str, float]:

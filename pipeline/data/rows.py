@@ -130,7 +130,7 @@ class RowReader:
             advice = advice if self._named else "rename one"
             raise ManifestError(f"{where}: there is no column '{missing[0]}'; {it_has(there)}: {advice}.")
         if not splits:
-            self._like |= {name for name in there if get_close_matches(_SPLIT, [name.strip().lower()], cutoff=0.8)}
+            self._like |= {name for name in there if _is_like_split(name.strip().lower())}
         found = RowColumns((images or IMAGES)[0], captions, splits[0] if splits else None)
         self._found[there] = found
         return found
@@ -199,14 +199,21 @@ class RowReader:
         """Look whether keys that nothing reads hold names of splits."""
         read = () if found is None else (found.image, *found.captions)
         for name, value in values.items():
-            if value is not None and self._unread.get(name, True) and name not in read and name not in CAPTIONS:
+            if self._unread.get(name, True) and name not in read and name not in CAPTIONS and value is not None:
                 self._unread[name] = isinstance(value, str) and names_split(value)
+            if isinstance(value, dict):
+                self.look(value)
 
     def refuse_unread_splits(self) -> None:
         """Raise ManifestError where splits were not found, but a column that seems to name them."""
         for name in (*sorted(self._like), *(name for name, of_splits in self._unread.items() if of_splits)):
             advice = f"rename it{self.or_in_manifest('name it as split_column')}"
             raise ManifestError(f"{self.listing}: no image has a '{_SPLIT}', but '{name}' seems to name it; {advice}.")
+
+
+def _is_like_split(name: str) -> bool:
+    """Return whether a column may be one of splits: ``splits``, or ``is_train``."""
+    return bool(get_close_matches(_SPLIT, [name], cutoff=0.8)) or names_split(name.removeprefix("is_"))
 
 
 def names_split(text: str) -> bool:

@@ -1,5 +1,6 @@
 """Tables with a picture in each row: Parquet files, and the Arrow files of a data set that `datasets` saved."""
 
+import json
 import re
 import threading
 from bisect import bisect_right
@@ -153,17 +154,31 @@ def _rows(
         raise ManifestError(f"{url}: the column '{image}' is {kind}, and pictures are binary, perhaps with a path.")
     has_path = _is_struct(table.schema, image) and kind.get_field_index("path") >= 0
     texts = [*found.captions, *([found.split] if found.split else [])]
+    labels = _labels(table.schema)
+
+    def values_of(batch: Any, name: str) -> list[Any]:
+        values, names = batch[name].to_pylist(), labels.get(name)
+        return [names[one] if one is not None and one >= 0 else None for one in values] if names else values
+
     if look and found.split is None:
         is_text = re.compile(r"(dictionary<values=)?(large_)?string")
-        others = [one.name for one in table.schema if is_text.match(str(one.type)) and one.name not in texts]
+        others = [one.name for one in table.schema if is_text.match(str(one.type)) or one.name in labels]
+        others = [name for name in others if name not in texts]
         first = next(table.batches(others), None) if others else None
-        texts += [name for name in others if first and any(map(names_split, map(str, first[name].to_pylist())))]
+        texts += [name for name in others if first and any(names_split(str(one)) for one in values_of(first, name))]
     for batch in table.batches([*texts, *([f"{image}.path"] if has_path else [])]):
-        values = {name: batch[name].to_pylist() for name in texts}
+        values = {name: values_of(batch, name) for name in texts}
         if has_path:
             values[image] = batch[image].field("path").to_pylist()
         for one in zip(*values.values(), strict=True):
             yield dict(zip(values, one, strict=True)), found
+
+
+def _labels(schema: Any) -> dict[str, list[str]]:
+    """Return by column the names of classes that `datasets` has numbers for."""
+    kept = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+    features = {name: one for name, one in kept.get("info", {}).get("features", {}).items() if isinstance(one, dict)}
+    return {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel"}
 
 
 def _is_name(path: str) -> bool:

@@ -55,6 +55,33 @@ def test_another_key_that_names_splits_has_to_be_named(tmp_path, form, key):
     assert splits(read_samples(source)) == BY_NAME
 
 
+@pytest.mark.parametrize("key", ["split", "subset"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_splits_that_datasets_keeps_as_numbers_of_classes(tmp_path, key, saved):
+    classes = datasets.ClassLabel(names=["val", "test", "train"])
+    features = datasets.Features({"image": datasets.Image(), "caption": datasets.Value("string"), key: classes})
+    pictures = [{"bytes": b"picture", "path": name} for name in BY_NAME]
+    columns = {"image": pictures, "caption": ["a dog"] * 4, key: SPLITS}
+    data = datasets.Dataset.from_dict(columns, features=features)
+    data.save_to_disk(tmp_path / "data")
+    data.to_parquet(tmp_path / "data.parquet")
+    for name, more in (("named", f"split_column: {key}\n"), ("unnamed", "")):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"name: t\n{'dataset: data' if saved else 'parquet: data.parquet'}\n{more}"
+        )
+    assert splits(read_samples(load_manifest(tmp_path / "named.yaml"))) == BY_NAME
+    if key == "split":
+        assert splits(read_samples(load_manifest(tmp_path / "unnamed.yaml"))) == BY_NAME
+    else:
+        assert "'subset' seems to name it" in refusal(load_manifest(tmp_path / "unnamed.yaml"))
+
+
+@pytest.mark.parametrize("more", [{"meta": {"part": "val"}}, {"is_train": 1}, {"test": False}])
+def test_splits_that_stand_deeper_or_in_columns_of_their_own(tmp_path, more):
+    data = json.dumps({"file_name": "0.jpg", "caption": "a dog", **more})
+    assert "seems to name it" in refusal(manifest(tmp_path, data, ".jsonl"))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_key_of_other_words_is_none_of_splits(tmp_path, form, caplog):
     words = ["test", "train", "station", "train"]

@@ -110,10 +110,7 @@ def make_plan(
         "set": decisive(fixed),
         "vary": sorted(keys),
     }
-    source = found.get("source")
-    if source and recipe is None and any(variant.recipe.reaches == "finetune" for variant in variants):
-        source += "; the paper trains its encoders, and these are frozen: compare the rows with each other"
-    return Plan(description, (*beside, *variants), split or found.get("split", "test"), views, source)
+    return Plan(description, (*beside, *variants), split or found.get("split", "test"), views, found.get("source"))
 
 
 def grid_names() -> list[str]:

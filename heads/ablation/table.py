@@ -239,5 +239,6 @@ def _title(lines: Sequence[Line]) -> str:
     if (seeds := max(line.seeds + line.failed for line in lines)) > 1:
         title += f"; mean ± sample standard deviation over {seeds} seeds"
     if row := next((line.row for line in lines if line.row), None):
-        title += f"; paper: {ROWS[row].title}"
+        caveat = max((line.result.caveat for line in lines if line.paper and line.result), default="")
+        title += f"; paper: {ROWS[row].title}{caveat}"
     return title + (f"; {too_few(known.images)} to tell variants apart" if known.images < FEW else "")

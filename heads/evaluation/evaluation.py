@@ -46,11 +46,17 @@ class Result:
     paper_rsum: float | None  # that of the recipe's paper; None for ensembles, and where the paper has no such row
     log_circular_variance: float | None  # of embedding sets; None for ensembles
     chance_rsum: float | None  # what a random order is expected to have
+    frozen: bool = False  # whether the recipe's paper trains encoders, and this run's are as they were
 
     @property
     def difference(self) -> float | None:
         """How far the RSUM lies above the paper's; None if one of them is unknown."""
         return None if self.rsum is None or self.paper_rsum is None else self.rsum - self.paper_rsum
+
+    @property
+    def caveat(self) -> str:
+        """What the paper's values have to be read with, to stand behind them; else empty."""
+        return " (the paper trains its encoders, which are frozen here)" if self.frozen else ""
 
     def __str__(self) -> str:
         lines = [
@@ -72,7 +78,7 @@ class Result:
         if last := ", ".join(f"{name} {value:.2f}" for name, value in known.items() if value is not None):
             lines.append(last)
         if self.difference is not None:
-            lines.append(f"the paper's RSUM {self.paper_rsum:.2f}, difference {self.difference:+.2f}")
+            lines.append(f"the paper's RSUM {self.paper_rsum:.2f}, difference {self.difference:+.2f}{self.caveat}")
         if self.images < FEW:
             lines.append(f"{too_few(self.images)} to tell how good this is; take {FEW} or more")
         return "\n".join(lines)
@@ -239,6 +245,7 @@ def _result(protocol: str, measure: Measure, scores: Scored, rankers: Several[Ra
         paper_rsum=getattr(run.recipe.expected, row) if run is not None and row and of_papers_size else None,
         log_circular_variance=scores.log_circular_variance if len(rankers) == 1 else None,
         chance_rsum=chance_rsum(scores.caption_image, images, protocol),
+        frozen=run is not None and run.recipe.reaches == "finetune" and run.info.finetuned is None,
     )
 
 

@@ -93,6 +93,8 @@ def _evaluation_table(found: list[tuple[str, Result]]) -> NumberTable:
         f"({first.captions_per_image:.2f} an image), {first.skipped:,} skipped, ties {first.ties}. i→t is image to "
         f"text, t→i text to image; {'recall in percent, medr: median rank from 1' if recalls else 'in percent'}."
     )
+    if trained := [name for name, one in found if one.frozen and one.paper_rsum is not None]:
+        caption += f" The papers of {', '.join(trained)} train their encoders, which are frozen here."
     return NumberTable(caption, header, rows)
 
 

@@ -187,10 +187,6 @@ def test_a_papers_value_of_a_grid_is_that_of_the_recipe_where_a_cell_is_the_reci
 def test_rows_of_trained_encoders_are_not_taken_for_frozen_ones():
     with pytest.raises(RecipeError, match=r"gaussian-table5-finetuned.* `xret finetune RUN"):
         make_plan(grid="gaussian-table5-finetuned")
-    frozen = "these are frozen"
-    assert frozen in make_plan(grid="maxmatch-table3", settings=NARROW).source
-    for recipe, grid in ((None, "setdiv-table4"), ("maxmatch/coco-butd-bert", "maxmatch-table3")):
-        assert frozen not in make_plan(recipe, grid=grid, settings=NARROW).source
 
 
 def test_another_recipe_in_a_grid_has_no_paper_and_keeps_the_settings():

@@ -64,6 +64,9 @@ def test_the_text_is_aligned():
     at = head.index("RSUM") + len("RSUM")
     assert [row[:at].split()[-1] for row in rows] == ["4.00", "200.00", "-"]
     assert len({len(line) for line in (head, *rows)}) == 1
+    frozen = [replace(one, result=replace(one.result, frozen=True)) for one in ENTRIES[:4]]
+    assert as_text(summarise(frozen)).splitlines()[0].endswith("; paper: F30K (the paper trains its encoders, which are"
+                                                              " frozen here)")  # fmt: skip
     few = as_text(summarise([entry("1", 0, 90.0, images=12)]))
     assert few.splitlines()[0].endswith("; 12 images are too few to tell variants apart")
 

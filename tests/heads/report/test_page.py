@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +121,12 @@ def test_the_papers_row_and_chance_are_beside_ours():
     assert [row[-4:] for row in table.rows[:2]] == [[120.0, 20.0, 125.5, -5.5], [120.0, 20.0, None, None]]
     assert (table.rows[2][0], table.rows[2][-4:]) == ("chance", [0.9, pytest.approx(0.15), None, None])
     assert "5,000 images, 25,000 captions (5.00 an image), 3 skipped, ties mean" in table.caption
+
+
+def test_trained_encoders_of_a_paper_are_told_from_frozen_ones():
+    frozen = replace(result(paper=125.5), frozen=True)
+    (table,) = tables(a=(frozen,), b=(result(paper=125.5),), c=(replace(frozen, paper_rsum=None),))
+    assert table.caption.endswith(" The papers of a train their encoders, which are frozen here.")
 
 
 def test_other_protocols_and_other_samples_have_their_own_table():

@@ -196,8 +196,12 @@ def train(
     """
     from .heads.recipes.recipe import load_recipe
     from .heads.training.train import train
+    from .pipeline.errors import CacheError
 
-    first, *also = map(str, _several(store))
+    stores = [*map(str, _several(store))]
+    if not stores:
+        raise CacheError("there is no store to learn from; name one")
+    first, *also = stores
     chosen = load_recipe(str(recipe), settings or {})
     return train(first, chosen, out, also=also, device=device, seed=seed, init_from=init_from, resume=resume)
 

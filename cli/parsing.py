@@ -59,7 +59,7 @@ def key_choices(ctx: click.Context, parameter: click.Parameter, value: tuple[str
 
 def workers(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | str | None:
     """Return a number of workers, or the address of a Dask scheduler."""
-    if value is None or "://" in value:
+    if value is None or re.match("(tcp|tls|ucx|wss?)://.", value):
         return value
     if not value.isdecimal() or int(value) < 1:
         raise click.BadParameter(f"'{value}' is neither a number nor the address of a Dask scheduler")

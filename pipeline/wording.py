@@ -1,10 +1,7 @@
 """Numbers and foreign texts in messages, as people read them."""
 
-import csv
-import io
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 # Control characters, by which a text could command a terminal, turns of direction, and halves of pairs.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -50,13 +47,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-
-
-def rows_as_csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Return the rows of a table as CSV."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
 
 
 def some_of(lines: list[str], most: int = 3) -> list[str]:

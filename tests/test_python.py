@@ -9,6 +9,7 @@ import sys
 import click
 import numpy as np
 import pytest
+import torch
 from small_store import make_store
 
 import xret
@@ -22,7 +23,7 @@ from xret.heads.training.finetuning.finetuning import FinetuneOptions
 from xret.heads.training.train import TrainOptions
 from xret.heads.tuning.tuning import tune
 from xret.pipeline.data.scenes.generate import generate_scenes
-from xret.pipeline.errors import RecipeError, RunError
+from xret.pipeline.errors import CacheError, RecipeError, RunError
 from xret.pipeline.extraction.options import Options, build_options
 from xret.pipeline.store import FeatureCache
 
@@ -111,6 +112,15 @@ def test_settings_and_varied_values_are_those_of_the_command_line(store, tmp_pat
     assert str(ablation).startswith("split test, protocol full")
 
 
+def test_what_the_caller_draws_stays_what_it_was(store, tmp_path):
+    before = torch.get_rng_state()
+    settings = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1}
+    xret.train(store, recipe="vsepp", out=tmp_path / "run", settings=settings, device="cpu")
+    xret.evaluate(tmp_path / "run", device="cpu")
+    xret.load(tmp_path / "run", device="cpu").model.eval()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_what_the_command_line_refuses_is_refused_in_one_sentence(store, tmp_path):
     for seed in (-1, 2**63, 1.5):
         for make in (xret.train, xret.tune):
@@ -123,6 +133,8 @@ def test_what_the_command_line_refuses_is_refused_in_one_sentence(store, tmp_pat
     with pytest.raises(RecipeError, match="give --recipe with one --vary or more, or --grid"):
         xret.ablate(store, recipe="vsepp", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+    with pytest.raises(CacheError, match="there is no store"):
+        xret.train([], recipe="vsepp", out=tmp_path / "run")
     with pytest.raises(RunError, match="there is no run to evaluate"):
         xret.evaluate([])
     with pytest.raises(RunError, match="ties is 'men', but must be one of pessimistic, optimistic, mean"):

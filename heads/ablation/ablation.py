@@ -219,7 +219,7 @@ def run_all(work: Work, cells: Sequence[Cell], where: int | str = 1) -> Iterator
             cluster = opened.enter_context(LocalCluster(where, threads_per_worker=1, **local))
         try:
             client = opened.enter_context(Client(cluster, set_as_default=False))
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise CacheError(f"{place} does not answer ({reason(error)})") from error
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         if not workers:

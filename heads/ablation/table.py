@@ -1,5 +1,7 @@
 """The table of an ablation: mean and standard deviation over seeds, the paper's value next to them."""
 
+import csv
+import io
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,7 +10,7 @@ from typing import Any
 
 from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making_file
-from ...pipeline.wording import aligned, rows_as_csv
+from ...pipeline.wording import aligned
 from ..evaluation.evaluation import FEW, Result, too_few
 from ..evaluation.paper_rows import ROWS
 from .plan import Value
@@ -133,7 +135,9 @@ def as_csv(lines: Sequence[Line]) -> str:
     for line in lines:
         own = [line.label, *(line.values.get(key) for key in keys), *(getattr(line, fact) for fact in facts)]
         rows.append([*own, *(getattr(line, kind).get(name) for name, kind in columns)])
-    return rows_as_csv(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
 
 
 def save(lines: Sequence[Line], file: Path) -> None:

@@ -17,7 +17,7 @@ import torch
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.wording import counted
-from ..runs.features import Sets, require_views
+from ..runs.features import Sets
 from .metrics import WAYS, Ties, chance_rsum, require_ties
 from .paper_rows import ROWS, row_of
 from .protocols import Measure, load_protocol
@@ -180,7 +180,11 @@ def _evaluate(
 ) -> Evaluation:
     counts = tuple(ranker.sets[0].views if views else 1 for ranker in rankers)
     if views and max(counts) == 1:
-        require_views(rankers[0].sets[0])
+        name, url = rankers[0].sets[0].name, rankers[0].cache.url
+        raise RunError(
+            f"'{name}' in {url} has one view of each image, so that there is no mean over views; leave --views out, or"
+            " train on features of `xret extract --views`"
+        )
     measures = load_measures(rankers[0], protocol)
     scores = embed_split(rankers[0], split, device, counts[0]).without_embeddings()
     for ranker, count in zip(rankers[1:], counts[1:], strict=True):

@@ -112,7 +112,7 @@ def convert(value: Any, kind: Any) -> Any:
     wanted, read = _PLAIN[kind]
     try:
         return read(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError(f"must be {wanted}, not {value!r}") from None
 
 

@@ -146,8 +146,10 @@ class Retriever:
     def encode_images(self, images: Sequence[Picture]) -> Embedding:
         """Embed B pictures, files or decoded ones, as `encode_text` does; of a run on videos, B folders of frames.
 
-        SampleError where a picture cannot be read.
+        SampleError where a picture cannot be read, QueryError where there is none.
         """
+        if not len(images):
+            raise QueryError("there is no picture to embed; give at least one")
         features = encode_images_by_all(self.image_encoders, str(self.device), images)
         with within_memory(self.device):
             return embed_all(self.model.embed_images, features)
@@ -251,9 +253,9 @@ class Retriever:
 
 
 def _require_texts(texts: Sequence[str]) -> None:
-    """Raise QueryError if this is a single text, or one has bytes that are not UTF-8."""
-    if isinstance(texts, str):
-        raise QueryError("texts must be a list of str, for example encode_text(['a red cube'])")
+    """Raise QueryError if this is a single text or none, or one has bytes that are not UTF-8."""
+    if isinstance(texts, str) or not len(texts):
+        raise QueryError("texts must be a list of one str or more, for example encode_text(['a red cube'])")
     try:
         "".join(texts).encode()
     except UnicodeEncodeError as error:  # Python lets such bytes of a command line through as surrogates

@@ -89,15 +89,6 @@ def views_to_draw(image_set: Images, recipe: Recipe) -> Sequence[int]:
     return range(image_set.views) if recipe.data.views == "draw" else (0,)
 
 
-def require_views(image_set: Images) -> None:
-    """Raise RunError where a set has a single view of each image, over which no mean can be taken."""
-    if image_set.views == 1:
-        raise RunError(
-            f"'{image_set.name}' in {image_set.cache.url} has one view of each image, so that there is no mean over"
-            " views; leave --views out, or train on features of `xret extract --views`"
-        )
-
-
 def sets_of_run(run: Run, cache: FeatureCache) -> Sets:
     """Return the feature sets of `cache` that `run` was trained on, or equal ones; RunError if there are none."""
     return equal_sets(run.info, cache, str(run.path))

@@ -26,6 +26,7 @@ import yaml
 from safetensors import SafetensorError
 from torch import Tensor
 
+from ...pipeline.device import drawing
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import locked, making, remove, writing
 from ...pipeline.reading.origin import Origin
@@ -116,7 +117,8 @@ class Run:
         """
         file = self.weights
         try:
-            model = build_model(recipe or self.recipe, self.image_facts, self.text_facts)
+            with drawing(torch.device("cpu"), 0):  # weights that are replaced; the caller's draws stay what they were
+                model = build_model(recipe or self.recipe, self.image_facts, self.text_facts)
             model.load_state_dict(safetensors.torch.load_file(file))
         except (SafetensorError, RuntimeError, TypeError, RecipeError) as error:
             raise RunError(f"{file} does not fit the run's run.json or is damaged; train the run again") from error

@@ -85,11 +85,13 @@ class Trainer:
         """Go on where `run` is; return False where nothing was saved there.
 
         Raises:
-            RunError: the checkpoint is damaged or does not fit; or one scales the loss, as float16 needs it, and the
-                other does not.
+            RunError: the checkpoint is lost, damaged or does not fit; or one scales the loss, as float16 needs it,
+                and the other does not.
         """
         checkpoint = run.load_checkpoint()
         if checkpoint is None:
+            if run.info.epochs:  # as of a run that was handed on, whose weights a new beginning would replace
+                run.file(CHECKPOINT)
             return False
         state, info, self.metrics, self.best = (checkpoint[key] for key in ("state", "info", "metrics", "best"))
         if bool(state["scaler"]) != self.scaler.is_enabled():

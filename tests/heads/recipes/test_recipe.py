@@ -256,7 +256,7 @@ def test_converted_values(value, kind, expected):
     ("value", "kind"),
     [
         *[(True, int), (1.5, int), ("1.5", int), (None, int), ({}, int | None)],
-        *[(True, float), ("nan", float), ("inf", float), ([1], float)],
+        *[(True, float), ("nan", float), ("inf", float), ([1], float), (10**400, float)],
         *[(1, bool), ("yes", bool), ([3], str)],
     ],
 )

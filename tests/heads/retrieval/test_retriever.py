@@ -214,6 +214,8 @@ def test_queries_that_make_no_sense_end_in_a_sentence(made, tmp_path):
         (lambda: search("Zeppelin, quux"), QueryError, r"no word of the query is in .*\(zeppelin, quux\); use words"),
         (lambda: search("red", 0), QueryError, "0 results cannot be shown"),
         (lambda: retriever.encode_text("red"), QueryError, "must be a list"),
+        (lambda: retriever.encode_text([]), QueryError, "must be a list of one"),
+        (lambda: retriever.encode_images([]), QueryError, "no picture to embed"),
         (lambda: search(Path("nowhere.png")), SampleError, "nowhere.png: there is no such file"),
         (lambda: search(tmp_path / "broken.png"), SampleError, "broken.png: "),
         (lambda: search(Image.new("RGB", (4000, 2))), SampleError, "the picture: it is more than 100 times"),

@@ -69,6 +69,13 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
         train(Run(folder).info.store, wider, folder, device="cpu", resume=True)
 
 
+def test_a_run_that_was_handed_on_without_its_checkpoint_is_not_trained_again(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint.pt"))
+    with pytest.raises(RunError, match=r"has lost its checkpoint\.pt"):
+        train(Run(folder).info.store, Run(folder).recipe, folder, device="cpu", resume=True)
+    assert (folder / "model.safetensors").read_bytes() == (run / "model.safetensors").read_bytes()
+
+
 def test_a_folder_without_a_run_names_one_inside(run):
     with pytest.raises(RunError, match=rf"is no run: it has no run\.json; name the folder of a run, such as {run}"):
         Run(run.parent)

@@ -372,7 +372,7 @@ def load(
         images: a folder of pictures to search instead of the split. It is looked through once: pictures that are added
             later are seen by a new `load`.
         index: a folder that ``xret index`` made of the same run, store and split.
-        trust: let a file of weights run code while it is read.
+        trust: let a file of weights, or parts of somebody's own in a run of the hub, run code.
 
     Raises:
         RunError: there is no such run, or it is damaged.
@@ -381,7 +381,7 @@ def load(
     from .heads.retrieval.retriever import Retriever
 
     return Retriever(
-        local_folder(run),
+        local_folder(run, trust),
         store=None if store is None else str(store),
         split=split,
         device=device,

@@ -6,6 +6,9 @@ The last two are what the aggregators gave, `xret.nn.Aggregated`: losses on the 
 (`Diversity`, `MMD` and others), those on the similarity alone do without.
 """
 
+from typing import TYPE_CHECKING, Any
+
+from .heads.modules.losses import LOSSES
 from .heads.modules.losses.caption_generation import CaptionGeneration
 from .heads.modules.losses.common import Loss
 from .heads.modules.losses.diversity import Diversity
@@ -32,3 +35,9 @@ __all__ = [
     "Triplet",
     "Uniformity",
 ]
+
+if not TYPE_CHECKING:  # an editor completes what stands above
+
+    def __getattr__(name: str) -> Any:
+        """Return a bundled part that does not stand above."""
+        return LOSSES.class_of(name, __name__)

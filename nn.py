@@ -8,8 +8,10 @@ features, an aggregator makes a vector, a set, a `Gaussian` or a `Sequence` of t
 those.
 """
 
-from .heads.modules.adapters import Adapted, RowsAdapter, WordsAdapter
-from .heads.modules.aggregators import Aggregated
+from typing import TYPE_CHECKING, Any
+
+from .heads.modules.adapters import Adapted, Adapter, RowsAdapter, WordsAdapter
+from .heads.modules.aggregators import AGGREGATORS, Aggregated
 from .heads.modules.aggregators.aggregated import Aggregator
 from .heads.modules.aggregators.element_slots import ElementSlots
 from .heads.modules.aggregators.fspool import FSPool
@@ -30,6 +32,7 @@ __all__ = [
     "GPO",
     "PCME",
     "Adapted",
+    "Adapter",
     "Aggregated",
     "Aggregator",
     "Average",
@@ -57,3 +60,9 @@ __all__ = [
     "projection",
     "valid_rows",
 ]
+
+if not TYPE_CHECKING:  # an editor completes what stands above
+
+    def __getattr__(name: str) -> Any:
+        """Return a bundled part that does not stand above."""
+        return AGGREGATORS.class_of(name, __name__)

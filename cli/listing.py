@@ -4,6 +4,7 @@ import click
 
 from .parsing import show
 
+PARTS = ("aggregators", "similarities", "losses", "adapters")  # each of which says itself when to take it
 # Names, with when to take each. A test holds them against the registries; encoders stand for many more names.
 LISTS: dict[str, dict[str, str]] = {
     "encoders": {
@@ -36,54 +37,6 @@ LISTS: dict[str, dict[str, str]] = {
         "lit": "for very many pairs, where images keep their global features",
         "sail": "for very many pairs of strong global features",
     },
-    "aggregators": {
-        "global": "the global feature alone, of encoders trained for it as CLIP is",
-        "average": "the mean of the rows: grids, and where in doubt",
-        "max": "what stands out in one row alone",
-        "k-max": "the mean of the k largest values: between mean and maximum",
-        "gem": "a learned power between mean and maximum",
-        "fspool": "sorted values with learned weights; samples with many rows",
-        "cls": "the first row: a class token",
-        "last": "the last row: the end of a sequence",
-        "self-attention": "a learned weight for each row",
-        "seq2seq": "a weight for each row by a recurrent network: frames of videos",
-        "gpo": "learns how to pool: the best single vector of regions and frames",
-        "pie-net": "a few attended vectors around the global one",
-        "element-slots": "sets whose slots compete for rows: ambiguous pictures",
-        "region-graph": "regions that stand in relation to each other",
-        "gaussian": "mean and variance by twin branches of another aggregator",
-        "pcme": "a Gaussian and samples of it",
-        "pcmepp": "a Gaussian in closed form",
-        "rows": "the rows themselves, for cross-attention",
-    },
-    "similarities": {
-        "cosine": "vectors",
-        "mil": "sets of which the best pair counts",
-        "match-probability": "sets of which every pair counts by its distance",
-        "chamfer": "sets of which each element finds its nearest",
-        "smooth-chamfer": "chamfer with gradients for all pairs: sets do not collapse",
-        "assignment": "sets that are matched one to one",
-        "monte-carlo-match": "samples of Gaussians",
-        "kl": "Gaussians, in one direction",
-        "min-kl": "Gaussians, in the better direction",
-        "wasserstein": "Gaussians, whose variances count like their means",
-        "sampled-distance": "Gaussians, in closed form: the fastest with uncertainty",
-        "cross-attention": "rows against words: slow, and it shows which word looks where",
-    },
-    "losses": {
-        "triplet": "the usual one; it wants batches of 100 or more",
-        "infonce": "large batches, and strong frozen encoders",
-        "sigmoid": "very large batches: each pair is judged alone",
-        "matching-bce": "Gaussians, as PCME++ has them",
-        "soft-contrastive": "samples of Gaussians, as PCME has them",
-        "information-bottleneck": "for Gaussians: variances neither vanish nor explode",
-        "uniformity": "for vectors and sets: they spread over the sphere",
-        "diversity": "beside triplet, for sets: elements differ",
-        "mmd": "beside triplet: both modalities have one distribution",
-        "global-discriminative": "for sets: elements keep away from the global feature",
-        "intra-set-divergence": "for sets: elements keep away from each other",
-        "caption-generation": "beside triplet, for words: images tell their captions",
-    },
     "protocols": {
         "full": "all images and captions of a split: the default, and COCO 5K",
         "1k-folds": "5,000 images: the mean of five folds of 1,000, COCO 1K",
@@ -96,16 +49,27 @@ LISTS: dict[str, dict[str, str]] = {
 
 
 @click.command("list")
-@click.argument("what", type=click.Choice(list(LISTS)), metavar="WHAT")
+@click.argument("what", type=click.Choice([*LISTS, *PARTS]), metavar="WHAT")
 def list_(what: str) -> None:
     """List what there is to choose from, and when to take it.
 
-    WHAT is encoders, recipes, aggregators, similarities, losses or protocols.
+    WHAT is encoders, recipes, protocols, or parts of recipes: aggregators, similarities, losses or adapters.
 
     \b
     xret list recipes
     xret list aggregators
     """
-    entries = LISTS[what]
+    entries = LISTS[what] if what in LISTS else _parts()[what]
     width = max(map(len, entries))
     show(entries, [f"{name:{width}}  {when}" for name, when in entries.items()])
+
+
+def _parts() -> dict[str, dict[str, str]]:
+    """Return the lines of the parts; this imports torch."""
+    from ..heads.modules.adapters import ADAPTERS
+    from ..heads.modules.aggregators import AGGREGATORS
+    from ..heads.modules.losses import LOSSES
+    from ..heads.modules.similarity import SIMILARITIES
+
+    registries = (AGGREGATORS, SIMILARITIES, LOSSES, ADAPTERS)
+    return {name: registry.when for name, registry in zip(PARTS, registries, strict=True)}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..pipeline.errors import RecipeError
 from ..pipeline.reading.features import Features
 from ..pipeline.reading.joined_sets import Captions, Images, parts_of
-from .modules.adapters import ADAPTERS, Adapter, WordsAdapter
+from .modules.adapters import ADAPTERS, KINDS, Adapter, WordsAdapter
 from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
@@ -18,7 +18,9 @@ from .modules.positions import cell_places
 from .modules.residual import Residual
 from .modules.similarity import SIMILARITIES
 from .recipes.blocks import Block, Recipe, arguments
+from .recipes.own import part_of
 from .recipes.schema import takes
+from .recipes.trial import try_adapter
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,10 @@ def build_model(recipe: Recipe, image: Facts, text: Facts) -> Model:
     if recipe.model.residual:
         _require_one_space(recipe, image, text)
     branches = _branch(recipe, "image", image), _branch(recipe, "text", text)
-    return Model(*branches, _make("similarity", SIMILARITIES[recipe.similarity["name"]], recipe.similarity))
+    return Model(
+        *branches,
+        _make("similarity", part_of(SIMILARITIES, recipe.similarity["name"], recipe.sources), recipe.similarity),
+    )
 
 
 def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
@@ -170,14 +175,15 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
     losses, sets = {}, facts_of_each(text)
     words = next((one.vocabulary_size for one in sets if one.vocabulary_size is not None), None)
     for term, block in recipe.terms.items():
-        writes = takes(LOSSES[term], "vocabulary_size")
+        part = part_of(LOSSES, term, recipe.sources)
+        writes = takes(part, "vocabulary_size")
         if writes and words is None:
             raise RecipeError(
                 f"loss.{term} writes captions word by word and needs captions of kind 'words', not "
                 f"{_kinds(sets)}; extract with --text words, or set loss.{term}.weight=0"
             )
         sizes = (recipe.model.dim, words) if writes else ()
-        losses[term] = _make(f"loss.{term}", LOSSES[term], block, *sizes)
+        losses[term] = _make(f"loss.{term}", part, block, *sizes)
     return nn.ModuleDict(losses)
 
 
@@ -189,7 +195,9 @@ def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
     block = recipe.aggregator[side]
     if block.get("positions") == "grid" and [one.kind for one in sets] != ["grid"]:
         block = {**block, "positions": "none"}  # only the cells of a map lie in rows and columns
-    aggregator = _make(f"aggregator.{side}", AGGREGATORS[block["name"]], block, adapter.local_dim, dim)
+    aggregator = _make(
+        f"aggregator.{side}", part_of(AGGREGATORS, block["name"], recipe.sources), block, adapter.local_dim, dim
+    )
     _require_rows(recipe, side, sets, bool(aggregator.uses_local))
     residual = Residual(dim, sets[0].global_channels or 0) if recipe.model.residual else None
     return Branch(adapter, aggregator, residual)
@@ -202,7 +210,7 @@ def _require_one_space(recipe: Recipe, image: Facts, text: Facts) -> None:
     if len(spaces) > 2 or spaces[0] is None or spaces[0] != spaces[1]:
         faults.append("adds to global features of one space: extract both towers of one model with --encoder")
     for side, block in recipe.aggregator.items():
-        if AGGREGATORS[block["name"]].embedding not in ("vector", "set"):
+        if part_of(AGGREGATORS, block["name"], recipe.sources).embedding not in ("vector", "set"):
             faults.append(f"adds vectors or sets, which aggregator.{side} '{block['name']}' does not give")
         if block["name"] == "pcme":  # its losses compare the samples with the Gaussian that they were drawn from
             faults.append(f"would move the samples that aggregator.{side} 'pcme' draws away from their Gaussian")
@@ -230,8 +238,8 @@ def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> 
                 f"'{facts.kind}'; take '{recipe.name.split('/')[0]}', or --set data.{side}_kind="
                 f"{facts.kind if len(sets) == 1 else 'null'}"
             )
-        if facts.kind != "global" and facts.kind not in ADAPTERS:
-            raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(ADAPTERS)}")
+        if facts.kind != "global" and facts.kind not in KINDS:
+            raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(KINDS)}")
     words = sum(facts.vocabulary_size is not None for facts in sets)
     if words > 1:
         raise RecipeError(f"data.{side} names {words} sets of words, and a head has one vocabulary: leave one out")
@@ -257,7 +265,10 @@ def _adapter(recipe: Recipe, side: str, facts: FeatureFacts) -> Adapter:
         sizes: tuple[int | None, ...] = (facts.vocabulary_size + masks, dim)  # <mask> is the last word
     else:
         sizes = (facts.channels, facts.global_channels, dim)
-    made: Adapter = _make(f"adapter.{kind}", ADAPTERS[kind], block, *sizes)
+    part = part_of(ADAPTERS, block["name"], recipe.sources)
+    if ":" in block["name"]:
+        try_adapter(part, sizes, arguments(block), f"adapter.{kind}")
+    made: Adapter = _make(f"adapter.{kind}", part, block, *sizes)
     return made
 
 

@@ -146,18 +146,6 @@ def test_paths_in_contributing_exist():
         assert there.exists() and there.is_dir() == (path.endswith("/") or new is not None), path
 
 
-def test_names_of_parts_in_the_heads_readme_are_those_of_the_registries():
-    from xret.heads.modules.adapters import ADAPTERS
-    from xret.heads.modules.aggregators import AGGREGATORS
-    from xret.heads.modules.losses import LOSSES
-    from xret.heads.modules.similarity import SIMILARITIES
-
-    section = text_of("heads/README.md").partition("\n### Parts\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| .*`.*$", section, re.MULTILINE)
-    for row, registry in zip(rows, (AGGREGATORS, SIMILARITIES, LOSSES, ADAPTERS), strict=True):
-        assert set(re.findall(r"`([\w-]+)`", row.split("|")[2])) == set(registry)
-
-
 def test_every_system_has_a_row_in_the_tables_of_recipes():
     systems = {path.stem for path in (ROOT / "heads" / "recipes" / "systems").glob("*.yaml")}
     for document in ("README.md", "heads/README.md"):

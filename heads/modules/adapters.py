@@ -21,6 +21,7 @@ from .padding import max_rows, mean_rows, on_valid_rows, valid_rows, with_ends
 from .parameters import Deep, Part, Rate, Width
 from .projections import Layers, projection
 from .recurrence import run_packed
+from .registry import Registry
 
 Pooling = Literal["cached", "pooled", "mean", "max"]
 WordEncoder = Literal["gru", "bag"]
@@ -51,7 +52,29 @@ class Cached(Protocol):
     global_: Tensor | None
 
 
-class RowsAdapter(Part):
+class Adapter(Part):
+    """Base of adapters, made as `Class(channels, global_channels, dim, **parameters)`, or of words `Class(words, dim)`.
+
+    Called as `adapter(length [B], local, global_, token, uses_local=…)`, it returns an `Adapted`; see `RowsAdapter`.
+
+    Attributes:
+        local_dim: width of the rows that it gives.
+        global_: what its global feature is made of; `"pooled"` says: of the mean of the cached rows alone.
+    """
+
+    local_dim: int
+    global_: str = "cached"
+
+    def fields(self, uses_local: bool) -> set[str]:
+        """Return which cached fields it reads, of `local`, `global` and `token`, given what the aggregator reads."""
+        return {"global", "local"} if uses_local else {"global"}
+
+
+ADAPTERS: Registry[Adapter] = Registry("adapter", Adapter, "xret.nn")
+
+
+@ADAPTERS.register("rows", "layers over the cached rows and the global feature")
+class RowsAdapter(Adapter):
     """Layers shared by all local rows, for grids, regions, frames and the states of a text encoder's tokens.
 
     Over a feature map one linear layer is a 1x1 convolution. Frames take the place of the cells of an image
@@ -155,7 +178,8 @@ class RowsAdapter(Part):
         return dropped(adapted, self.output_dropout, self.training)
 
 
-class WordsAdapter(Part):
+@ADAPTERS.register("words", "word embeddings, and a GRU or a bag over them")
+class WordsAdapter(Adapter):
     """Trainable word embeddings and what is made of them: a GRU's states, or a bag of words.
 
     Args:
@@ -265,14 +289,7 @@ class WordsAdapter(Part):
         return Adapted(words if self.local == "embedding" else states, length, pooled)
 
 
-Adapter = RowsAdapter | WordsAdapter
-ADAPTERS: dict[str, type[RowsAdapter] | type[WordsAdapter]] = {
-    "grid": RowsAdapter,
-    "roi": RowsAdapter,
-    "frames": RowsAdapter,
-    "words": WordsAdapter,
-    "tokens": RowsAdapter,
-}
+KINDS = {"grid": "rows", "roi": "rows", "frames": "rows", "words": "words", "tokens": "rows"}  # of feature sets
 
 
 def _adapted(layer: nn.Module, rows: Tensor, length: Tensor) -> Tensor:

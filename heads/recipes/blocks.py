@@ -1,7 +1,7 @@
 """What a resolved recipe holds: its blocks, with the default of every value that belongs to no part."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Annotated, Any, Literal, get_type_hints
 
 from ..modules.parameters import Count, Factor, Positive, Share, Width, at_least, between
@@ -153,6 +153,8 @@ class Recipe:
     augment: Augmentation
     finetune: Finetune
     runtime: Runtime
+    code: dict[str, str] = field(default_factory=dict)  # of parts of one's own: SHA-256 of each module's file …
+    sources: dict[str, str] = field(default_factory=dict)  # … and where it is here, see `own`; not written down
 
     @property
     def terms(self) -> dict[str, dict[str, Any]]:
@@ -161,7 +163,9 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the recipe as plain nested values, fit for YAML and JSON."""
-        return asdict(self)
+        values = asdict(self)
+        del values["sources"]
+        return values if self.code else {key: value for key, value in values.items() if key != "code"}
 
 
 SECTIONS: dict[str, type[Any]] = {

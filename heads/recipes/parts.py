@@ -1,8 +1,8 @@
 """Check the parts of a recipe: each is made once, and two samples run through them."""
 
 import json
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -14,11 +14,15 @@ from ..modules.aggregators import AGGREGATORS, Aggregated
 from ..modules.losses import LOSSES
 from ..modules.similarity import SIMILARITIES
 from .blocks import Block, arguments
+from .own import Sources, part_of
 from .schema import takes
+from .trial import try_aggregator, try_loss, try_similarity
 
 
 @torch.no_grad()
-def check_parts(dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block]) -> list[str]:
+def check_parts(
+    dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block], sources: Sources
+) -> list[str]:
     """Return what the parts of a recipe refuse, and which of them do not go together.
 
     Args:
@@ -26,46 +30,67 @@ def check_parts(dim: int, aggregator: Mapping[str, Block], similarity: Block, te
         aggregator: the complete block of each side, first ``image``, then ``text``.
         similarity: its complete block.
         terms: the complete block of each loss term.
+        sources: of parts of one's own.
     """
-    name, compare, faults = similarity["name"], SIMILARITIES[similarity["name"]], list[str]()
+    name, faults = similarity["name"], list[str]()
+    compare = part_of(SIMILARITIES, name, sources)
+    kinds = tuple(part_of(AGGREGATORS, block["name"], sources) for block in aggregator.values())
     with drawing(torch.device("cpu"), 0):  # a part may draw
-        pair = _aggregated(dim, json.dumps(aggregator))
+        pair = _aggregated(dim, json.dumps(aggregator), kinds)
         faults += [made for made in pair if isinstance(made, str)]
-        for side, block in aggregator.items():
-            if (given := AGGREGATORS[block["name"]].embedding) != compare.embedding:
+        for (side, block), kind in zip(aggregator.items(), kinds, strict=True):
+            if kind.embedding != compare.embedding:
                 fitting = [one for one, part in AGGREGATORS.items() if part.embedding == compare.embedding]
                 faults.append(
-                    f"aggregator.{side} '{block['name']}' gives a {given} and similarity '{name}' compares "
+                    f"aggregator.{side} '{block['name']}' gives a {kind.embedding} and similarity '{name}' compares "
                     f"{compare.embedding}s (take one of {', '.join(fitting)}, or another similarity)"
                 )
         sides = [made for made in pair if isinstance(made, Aggregated)]
         embeddings = None if faults else [made.embedding for made in sides]
-        _try("similarity", compare, similarity, (), embeddings, faults)
+        if ":" not in name:
+            _try("similarity", compare, similarity, (), embeddings, faults)
+        elif embeddings is not None:
+            _tried("similarity", partial(try_similarity, compare, arguments(similarity), *embeddings), faults)
         samples = (torch.eye(2), torch.eye(2) > 0, *sides) if len(sides) == 2 else None
         for term, block in terms.items():
-            sizes = (dim, 2) if takes(LOSSES[term], "vocabulary_size") else ()
-            _try(f"loss.{term}", LOSSES[term], block, sizes, samples, faults)
-            if hasattr(LOSSES[term], "log_odds") and not hasattr(compare, "log_odds"):
+            part = part_of(LOSSES, term, sources)
+            if ":" not in term:
+                _try(f"loss.{term}", part, block, (dim, 2) if takes(part, "vocabulary_size") else (), samples, faults)
+            elif samples is not None:
+                _tried(f"loss.{term}", partial(try_loss, part, arguments(block), samples), faults)
+            if hasattr(part, "log_odds") and not hasattr(compare, "log_odds"):
                 fitting = [one for one, part in SIMILARITIES.items() if hasattr(part, "log_odds")]
                 faults.append(f"loss.{term} needs a similarity that gives log-odds: {', '.join(fitting)}")
     return faults if terms else [*faults, "loss needs at least one term with a weight above 0"]
 
 
 @lru_cache(8)  # recipes of a tuning or an ablation differ in other values as well
-def _aggregated(dim: int, aggregator: str) -> tuple[Aggregated | str, ...]:
+def _aggregated(dim: int, aggregator: str, kinds: tuple[type[Any], ...]) -> tuple[Aggregated | str, ...]:
     """Return what each aggregator makes of two samples of zeros, the first a 2 by 2 map, or why it is refused.
 
-    `aggregator` is the JSON of their blocks.
+    `aggregator` is the JSON of their blocks, and `kinds` are their classes.
     """
     made: list[Aggregated | str] = []
     length, global_ = torch.tensor([4, 1]), torch.zeros(2, dim)
     token = embedding.Sequence(torch.zeros(2, 4, dtype=torch.long), length)
-    for side, block in json.loads(aggregator).items():
+    for (side, block), kind in zip(json.loads(aggregator).items(), kinds, strict=True):
         faults: list[str] = []
-        samples = torch.zeros(2, 4, dim), length, global_
-        found = _try(f"aggregator.{side}", AGGREGATORS[block["name"]], block, (dim, dim), samples, faults)
+        if ":" in block["name"]:
+            found = _tried(f"aggregator.{side}", partial(try_aggregator, kind, dim, arguments(block)), faults)
+        else:
+            samples = torch.zeros(2, 4, dim), length, global_
+            found = _try(f"aggregator.{side}", kind, block, (dim, dim), samples, faults)
         made.append(faults[0] if faults else found._replace(global_=global_, token=token))
     return tuple(made)
+
+
+def _tried(path: str, trial: Callable[[], Any], faults: list[str]) -> Any:
+    """Return what the trial of a part of one's own gives, or None and a fault."""
+    try:
+        return trial()
+    except ValueError as error:
+        faults.append(f"{path}: {error}")
+        return None
 
 
 def _try(

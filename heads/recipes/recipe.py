@@ -6,21 +6,29 @@ recipe has every parameter written out. No part ever sees a recipe: `model.build
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ...pipeline.errors import RecipeError
-from ..modules.adapters import ADAPTERS
+from ..modules.adapters import ADAPTERS, KINDS
 from ..modules.aggregators import AGGREGATORS
 from ..modules.losses import LOSSES
 from ..modules.parameters import at_least
+from ..modules.registry import Registry
 from ..modules.similarity import SIMILARITIES
 from .blocks import SECTIONS, Recipe
 from .names import lineage
+from .own import Sources, digests, part_of, sources_of
 from .parts import check_parts
 from .schema import REQUIRED, Field, check, fields, get
 from .settings import Settings, nested
 
-PARTS = {"aggregator.image": AGGREGATORS, "aggregator.text": AGGREGATORS, "similarity": SIMILARITIES}
+PARTS: dict[str, Registry[Any]] = {
+    **{f"adapter.{kind}": ADAPTERS for kind in KINDS},
+    "aggregator.image": AGGREGATORS,
+    "aggregator.text": AGGREGATORS,
+    "similarity": SIMILARITIES,
+}
 NOT_LEARNT = ("name", "paper", "reaches", "expected", "finetune")  # by the first part of a key: no head learns by them
 _REFUSAL = " cannot be used: "  # what stands between what is refused and its faults
 # Of the block `loss`, beside its terms: what another image's caption is that has the text of one of the image's own.
@@ -41,9 +49,10 @@ def load_recipe(recipe: str, settings: Settings | Sequence[str] = ()) -> Recipe:
         RecipeError: unknown keys and wrong values, of the file and of the settings, all of them at once.
     """
     values: dict[str, Any] = {}
-    for layer in reversed(lineage(recipe)):
+    layers = lineage(recipe)
+    for layer in reversed(layers):
         values = _laid_over(layer.values, values)
-    return _with(values, settings, recipe)
+    return _with(values, settings, recipe, folders=[layer.place[0].parent for layer in layers])
 
 
 def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
@@ -55,17 +64,17 @@ def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
     Raises:
         RecipeError: unknown keys and wrong values, all of them at once.
     """
-    return _with(recipe.to_dict(), settings, recipe.name)
+    return _with(recipe.to_dict(), settings, recipe.name, sources=recipe.sources)
 
 
-def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str) -> Recipe:
-    """Lay settings over nested values and resolve them."""
+def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str, **where: Any) -> Recipe:
+    """Lay settings over nested values and resolve them; `where` parts of one's own are, see `resolve`."""
     asked, title = nested(settings), f"recipe '{name}'"
     terms, known = asked.get("loss"), values.get("loss")
     if isinstance(terms, dict) and isinstance(known, Mapping | None):
         new = [term for term in terms if isinstance(terms[term], dict) and term not in (known or {})]
         asked["loss"] = {**terms, **{term: {"weight": 0.0, **terms[term]} for term in new}}
-    recipe = resolve(_laid_over(asked, values), title=title)
+    recipe = resolve(_laid_over(asked, values), title=title, **where)
     # Not in `resolve`, which also reads the recipes of runs: those that were trained so stay readable.
     if found := _contradictions(recipe):
         raise refused(title, found)
@@ -94,26 +103,43 @@ def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "
     return merged
 
 
-def resolve(values: Mapping[str, Any], *, title: str = "the recipe") -> Recipe:
+def resolve(
+    values: Mapping[str, Any],
+    *,
+    title: str = "the recipe",
+    folders: Sequence[Path] = (),
+    sources: Sources | None = None,
+) -> Recipe:
     """Check nested values against the parts' parameters and write out every default.
 
     Args:
         values: as read from YAML or JSON.
         title: how an error message begins.
+        folders: where modules of parts of one's own are looked for first.
+        sources: of those that were found already.
 
     Raises:
         RecipeError: naming every fault.
     """
     faults: list[str] = []
-    complete = check(values, _schema(values), faults)
+    values = {key: value for key, value in values.items() if key != "code"}
+    try:
+        found = sources_of(_own_names(values), folders, sources or {})
+        schema = _schema(values, found)
+    except RecipeError as error:  # of a part of one's own: what its block may hold is not known
+        raise refused(title, [str(error)]) from error
+    complete = check(values, schema, faults)
     if not faults:
         block = complete["loss"]
         complete["loss"] = {key: value for key, value in block.items() if key in _LOSS_KEYS or value["weight"] > 0}
         terms = {term: block for term, block in complete["loss"].items() if term not in _LOSS_KEYS}
-        faults = check_parts(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms)
+        faults = check_parts(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms, found)
     if faults:
         raise refused(title, faults)
-    return Recipe(**{key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()})
+    made = {key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()}
+    needed = {name.partition(":")[0] for name in _own_names(complete)}
+    found = {module: file for module, file in found.items() if module in needed}
+    return Recipe(**made, code=digests(found), sources=found)
 
 
 def refused(title: str, faults: Sequence[str]) -> RecipeError:
@@ -140,27 +166,51 @@ def _contradictions(recipe: Recipe) -> list[str]:
     return faults
 
 
-def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys a recipe may have, nested; which parts `values` names decides their parameters."""
+def _own_names(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of parts of one's own."""
+    terms = get(values, "loss")
+    named = [*(get(values, f"{path}.name") for path in PARTS), *(terms if isinstance(terms, Mapping) else ())]
+    return [name for name in named if isinstance(name, str) and ":" in name]
+
+
+def _schema(values: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
+    """Return the keys a recipe may have, nested; which parts `values` names decides their parameters.
+
+    RecipeError where one of one's own cannot be used.
+    """
     named = get(values, "loss")
-    weights = {term: 1.0 if isinstance(named, Mapping) and term in named else 0.0 for term in LOSSES}
+    named = named if isinstance(named, Mapping) else {}
     terms = {
-        term: {"weight": Field(Annotated[float, at_least(0)], weights[term]), **fields(loss)}
-        for term, loss in LOSSES.items()
+        term: {
+            "weight": Field(Annotated[float, at_least(0)], 1.0 if term in named else 0.0),
+            **_parameters(LOSSES, "loss", term, sources),
+        }
+        for term in (*LOSSES, *(term for term in named if ":" in str(term)))
     }
     return {
         "name": Field(str, REQUIRED),
         "paper": Field(str, ""),
         "reaches": Field(Literal["cache", "finetune"], "cache"),
         **{key: fields(section) for key, section in SECTIONS.items()},
-        "adapter": {kind: fields(adapter) for kind, adapter in ADAPTERS.items()},
-        "aggregator": {side: _part(values, f"aggregator.{side}") for side in ("image", "text")},
-        "similarity": _part(values, "similarity"),
+        "adapter": {kind: _part(values, f"adapter.{kind}", sources, name) for kind, name in KINDS.items()},
+        "aggregator": {side: _part(values, f"aggregator.{side}", sources) for side in ("image", "text")},
+        "similarity": _part(values, "similarity", sources),
         "loss": {**_LOSS_KEYS, **terms},
     }
 
 
-def _part(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    name, registry = get(values, f"{path}.name"), PARTS[path]
-    parameters = fields(registry[name]) if isinstance(name, str) and name in registry else {}
-    return {"name": Field(Literal[tuple(registry)], REQUIRED), **parameters}
+def _part(values: Mapping[str, Any], path: str, sources: Sources, default: Any = REQUIRED) -> dict[str, Any]:
+    """Return the keys of the block of a part: its name, and its parameters, where there is such a part."""
+    name, registry = get(values, f"{path}.name") or default, PARTS[path]
+    own = [name] if isinstance(name, str) and ":" in name else []
+    there = own or (isinstance(name, str) and name in registry)
+    parameters = _parameters(registry, path, name, sources) if there else {}
+    return {"name": Field(Literal[(*registry, *own)], default), **parameters}
+
+
+def _parameters(registry: Registry[Any], path: str, name: str, sources: Sources) -> dict[str, Field]:
+    """Return the parameters of a part; RecipeError where it is one's own and cannot be used."""
+    try:
+        return fields(part_of(registry, name, sources))
+    except ValueError as error:
+        raise RecipeError(f"{path} '{name}': {error}") from error

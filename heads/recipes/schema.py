@@ -26,11 +26,24 @@ class Field(NamedTuple):
 def fields(part: type) -> dict[str, Field]:
     """Return the parameters of a part: the arguments of its constructor that have a default.
 
-    A trailing underscore, there because the name is a word of Python, is left out.
+    A trailing underscore, there because the name is a word of Python, is left out. ValueError where one has no type
+    that a recipe can hold.
     """
     hints = get_type_hints(part.__init__, include_extras=True)  # type: ignore[misc]
-    parameters = inspect.signature(part).parameters.values()
-    return {p.name.rstrip("_"): Field(hints[p.name], p.default) for p in parameters if p.default is not p.empty}
+    found = [p for p in inspect.signature(part).parameters.values() if p.default is not p.empty]
+    for p in found:
+        if not _is_plain(hints.get(p.name)):
+            raise ValueError(f"its parameter '{p.name}' needs a type that a recipe can hold: int, float, bool or str")
+    return {p.name.rstrip("_"): Field(hints[p.name], p.default) for p in found}
+
+
+def _is_plain(kind: Any) -> bool:
+    """Return whether `convert` reads values of this annotation."""
+    if get_origin(kind) is Annotated:
+        return _is_plain(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType) and kind not in _PLAIN:
+        return all(map(_is_plain, get_args(kind)))
+    return get_origin(kind) is Literal or any(kind == known for known in _PLAIN)
 
 
 def takes(part: type, argument: str) -> bool:

@@ -7,7 +7,12 @@ from typing import Any
 from ...pipeline.errors import RecipeError
 
 Settings = Mapping[str, Any]  # dotted keys with values, such as {"loss.triplet.margin": 0.1}
-NAMED = ("aggregator.image", "aggregator.text", "similarity", "schedule", "optimizer")  # blocks with a name
+_SIDES = (
+    "aggregator.image",
+    "aggregator.text",
+    *(f"adapter.{kind}" for kind in ("grid", "roi", "frames", "words", "tokens")),
+)
+NAMED = (*_SIDES, "similarity", "schedule", "optimizer")  # blocks with a name
 
 
 def settings_of(texts: Iterable[str]) -> dict[str, Any]:
@@ -40,7 +45,7 @@ def nested(settings: Settings | Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     full = normalised(settings) if isinstance(settings, Mapping) else settings_of(settings)
     for key, value in sorted(full.items()):
-        *path, last = key.split(".")
+        *path, last = _steps(key)
         block = found
         for step in path:
             block = block.setdefault(step, {})
@@ -48,6 +53,16 @@ def nested(settings: Settings | Sequence[str]) -> dict[str, Any]:
                 raise RecipeError(f"{key} cannot be set: {step} is set to a single value")
         block[last] = value
     return found
+
+
+def _steps(key: str) -> list[str]:
+    """Return the parts of a dotted key; a loss of one's own, ``loss.package.module:Class.weight``, is one of them."""
+    head, colon, tail = key.partition(":")
+    if not colon:
+        return key.split(".")
+    block, _, module = head.partition(".")
+    kind, *parameter = tail.split(".")
+    return [block, f"{module}:{kind}", *parameter]
 
 
 def full_key(key: str) -> str:

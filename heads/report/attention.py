@@ -116,7 +116,7 @@ def words_of(seen: Scored, caption: int) -> list[str]:
             labels += [f"token {number + 1}" for number in range(int(features.length[row][0]))]
             continue
         words = [features.vocabulary[number] if number else "(unknown word)" for number in features.token(row).tolist()]
-        labels += ["<start>", *words, "<end>"] if seen.run.recipe.adapter["words"]["ends"] else words
+        labels += ["<start>", *words, "<end>"] if seen.run.recipe.adapter["words"].get("ends") else words
     return labels
 
 

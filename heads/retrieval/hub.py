@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -23,6 +24,7 @@ from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
+from ..recipes.own import file_of
 from ..runs.encoders import weights_of_each
 from ..runs.info import BRANCHES, BranchName, RunInfo
 from ..runs.run import write_facts
@@ -103,29 +105,38 @@ def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
     return str(address)
 
 
-def local_folder(name: str | Path) -> Path:
+def local_folder(name: str | Path, trust: bool = False) -> Path:
     """Return the folder of a run: `name` itself, or, where there is none and it is a hub id, what the hub has of it.
 
-    RunError where the hub has no such model, or is not reached and it is not in the cache.
+    RunError where the hub has no such model, or is not reached and it is not in the cache; or where it brings code, the
+    parts of somebody's own, and that is not to be trusted.
     """
     found = _HUB_ID.fullmatch(str(name))
     if Path(name).exists() or not found:
         return Path(name)
     repo, revision = found.groups()
     try:
-        patterns = ["recipe.yaml", "run.json", *_COPIED, "*_backbone/*"]
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        patterns = ["recipe.yaml", "run.json", *_COPIED, "*_backbone/*", "*.py"]
+        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
     except _HUB_ERRORS as error:
         raise RunError(
             f"there is no run {name} here, and as a model of the Hugging Face hub it cannot be loaded"
             f" ({reason(error)}); check the name and the connection"
         ) from error
+    code = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8")).get("code")
+    if code and not trust:
+        files = " and ".join(str(folder / file_of(module)) for module in code)
+        raise RunError(f"{name} brings code of its own: read {files}, and load it with --trust (in Python trust=True)")
+    return folder
 
 
 def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInfo:
     """Return `info` without paths of this machine; `weights` name encoders anew where they are hub ids."""
     adapter = info.recipe.adapter
-    words = {**adapter["words"], "vectors": Path(adapter["words"]["vectors"] or "").name or None}  # it has read them
+    words = {
+        **adapter["words"],
+        "vectors": Path(adapter["words"].get("vectors") or "").name or None,
+    }  # it has read them
     sides: dict[str, Any] = {}
     for branch in BRANCHES:
         origins, named = info.origins(branch), iter(weights_of_each(weights[branch], info.origins(branch), branch))

@@ -10,6 +10,7 @@ from PIL import Image
 from ...pipeline.data.images import thumbnail
 from ...pipeline.errors import XretError
 from ..modules.similarity import SIMILARITIES
+from ..recipes.own import part_of
 from .gallery import Gallery, Hit
 from .retriever import Retriever
 
@@ -60,7 +61,10 @@ def make_page(retriever: Retriever) -> Any:
         """Find the captions that fit a picture, each shown with its image, or in a folder the pictures like it."""
         return ([], []) if picture is None else search(picture, k)
 
-    name, score = run.path.resolve().name, SIMILARITIES[run.recipe.similarity["name"]].score
+    name, score = (
+        run.path.resolve().name,
+        part_of(SIMILARITIES, run.recipe.similarity["name"], run.recipe.sources).score,
+    )
     with gradio.Blocks(title=f"xret: {name}", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gradio.Markdown(f"# {name}\n{run.recipe.name} on {len(row_of):,} {what}. A score is {score}.")
         with gradio.Row():

@@ -1,5 +1,6 @@
 """`run.json` of a run: what was trained on what, how far it is, and all that rebuilds the model."""
 
+import logging
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,6 +17,7 @@ from ..recipes.blocks import Recipe
 from ..recipes.recipe import resolve
 
 FORMAT = "xret-run 3"
+_log = logging.getLogger("xret")
 BranchName = Literal["image", "text"]
 BRANCHES: tuple[BranchName, ...] = ("image", "text")
 
@@ -59,20 +61,27 @@ class RunInfo:
         )
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], title: str) -> "RunInfo":
-        """Return what `to_json` gave; ValueError, TypeError or KeyError where it is something else."""
+    def from_json(cls, values: dict[str, Any], title: str, folder: Path) -> "RunInfo":
+        """Return what `to_json` gave; ValueError, TypeError or KeyError where it is something else.
+
+        Modules of parts of one's own are looked for in `folder` first; a warning says where one has changed.
+        """
         facts = {f"{side}_facts": [FeatureFacts(**one) for one in values[f"{side}_facts"]] for side in BRANCHES}
         found: dict[str, Any] = {
             **{key: of_each[0] if len(of_each) == 1 else tuple(of_each) for key, of_each in facts.items()},
             **{side: tuple(map(Origin.from_json, values[side])) for side in BRANCHES},
-            "recipe": resolve(values["recipe"], title=title),
+            "recipe": resolve(values["recipe"], title=title, folders=[folder]),
             "vocabulary": None if values["vocabulary"] is None else tuple(values["vocabulary"]),
         }
+        for module, digest in values["recipe"].get("code", {}).items():
+            if found["recipe"].code.get(module) != digest:
+                file = found["recipe"].sources.get(module) or module
+                _log.warning("%s is not what %s was trained with: its file has changed since", file, folder)
         return cls(**values | found)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
-        values = asdict(self)
+        values = {**asdict(self), "recipe": self.recipe.to_dict()}
         for side in BRANCHES:
             facts = values[f"{side}_facts"]
             values[f"{side}_facts"] = facts if isinstance(facts, tuple) else [facts]

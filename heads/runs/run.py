@@ -4,7 +4,7 @@
     model.safetensors   exported from it: the weights of the best epoch by validation RSUM
     metrics.jsonl       exported: a line an epoch; ``collapsed`` where the triplet loss sits at its constant
     run.json            exported last: all that rebuilds the model, and how far it is, see `info.RunInfo`
-    recipe.yaml         the resolved recipe, for readers
+    recipe.yaml         the resolved recipe, for readers, and beside it the files of parts of one's own
     train.log           for readers: what was done when
     tensorboard/        where runtime.log says so
 
@@ -33,6 +33,7 @@ from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
 from ..model import Model, build_model
 from ..recipes.blocks import Recipe
+from ..recipes.own import file_of
 from .info import BRANCHES, FORMAT, BranchName, RunInfo
 
 MAY_CHANGE = ("runtime.cache", "runtime.checkpoint_steps", "runtime.log")  # when a run is resumed
@@ -66,8 +67,10 @@ class Run:
             values = json.loads(file.read_text(encoding="utf-8"))
             if (known := values.pop("format")) != FORMAT:
                 raise RunError(f"{file} is of format '{known}', not '{FORMAT}'; train the run again")
-            self._hold(RunInfo.from_json(values, title=str(file)))
+            self._hold(RunInfo.from_json(values, title=str(file), folder=self.path))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, RecipeError) and "code" in values["recipe"]:  # a part of one's own is not to be had
+                raise RunError(str(error)) from error
             raise self._damaged("run.json", error) from error
 
     @classmethod
@@ -238,9 +241,18 @@ def require_free(path: str | Path) -> None:
 
 
 def write_facts(folder: Path, info: RunInfo) -> None:
-    """Write `run.json` and `recipe.yaml` in a new folder."""
+    """Write `run.json`, `recipe.yaml` and the files of parts of one's own in a new folder."""
     (folder / "run.json").write_text(_json_of(info), encoding="utf-8")
     (folder / "recipe.yaml").write_text(recipe_text(info.recipe.to_dict()), encoding="utf-8")
+    copy_sources(info.recipe, folder)
+
+
+def copy_sources(recipe: Recipe, folder: Path) -> None:
+    """Copy the files of a recipe's parts of one's own beside it, but for what is installed."""
+    for module, file in recipe.sources.items():
+        if file:
+            (copy := folder / file_of(module)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
 
 
 def recipe_text(recipe: Mapping[str, Any]) -> str:

@@ -238,7 +238,11 @@ def introduce(recipe: Recipe, split: Batches, val: Batches) -> None:
     """Log what differs from the bundled recipe of this name, and whether the splits are too small."""
     if recipe.name in recipe_names():
         bundled = flat(load_recipe(recipe.name).to_dict())
-        changed = [f"{key}={value}" for key, value in flat(recipe.to_dict()).items() if bundled.get(key) != value]
+        changed = [
+            f"{key}={value}"
+            for key, value in flat(recipe.to_dict()).items()
+            if bundled.get(key) != value and not key.startswith("code.")
+        ]
         _log.info(f"{recipe.name}{' with ' if changed else ''}{', '.join(changed)}")
     if val.images < FEW:
         _log.info(f"val: {too_few(val.images)} to tell which epoch is best.")

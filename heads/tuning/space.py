@@ -26,7 +26,7 @@ FORM = "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B,C"
 
 Space = dict[str, BaseDistribution]  # by recipe key
 # Not varied: what describes no learning, what all trials share, and what decides a trial's cost.
-_FIXED = (*NOT_LEARNT, "runtime", "data.image", "data.text", "data.image_kind", "data.text_kind")
+_FIXED = (*NOT_LEARNT, "code", "runtime", "data.image", "data.text", "data.image_kind", "data.text_kind")
 _EPOCHS = ("schedule.epochs", "schedule.patience")
 
 

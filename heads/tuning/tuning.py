@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 import optuna
-import yaml
 from optuna.pruners import SuccessiveHalvingPruner
 from optuna.samplers import TPESampler
 from optuna.storages import JournalStorage
@@ -39,6 +38,7 @@ from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import load_recipe
 from ..recipes.settings import normalised
+from ..runs.run import copy_sources, recipe_text
 from ..series import as_text, claim, fitting_sets, full_url, identity, make_folder, set_names
 from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
@@ -263,9 +263,10 @@ def _result(study: _Study, space: dict[str, str]) -> Tuning:
         first = next((trial.error for trial in trials if trial.error), "all were pruned")
         raise RunError(f"none of the trials in {study.root} could be trained to its end; the first: {first}")
     best = next(trial for trial in trials if trial.number == opened.best_trial.number)
-    values = load_recipe(study.name, study.settings | best.values).to_dict()
+    recipe = load_recipe(study.name, study.settings | best.values)
+    copy_sources(recipe, study.root)
     head = f"# {study.recipe.name}, tuned: validation RSUM {best.rsum:.2f} with --seed {study.seed} on {study.store}\n"
-    write_text(study.root / "best.yaml", head + yaml.safe_dump(values, sort_keys=False, allow_unicode=True), RunError)
+    write_text(study.root / "best.yaml", head + recipe_text(recipe.to_dict()), RunError)
     evaluation = evaluate(study.root / "best", store=study.store, device=study.device)
     tuning = Tuning(study.recipe.name, str(study.root), space, trials, best, evaluation)
     write_text(study.root / "result.json", json.dumps(tuning.to_dict(), indent=1) + "\n", RunError)

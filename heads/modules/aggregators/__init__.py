@@ -6,37 +6,11 @@ Attributes:
     AGGREGATORS: the aggregator of each name that a recipe may use.
 """
 
-from .aggregated import Aggregated, Aggregator
+from ..registry import import_all
+from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .element_slots import ElementSlots
-from .fspool import FSPool
-from .gaussian import TwinBranches
-from .gem import GeM
-from .gpo import GPO
-from .pcme import PCME, PCMEPlusPlus
-from .pie_net import PIENet
-from .pooling import Average, First, Global, KMax, Last, Max, Rows
-from .region_graph import RegionGraph
-from .sequence_pooling import SelfAttention, Seq2Seq
+from .pooling import Average, Global, Max
 
-AGGREGATORS: dict[str, type[Aggregator]] = {
-    "global": Global,
-    "average": Average,
-    "max": Max,
-    "k-max": KMax,
-    "gem": GeM,
-    "fspool": FSPool,
-    "cls": First,
-    "last": Last,
-    "self-attention": SelfAttention,
-    "seq2seq": Seq2Seq,
-    "gpo": GPO,
-    "pie-net": PIENet,
-    "element-slots": ElementSlots,
-    "region-graph": RegionGraph,
-    "gaussian": TwinBranches,
-    "pcme": PCME,
-    "pcmepp": PCMEPlusPlus,
-    "rows": Rows,
-}
+import_all(__name__, __path__)
 
-__all__ = ["AGGREGATORS", "Aggregated", "Average", "ElementSlots", "Global", "Max"]
+__all__ = ["AGGREGATORS", "Aggregated", "Aggregator", "Average", "ElementSlots", "Global", "Max"]

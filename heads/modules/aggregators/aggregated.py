@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..embedding import Embedding, Gaussian, Sequence
 from ..parameters import Part
+from ..registry import Registry
 
 
 class Aggregated(NamedTuple):
@@ -53,3 +54,6 @@ class Aggregator(Part):
 
     def __init__(self, local_dim: int, dim: int) -> None:
         super().__init__()
+
+
+AGGREGATORS: Registry[Aggregator] = Registry("aggregator", Aggregator, "xret.nn")

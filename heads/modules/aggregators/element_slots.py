@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..padding import softmax, valid_rows, zero_padding
 from ..parameters import Few, Rate, Width
 from ..positions import Positions, circle_positions, grid_positions
-from .aggregated import Aggregated, Aggregator
+from .aggregated import AGGREGATORS, Aggregated, Aggregator
 
 Initial = Literal["learned", "gaussian"]
 Update = Literal["residual", "gru"]
@@ -99,6 +99,7 @@ class GaussianSlots(nn.Module):
         return self.mean + self.log_std.exp() * (torch.randn_like(noise) if self.training else noise)
 
 
+@AGGREGATORS.register("element-slots", "sets whose slots compete for rows: ambiguous pictures")
 class ElementSlots(Aggregator):
     """T rounds of one shared block over learnable slots, then fusion with the global feature (eq. 1, 5).
 

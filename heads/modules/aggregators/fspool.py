@@ -7,7 +7,7 @@ Source: Zhang, Hare, Pruegel-Bennett: *FSPool: Learning Set Representations with
 import torch
 from torch import Tensor, nn
 
-from .aggregated import Aggregated
+from .aggregated import AGGREGATORS, Aggregated
 from .pooling import Pooling, sorted_rows
 
 PIECES = 20  # of each function, as published
@@ -35,6 +35,7 @@ def interpolation(length: Tensor, number: int, pieces: int, dtype: torch.dtype) 
     return (1 - (place[..., None] * pieces - knot).abs()).clamp(min=0).to(dtype)
 
 
+@AGGREGATORS.register("fspool", "sorted values with learned weights; samples with many rows")
 class FSPool(Pooling):
     """A weighted sum of each feature's sorted values; the weights are a learned function of the relative rank.
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from ..embedding import Gaussian
-from .aggregated import Aggregated, Aggregator
+from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .gpo import GPO
 from .pooling import Average, Global, Max
 from .region_graph import RegionGraph
@@ -32,6 +32,7 @@ BRANCHES: dict[str, type[Any]] = {
 }
 
 
+@AGGREGATORS.register("gaussian", "mean and variance by twin branches of another aggregator")
 class TwinBranches(Aggregator):
     """Two aggregators of one kind, without common weights.
 

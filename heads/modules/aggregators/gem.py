@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..padding import valid_rows
-from .aggregated import Aggregated
+from .aggregated import AGGREGATORS, Aggregated
 from .pooling import Pooling
 
 BEGIN = 3.0  # the exponent at first, as published
@@ -42,6 +42,7 @@ def generalised_mean(local: Tensor, length: Tensor, p: Tensor) -> Tensor:
     return (largest[:, 0] * mean.pow(1 / p.to(dtype))).masked_fill(empty, 0).to(local.dtype)
 
 
+@AGGREGATORS.register("gem", "a learned power between mean and maximum")
 class GeM(Pooling):
     """Generalised mean pooling: one learned exponent, from the average (p = 1) to the maximum (p to infinity).
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..padding import softmax, valid_rows
 from ..positions import sinusoids
 from ..recurrence import run_packed
-from .aggregated import Aggregated
+from .aggregated import AGGREGATORS, Aggregated
 from .fspool import PIECES, interpolation
 from .pooling import Pooling, sorted_rows
 
@@ -35,6 +35,7 @@ def cos_sin_positions(number: int, width: int, like: Tensor) -> Tensor:
     return sinusoids(steps, width).to(like.dtype)
 
 
+@AGGREGATORS.register("gpo", "learns how to pool: the best single vector of regions and frames")
 class GPO(Pooling):
     """Generalised pooling operator: a generator turns each rank and the number of rows into a coefficient.
 

@@ -15,7 +15,7 @@ from ..embedding import Gaussian
 from ..padding import softmax, valid_rows, zero_padding
 from ..parameters import Few
 from ..recurrence import run_packed
-from .aggregated import Aggregated, Aggregator
+from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .gpo import GPO
 from .pie_net import PIENet
 
@@ -24,6 +24,7 @@ LOG_VARIANCE = -4.0  # what PCME++'s log variance begins near
 Summary = Literal["linear", "gru"]
 
 
+@AGGREGATORS.register("pcme", "a Gaussian and samples of it")
 class PCME(Aggregator):
     """A Gaussian by two attentions over the local rows, and samples drawn from it.
 
@@ -90,6 +91,7 @@ class PCME(Aggregator):
         return torch.cat(run_packed(self.summary, rows, length)[1].unbind(0), 1)
 
 
+@AGGREGATORS.register("pcmepp", "a Gaussian in closed form")
 class PCMEPlusPlus(Aggregator):
     """A Gaussian by two GPOs: of the local rows for the mean, of a projection of them for the log variance."""
 

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from ..padding import softmax, valid_rows, zero_padding
 from ..parameters import Few
-from .aggregated import Aggregated, Aggregator
+from .aggregated import AGGREGATORS, Aggregated, Aggregator
 
 
+@AGGREGATORS.register("pie-net", "a few attended vectors around the global one")
 class PIENet(Aggregator):
     """K attention maps over the local rows, each pooled into a residual that is added to the global feature.
 

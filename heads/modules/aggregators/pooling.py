@@ -10,7 +10,7 @@ from torch import Tensor
 from ..embedding import Sequence
 from ..padding import last_row, max_rows, mean_rows, valid_rows, zero_padding
 from ..parameters import Few
-from .aggregated import Aggregated, Aggregator
+from .aggregated import AGGREGATORS, Aggregated, Aggregator
 
 
 def k_max_rows(local: Tensor, length: Tensor, k: int) -> Tensor:
@@ -31,6 +31,7 @@ def sorted_rows(local: Tensor, length: Tensor) -> Tensor:
     return zero_padding(ordered.transpose(1, 2), length)
 
 
+@AGGREGATORS.register("global", "the global feature alone, of encoders trained for it as CLIP is")
 class Global(Aggregator):
     """The global feature is the embedding (VSE++: the average-pooled map, the last GRU state)."""
 
@@ -54,6 +55,7 @@ class Pooling(Aggregator):
             )
 
 
+@AGGREGATORS.register("average", "the mean of the rows: grids, and where in doubt")
 class Average(Pooling):
     """The average of a sample's local rows (AvgPool, VSE-infinity section 3.2)."""
 
@@ -62,6 +64,7 @@ class Average(Pooling):
         return Aggregated(mean_rows(local, length))
 
 
+@AGGREGATORS.register("max", "what stands out in one row alone")
 class Max(Pooling):
     """The maximum of a sample's local rows, one feature at a time (MaxPool, VSE-infinity section 3.2)."""
 
@@ -70,6 +73,7 @@ class Max(Pooling):
         return Aggregated(max_rows(local, length))
 
 
+@AGGREGATORS.register("k-max", "the mean of the k largest values: between mean and maximum")
 class KMax(Pooling):
     """The mean of the K largest values of each feature (K-MaxPool, VSE-infinity section 3.2).
 
@@ -88,6 +92,7 @@ class KMax(Pooling):
         return Aggregated(k_max_rows(local, length, self.k))
 
 
+@AGGREGATORS.register("cls", "the first row: a class token")
 class First(Pooling):
     """The first local row: the state of BERT's [CLS] token (CLS, VSE-infinity section 5.2)."""
 
@@ -96,6 +101,7 @@ class First(Pooling):
         return Aggregated(zero_padding(local[:, :1], length)[:, 0])
 
 
+@AGGREGATORS.register("last", "the last row: the end of a sequence")
 class Last(Pooling):
     """The last valid local row: the last state of a GRU where the rows are its outputs."""
 
@@ -104,6 +110,7 @@ class Last(Pooling):
         return Aggregated(last_row(local, length))
 
 
+@AGGREGATORS.register("rows", "the rows themselves, for cross-attention")
 class Rows(Aggregator):
     """The local rows themselves, for similarities that compare them one by one (SCAN)."""
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..embedding import Sequence
 from ..padding import mean_rows, on_valid_rows, valid_rows, zero_padding
 from ..projections import RowNorm
-from .aggregated import Aggregated, Aggregator
+from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .sequence_pooling import Seq2Seq
 
 LAYERS = 4  # graph convolutions, as in the public code
@@ -56,6 +56,7 @@ class RegionGraphLayer(nn.Module):
         return zero_padding(rows + change, length)
 
 
+@AGGREGATORS.register("region-graph", "regions that stand in relation to each other")
 class RegionGraph(Aggregator):
     """Graph convolutions over the local rows, then a GRU's last state or their average.
 

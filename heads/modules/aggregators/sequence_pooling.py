@@ -9,10 +9,11 @@ from torch import Tensor, nn
 from ..embedding import Sequence
 from ..padding import last_row, mean_rows, softmax, valid_rows, zero_padding
 from ..recurrence import run_gru
-from .aggregated import Aggregated, Aggregator
+from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .pooling import Pooling
 
 
+@AGGREGATORS.register("self-attention", "a learned weight for each row")
 class SelfAttention(Pooling):
     """One head of self-attention with a residual over the local rows, then their average (SelfAttn, Table 1)."""
 
@@ -31,6 +32,7 @@ class SelfAttention(Pooling):
         return Aggregated(mean_rows(rows, length), rows=Sequence(rows, length))
 
 
+@AGGREGATORS.register("seq2seq", "a weight for each row by a recurrent network: frames of videos")
 class Seq2Seq(Aggregator):
     """A GRU reads the local rows in their order; its last state is the embedding (Seq2Seq, Table 1)."""
 

@@ -12,30 +12,11 @@ Attributes:
     LOSSES: the loss of each name that a recipe may use.
 """
 
-from .caption_generation import CaptionGeneration
-from .common import Loss
+from ..registry import import_all
+from .common import LOSSES, Loss
 from .diversity import Diversity
-from .gaussians import InformationBottleneck, Uniformity
-from .infonce import InfoNCE
-from .matching import MatchingBCE, SoftContrastive
-from .mmd import MMD
-from .set_regularisers import GlobalDiscriminative, IntraSetDivergence
-from .sigmoid import Sigmoid
 from .triplet import Triplet
 
-LOSSES: dict[str, type[Loss]] = {
-    "triplet": Triplet,
-    "mmd": MMD,
-    "diversity": Diversity,
-    "global-discriminative": GlobalDiscriminative,
-    "intra-set-divergence": IntraSetDivergence,
-    "infonce": InfoNCE,
-    "sigmoid": Sigmoid,
-    "soft-contrastive": SoftContrastive,
-    "matching-bce": MatchingBCE,
-    "information-bottleneck": InformationBottleneck,
-    "uniformity": Uniformity,
-    "caption-generation": CaptionGeneration,
-}
+import_all(__name__, __path__)
 
-__all__ = ["LOSSES", "Diversity", "Triplet"]
+__all__ = ["LOSSES", "Diversity", "Loss", "Triplet"]

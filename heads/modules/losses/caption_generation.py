@@ -12,13 +12,14 @@ from ..aggregators.aggregated import Aggregated
 from ..embedding import Sequence
 from ..padding import last_row, softmax, valid_rows, zero_padding
 from ..recurrence import run_gru
-from .common import Loss
+from .common import LOSSES, Loss
 
 HIDDEN, WORD_DIM = 512, 300  # widths of both GRUs and of the word embeddings
 DROPOUT = 0.2  # share of the inputs of both GRUs
 NOTHING = -1  # where a caption is over, no word is written
 
 
+@LOSSES.register("caption-generation", "beside triplet, for words: images tell their captions")
 class CaptionGeneration(Loss):
     """The cross-entropy of a caption's words, given the words before and the rows of its image.
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..parameters import Part
+from ..registry import Registry
 from ..similarity.shared import unit
 
 T = TypeVar("T")
@@ -35,6 +36,9 @@ class Loss(Part):
         """Return an embedding `[B, D]` or `[B, K, D]`; ValueError where it is a Gaussian or a sequence."""
         embedding = aggregated.embedding if isinstance(aggregated.embedding, Tensor) else None
         return self.needed(embedding, "vectors or sets", side, "another aggregator")
+
+
+LOSSES: Registry[Loss] = Registry("loss", Loss, "xret.losses")
 
 
 class SideLoss(Loss, ABC):

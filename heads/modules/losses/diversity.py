@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from .common import SideLoss, cosines_within, mean_exponential
+from .common import LOSSES, SideLoss, cosines_within, mean_exponential
 
 Form = Literal["exponential", "gram"]
 
 
+@LOSSES.register("diversity", "beside triplet, for sets: elements differ")
 class Diversity(SideLoss):
     """The diversity loss of the image slots plus that of the caption slots; zero for sets of one.
 

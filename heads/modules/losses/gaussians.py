@@ -13,11 +13,12 @@ from torch import Tensor
 from ..aggregators.aggregated import Aggregated
 from ..embedding import Gaussian
 from ..similarity.shared import precise
-from .common import Loss, SideLoss, set_of
+from .common import LOSSES, Loss, SideLoss, set_of
 
 Form = Literal["pcme", "pcmepp"]
 
 
+@LOSSES.register("information-bottleneck", "for Gaussians: variances neither vanish nor explode")
 class InformationBottleneck(SideLoss):
     """KL(N(mean, variance) || N(0, 1)) of the image side plus that of the caption side.
 
@@ -45,6 +46,7 @@ class InformationBottleneck(SideLoss):
         return terms.mean() if self.form == "pcmepp" else terms.sum()
 
 
+@LOSSES.register("uniformity", "for vectors and sets: they spread over the sphere")
 class Uniformity(Loss):
     """log mean exp(-2 |z - z'|^2) over all pairs of elements of all images and captions, which are taken as they are.
 

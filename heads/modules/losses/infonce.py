@@ -13,11 +13,13 @@ from torch.autograd.function import once_differentiable
 
 from ..parameters import Positive
 from .blocks import BlockLoss, Pairs, Parts, joined
+from .common import LOSSES
 
 LARGEST_SCALE = 100.0  # of a scale that is learned by its logarithm, as in CLIP
 SPREAD = 70.0  # exp(-87) is float32's smallest: what is lost of a row is below exp(-17) of it, its rounding
 
 
+@LOSSES.register("infonce", "large batches, and strong frozen encoders")
 class InfoNCE(BlockLoss):
     """The mean over positive pairs of -log softmax(scale * similarity), both directions averaged.
 

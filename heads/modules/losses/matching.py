@@ -12,11 +12,12 @@ from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
 from ..parameters import at_least
-from .common import Loss
+from .common import LOSSES, Loss
 
 SCALE, SHIFT = 5.0, 5.0  # a and b of `MatchingBCE` at first, as in public code
 
 
+@LOSSES.register("soft-contrastive", "samples of Gaussians, as PCME has them")
 class SoftContrastive(Loss):
     """Twice the sum of -log p over positive and -log(1 - p) over negative pairs (PCME, both directions).
 
@@ -34,6 +35,7 @@ class SoftContrastive(Loss):
         return -2 * torch.where(positives, match, no_match).masked_fill(ignored, 0).sum()
 
 
+@LOSSES.register("matching-bce", "Gaussians, as PCME++ has them")
 class MatchingBCE(Loss):
     """The binary cross-entropy of matching, the mean over all pairs, once for each direction (PCME++).
 

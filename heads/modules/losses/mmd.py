@@ -5,9 +5,10 @@ from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..similarity.shared import unit
-from .common import Loss
+from .common import LOSSES, Loss
 
 
+@LOSSES.register("mmd", "beside triplet: both modalities have one distribution")
 class MMD(Loss):
     """The squared maximum mean discrepancy between all image and all caption elements, normalised.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..similarity.shared import unit
-from .common import SideLoss, cosines_within, mean_exponential, set_of
+from .common import LOSSES, SideLoss, cosines_within, mean_exponential, set_of
 
 SCALE = 0.5  # the paper's s, in the exponential of the cosines
 
@@ -30,6 +30,7 @@ class SetRegulariser(SideLoss):
         return self.needed(set_of(aggregated), "embedding sets", side, "element-slots")
 
 
+@LOSSES.register("global-discriminative", "for sets: elements keep away from the global feature")
 class GlobalDiscriminative(SetRegulariser):
     """The mean of exp(s (cos(element, global feature) - margin)) over samples and elements (eq. 7).
 
@@ -47,6 +48,7 @@ class GlobalDiscriminative(SetRegulariser):
             return mean_exponential(cosines, SCALE, self.margin) / 2
 
 
+@LOSSES.register("intra-set-divergence", "for sets: elements keep away from each other")
 class IntraSetDivergence(SetRegulariser):
     """The mean of exp(s (cos(x, x') - margin)) over samples and pairs of their elements (eq. 8).
 

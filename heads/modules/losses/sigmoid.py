@@ -11,10 +11,12 @@ from torch.nn.functional import softplus
 
 from ..parameters import Positive
 from .blocks import BlockLoss, Pairs, Parts, joined
+from .common import LOSSES
 
 BIAS = -10.0  # what is added at first, as published: most pairs are negative
 
 
+@LOSSES.register("sigmoid", "very large batches: each pair is judged alone")
 class Sigmoid(BlockLoss):
     """The sum over all pairs of -log sigmoid(+-(scale * similarity + bias)), divided by the number of captions.
 

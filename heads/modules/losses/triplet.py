@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..parameters import at_least
-from .common import Loss
+from .common import LOSSES, Loss
 
 Negatives = Literal["hardest", "all", "semi-hard"]
 Reduction = Literal["mean", "sum"]
 
 
+@LOSSES.register("triplet", "the usual one; it wants batches of 100 or more")
 class Triplet(Loss):
     """The triplet loss, image to text plus text to image, with all negatives at first if asked (VSE-infinity).
 

@@ -4,33 +4,18 @@ One file a family. Embeddings come as they are and are normalised here where the
 is computed in float32 at least, also inside autocast. Memory grows as K1 x K2 x I x C: `in_blocks` scores a gallery.
 
 Attributes:
-    SIMILARITIES: the similarity of each name that a recipe may use. Its `embedding` says what it compares:
-        `"vector"`, `"set"`, `"gaussian"` or `"sequence"`; its `score` is one line for readers: what a score is.
+    SIMILARITIES: the similarity of each name that a recipe may use.
 """
 
-from typing import Any
-
+from ..registry import import_all
 from .attention import CrossAttention
 from .blocks import in_blocks
-from .gaussian import KL, MinKL, SampledDistance, Wasserstein
-from .matching import Assignment
-from .samples import MatchProbability, MonteCarloMatch
-from .sets import MIL, Chamfer, Cosine, SmoothChamfer
+from .gaussian import SampledDistance, Wasserstein
+from .samples import MonteCarloMatch
+from .sets import Chamfer, Cosine, SmoothChamfer
+from .shared import SIMILARITIES, Similarity
 
-SIMILARITIES: dict[str, type[Any]] = {
-    "cosine": Cosine,
-    "mil": MIL,
-    "match-probability": MatchProbability,
-    "chamfer": Chamfer,
-    "smooth-chamfer": SmoothChamfer,
-    "assignment": Assignment,
-    "monte-carlo-match": MonteCarloMatch,
-    "kl": KL,
-    "min-kl": MinKL,
-    "wasserstein": Wasserstein,
-    "sampled-distance": SampledDistance,
-    "cross-attention": CrossAttention,
-}
+import_all(__name__, __path__)
 
 __all__ = [
     "SIMILARITIES",
@@ -39,6 +24,7 @@ __all__ = [
     "CrossAttention",
     "MonteCarloMatch",
     "SampledDistance",
+    "Similarity",
     "SmoothChamfer",
     "Wasserstein",
     "in_blocks",

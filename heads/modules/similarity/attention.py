@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ..embedding import Sequence
 from ..padding import valid_rows, zero_padding
-from ..parameters import Part, Positive
-from .shared import check, unit
+from ..parameters import Positive
+from .shared import SIMILARITIES, Similarity, check, unit
 
 Direction = Literal["t-i", "i-t"]
 Pooling = Literal["lse", "average"]
@@ -29,7 +29,8 @@ CELLS = 1 << 20
 KEPT = 1 << 24
 
 
-class CrossAttention(Part):
+@SIMILARITIES.register("cross-attention", "rows against words: slow, and it shows which word looks where")
+class CrossAttention(Similarity):
     """The cross-attention similarity of sequences (SCAN section 3.1).
 
     Rows are normalised here. A sample without any row gets zero.

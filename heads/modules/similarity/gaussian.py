@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..embedding import Gaussian
-from ..parameters import Part
-from .shared import check, precise, squared_distances
+from .shared import SIMILARITIES, Similarity, check, precise, squared_distances
 
 Direction = Literal["image-caption", "caption-image"]
 Form = Literal["closed", "printed"]
 
 
-class KL(Part):
+@SIMILARITIES.register("kl", "Gaussians, in one direction")
+class KL(Similarity):
     """The negative Kullback-Leibler divergence of Gaussians, at most 0 (eq. 4-5).
 
     Args:
@@ -44,7 +44,8 @@ class KL(Part):
         return _negative_kl(images, captions).to(precise(images.mean))
 
 
-class MinKL(Part):
+@SIMILARITIES.register("min-kl", "Gaussians, in the better direction")
+class MinKL(Similarity):
     """The negative of the smaller of both Kullback-Leibler divergences, at most 0 (eq. 6)."""
 
     embedding = "gaussian"
@@ -56,7 +57,8 @@ class MinKL(Part):
         return torch.maximum(_negative_kl(images, captions), _negative_kl(captions, images).T).to(precise(images.mean))
 
 
-class Wasserstein(Part):
+@SIMILARITIES.register("wasserstein", "Gaussians, whose variances count like their means")
+class Wasserstein(Similarity):
     """The negative 2-Wasserstein distance of Gaussians, at most 0 (eq. 7).
 
     Where two Gaussians coincide the gradient is 0.
@@ -86,7 +88,8 @@ class Wasserstein(Part):
         return torch.cat([gaussian.mean.double(), (exponent * gaussian.log_variance.double()).exp()], 1)
 
 
-class SampledDistance(Part):
+@SIMILARITIES.register("sampled-distance", "Gaussians, in closed form: the fastest with uncertainty")
+class SampledDistance(Similarity):
     """The negative expected squared distance of samples of both, |m1 - m2|^2 + sum(s1^2 + s2^2) (PCME++).
 
     The means are normalised here, as the paper's are. At most 0.

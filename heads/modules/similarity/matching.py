@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..parameters import Part
-from .shared import element_cosines
+from .shared import SIMILARITIES, Similarity, element_cosines
 
 Inference = Literal["assignment", "max"]
 
@@ -77,7 +76,8 @@ def most_similar(images: Tensor, captions: Tensor) -> Tensor:
     return element_cosines(images, captions).amax((1, 2)).expm1()
 
 
-class Assignment(Part):
+@SIMILARITIES.register("assignment", "sets that are matched one to one")
+class Assignment(Similarity):
     """`matched` in training; in evaluation mode the same, or MaxMatch's inference without matching.
 
     Args:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..parameters import Part
-from .shared import check, element_cosines, precise, squared_distances
+from .shared import SIMILARITIES, Similarity, check, element_cosines, precise, squared_distances
 
 Link = Literal["symmetric", "logistic"]
 
@@ -62,7 +61,7 @@ def monte_carlo_log_odds(
     return functional.logsigmoid(logits).logsumexp((1, 2)) - functional.logsigmoid(-logits).logsumexp((1, 2))
 
 
-class _Learned(Part):
+class _Learned(Similarity):
     """A learned scale, kept positive by learning its logarithm, and a learned shift."""
 
     embedding = "set"
@@ -78,6 +77,7 @@ class _Learned(Part):
         return self.log_scale.exp()
 
 
+@SIMILARITIES.register("match-probability", "sets of which every pair counts by its distance")
 class MatchProbability(_Learned):
     """`match_probability` of embedding sets."""
 
@@ -91,6 +91,7 @@ class MatchProbability(_Learned):
         return match_probability(images, captions, self.scale, self.shift)
 
 
+@SIMILARITIES.register("monte-carlo-match", "samples of Gaussians")
 class MonteCarloMatch(_Learned):
     """`monte_carlo_log_odds` of sets of samples: the probability itself would round to 0 or 1.
 

@@ -7,8 +7,8 @@ Sources: VSE++ (cosine), PVSE (MIL), and *Improving Cross-Modal Retrieval with S
 import torch
 from torch import Tensor
 
-from ..parameters import Part, Positive
-from .shared import check, element_cosines, unit
+from ..parameters import Positive
+from .shared import SIMILARITIES, Similarity, check, element_cosines, unit
 
 
 def cosine(images: Tensor, captions: Tensor) -> Tensor:
@@ -18,7 +18,8 @@ def cosine(images: Tensor, captions: Tensor) -> Tensor:
         return unit(images) @ unit(captions).T
 
 
-class Cosine(Part):
+@SIMILARITIES.register("cosine", "vectors")
+class Cosine(Similarity):
     """`cosine` of embedding vectors."""
 
     embedding = "vector"
@@ -29,7 +30,8 @@ class Cosine(Part):
         return cosine(images, captions)
 
 
-class MIL(Part):
+@SIMILARITIES.register("mil", "sets of which the best pair counts")
+class MIL(Similarity):
     """The largest cosine between elements of two sets."""
 
     embedding = "set"
@@ -40,7 +42,8 @@ class MIL(Part):
         return element_cosines(images, captions).amax((1, 2))
 
 
-class Chamfer(Part):
+@SIMILARITIES.register("chamfer", "sets of which each element finds its nearest")
+class Chamfer(Similarity):
     """The mean cosine of the elements of either set with their nearest in the other, both ways averaged.
 
     SetDiv section 3.3: eq. 7 with max in place of log-sum-exp.
@@ -55,7 +58,8 @@ class Chamfer(Part):
         return (cosines.amax(2).mean(1) + cosines.amax(1).mean(1)) / 2
 
 
-class SmoothChamfer(Part):
+@SIMILARITIES.register("smooth-chamfer", "chamfer with gradients for all pairs: sets do not collapse")
+class SmoothChamfer(Similarity):
     """The smooth-Chamfer similarity of embedding sets (SetDiv eq. 6).
 
     Args:

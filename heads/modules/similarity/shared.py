@@ -1,10 +1,29 @@
-"""What several similarities share: unit rows, cosines or distances in one product, and a check of the embeddings."""
+"""What similarities are, and what several share: unit rows, cosines or distances in one product, a check."""
+
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..embedding import Embedding, kind_of
+from ..parameters import Part
+from ..registry import Registry
+
+
+class Similarity(Part):
+    """Base of similarities, called as `similarity(images, captions)` for `[I, C]`, larger is closer.
+
+    Attributes:
+        embedding: what it compares: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
+        score: in a line for readers, what a score is.
+    """
+
+    embedding: ClassVar[str] = "vector"
+    score: ClassVar[str] = "the similarity of both embeddings; larger is closer"
+
+
+SIMILARITIES: Registry[Similarity] = Registry("similarity", Similarity, "xret.similarities")
 
 
 def unit(x: Tensor) -> Tensor:

@@ -1,0 +1,135 @@
+"""Parts of one's own on a trial batch, before any training: what they give is held against what is expected."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...pipeline.device import drawing
+from ...pipeline.errors import RecipeError
+from ...pipeline.wording import reason
+from ..modules.adapters import Adapted
+from ..modules.aggregators import Aggregated
+from ..modules.embedding import Embedding, Gaussian, each, kind_of
+from ..modules.embedding import Sequence as Rows
+from ..modules.padding import valid_rows
+
+_LENGTH = (4, 1)  # valid rows of the two samples of a trial
+
+
+def try_aggregator(part: type[Any], dim: int, given: Mapping[str, Any]) -> Aggregated:
+    """Return what an aggregator makes of two samples; ValueError where it is not what the class says."""
+    made, place = _made(part, (dim, dim), given), _place(part)
+    inputs = torch.randn(2, 4, dim), torch.tensor(_LENGTH), torch.randn(2, dim)
+    found = _called(made, *inputs)
+    if not isinstance(found, Aggregated):
+        raise ValueError(f"{place}.forward must return xret.nn.Aggregated, not {type(found).__name__}")
+    embedding, wanted = found.embedding, part.embedding
+    kind = kind_of(embedding) if isinstance(embedding, Tensor | Gaussian | Rows) else type(embedding).__name__
+    shapes = {"vector": f"[B, {dim}]", "set": f"[B, K, {dim}]", "gaussian": f"[B, {dim}]", "sequence": "[B, N, D]"}
+    tensor = embedding if isinstance(embedding, Tensor) else embedding[0] if kind in shapes else None
+    fits = tensor is not None and tensor.shape[0] == 2 and (kind == "sequence" or tensor.shape[-1] == dim)
+    if kind != wanted or not fits:
+        given_shape = kind if tensor is None else f"{kind} {list(tensor.shape)}"
+        raise ValueError(
+            f"{place}.forward must give a {wanted} {shapes.get(wanted, '')} of B = 2 samples, as its `embedding` says,"
+            f" and gave a {given_shape}"
+        )
+    _require_finite(place, embedding)
+    _require_padding(place, embedding, _called(made, _refilled(inputs[0]), *inputs[1:]).embedding)
+    return found
+
+
+def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str, Any], path: str) -> None:
+    """Let an adapter adapt two samples; RecipeError where it gives something else than `Adapted` of its shapes."""
+    try:
+        with drawing(torch.device("cpu"), 0), torch.device("cpu"), torch.no_grad():
+            _try_adapter(part, sizes, given)
+    except ValueError as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def _try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str, Any]) -> None:
+    made, place, length = _made(part, sizes, given), _place(part), torch.tensor(_LENGTH)
+    *widths, dim = sizes
+    if len(widths) == 1:  # words
+        inputs: tuple[Tensor | None, ...] = (None, None, torch.ones(2, 4, dtype=torch.long))
+    else:
+        channels, global_channels = widths
+        local = None if channels is None else torch.randn(2, 4, channels)
+        inputs = local, None if global_channels is None else torch.randn(2, global_channels), None
+    found = _called(made, length, *inputs)
+    local_dim = getattr(made, "local_dim", None)
+    rows, global_ = (found.local, found.global_) if isinstance(found, Adapted) else (None, None)
+    if not isinstance(found, Adapted) or global_ is None or global_.shape != (2, dim):
+        raise ValueError(f"{place}.forward must return xret.nn.Adapted with global_ [B, {dim}] of B = 2 samples")
+    if rows is not None and (rows.ndim != 3 or rows.shape[::2] != (2, local_dim)):
+        raise ValueError(f"{place}.forward must give rows [B, N, local_dim], and gave {list(rows.shape)}")
+    _require_finite(place, global_)
+    if inputs[0] is not None:
+        _require_padding(place, global_, _called(made, length, _refilled(inputs[0]), *inputs[1:]).global_)
+
+
+def try_similarity(part: type[Any], given: Mapping[str, Any], images: Embedding, captions: Embedding) -> None:
+    """Compare two images with three captions; ValueError where that gives no finite `[2, 3]`."""
+    place = _place(part)
+    scores = _called(_made(part, (), given), images, each(lambda values: values[[0, 1, 0]], captions))
+    if not isinstance(scores, Tensor) or scores.shape != (2, 3):
+        gave = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"{place}.forward must give [images, captions], here [2, 3], and gave {gave}")
+    _require_finite(place, scores)
+
+
+def try_loss(part: type[Any], given: Mapping[str, Any], samples: Sequence[Any]) -> None:
+    """Compute a loss; ValueError where it is no finite scalar."""
+    place, value = _place(part), _called(_made(part, (), given), *samples)
+    if not isinstance(value, Tensor) or value.ndim:
+        gave = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"{place}.forward must give a scalar, and gave {gave}")
+    _require_finite(place, value)
+
+
+def _place(part: type[Any]) -> str:
+    return f"{inspect.getfile(part)}: {part.__name__}"
+
+
+def _made(part: type[Any], sizes: Sequence[Any], given: Mapping[str, Any]) -> nn.Module:
+    try:
+        made: nn.Module = part(*sizes, **given)
+    except Exception as error:  # whatever its lines do
+        raise ValueError(f"{_place(part)} cannot be made ({type(error).__name__}: {reason(error)})") from error
+    return made.eval()
+
+
+def _called(made: nn.Module, *inputs: Any) -> Any:
+    try:
+        return made(*inputs)
+    except Exception as error:
+        shapes = ", ".join(str(list(value.shape)) for value in inputs if isinstance(value, Tensor))
+        raise ValueError(
+            f"{_place(type(made))}.forward fails on a trial batch {shapes} ({type(error).__name__}: {reason(error)})"
+        ) from error
+
+
+def _refilled(rows: Tensor) -> Tensor:
+    """Return rows with other values on their padding."""
+    padding = ~valid_rows(rows, torch.tensor(_LENGTH))
+    return torch.where(padding[..., None], 100 * torch.randn_like(rows), rows)
+
+
+def _require_finite(place: str, embedding: Embedding) -> None:
+    tensors = [embedding] if isinstance(embedding, Tensor) else list(embedding)
+    if not all(values.isfinite().all() for values in tensors):
+        raise ValueError(f"{place}.forward gives values that are not finite on a trial batch")
+
+
+def _require_padding(place: str, embedding: Embedding, other: Embedding) -> None:
+    if isinstance(embedding, Rows):  # what stands after its lengths means nothing
+        return
+    for one, two in zip(*([e] if isinstance(e, Tensor) else list(e) for e in (embedding, other)), strict=True):
+        if not torch.allclose(one, two, rtol=1e-3, atol=1e-4):
+            raise ValueError(
+                f"{place}.forward reads padding: only the first length[b] rows of sample b count (xret.nn.valid_rows)"
+            )

@@ -1,0 +1,216 @@
+"""Parts of one's own: from a file beside the recipe through every command, and what is refused before training."""
+
+import json
+import re
+import shutil
+
+import pytest
+import yaml
+from command_line import refused, run
+from small_store import make_store
+
+import xret
+from xret.heads.modules import aggregators
+from xret.heads.modules.registry import import_all
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.settings import settings_of
+from xret.heads.retrieval import hub
+
+MINE = """
+import torch
+from torch import nn
+from xret.losses import Loss
+from xret.nn import Adapted, Adapter, Aggregated, Aggregator, valid_rows
+from xret.similarities import Similarity
+
+
+class Scaled(Aggregator):
+    def __init__(self, local_dim: int, dim: int, *, factor: float = 1.0):
+        super().__init__(local_dim, dim)
+        self.layer, self.factor = nn.Linear(local_dim, dim), factor
+
+    def forward(self, local, length, global_):
+        rows = local.masked_fill(~valid_rows(local, length)[..., None], 0)
+        return Aggregated(self.factor * self.layer(rows.sum(1) / length[:, None].clamp(min=1)))
+
+
+class Dot(Similarity):
+    def forward(self, images, captions):
+        return images @ captions.T
+
+
+class Square(Loss):
+    def __init__(self, *, shift: float = 0.0):
+        super().__init__()
+        self.shift = shift
+
+    def forward(self, similarity, positives, images, captions):
+        return ((similarity - positives.float() - self.shift) ** 2).mean()
+
+
+class Linear(Adapter):
+    def __init__(self, channels, global_channels, dim, *, bias: bool = True):
+        super().__init__()
+        self.layer, self.local_dim = nn.Linear(channels, dim, bias=bias), dim
+
+    def fields(self, uses_local):
+        return {"local"}
+
+    def forward(self, length, local=None, global_=None, token=None, *, uses_local=True):
+        rows = self.layer(local.to(self.layer.weight.dtype)).masked_fill(~valid_rows(local, length)[..., None], 0)
+        return Adapted(rows, length, rows.sum(1))
+"""
+RECIPE = {
+    "name": "own",
+    "base": "vsepp",
+    "model": {"dim": 8},
+    "adapter": {"grid": {"name": "mine:Linear", "bias": False}, "words": {"word_dim": 8}},
+    "aggregator": {"image": {"name": "mine:Scaled", "factor": 2.0}},
+    "similarity": {"name": "mine:Dot"},
+    "loss": {"mine:Square": {"weight": 0.5, "shift": 0.1}},
+    "schedule": {"epochs": 1},
+}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, one_thread):
+    """A folder with a store, and another one with a recipe and the module of its parts."""
+    monkeypatch.chdir(tmp_path)
+    make_store("s.zarr", train=16, val=8, test=8)
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "mine.py").write_text(MINE)
+    (tmp_path / "parts" / "own.yaml").write_text(yaml.safe_dump(RECIPE))
+    return tmp_path
+
+
+def test_a_part_of_ones_own_goes_through_every_command(folder):
+    run("train-head", "s.zarr", "--recipe", "parts/own.yaml", "--out", "run", "--device", "cpu")
+    first = run("eval", "run", "--device", "cpu", "--json").stdout
+    run("report", "run", "--out", "report.html", "--device", "cpu")
+    cells = run(
+        "ablate",
+        "s.zarr",
+        "--recipe",
+        "parts/own.yaml",
+        "--vary",
+        "aggregator.image.factor=1,2",
+        "--out",
+        "cells",
+        "--json",
+    )
+    assert [(cell["error"], cell["values"]) for cell in json.loads(cells.stdout)] == [
+        (None, {"aggregator.image.factor": value}) for value in (1, 2)
+    ]
+    space = ["--space", "loss.mine:Square.shift=0:1"]
+    run("tune", "s.zarr", "--recipe", "parts/own.yaml", "--trials", "2", "--out", "tuned", *space)
+    shutil.rmtree(folder / "parts")  # every folder has a copy of its own
+    assert run("eval", "run", "--device", "cpu", "--json").stdout == first
+    run("train-head", "s.zarr", "--recipe", "tuned/best.yaml", "--out", "again", "--device", "cpu")
+    retriever = xret.load("again", device="cpu")
+    assert retriever.search("a red cube", k=2)[0].rank == 1
+    recipe = load_recipe("run/recipe.yaml")
+    assert (recipe.aggregator["image"]["factor"], recipe.loss["mine:Square"]["shift"]) == (2.0, 0.1)
+
+
+def test_settings_name_parts_of_the_working_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder / "parts")
+    settings = settings_of(["loss.mine:Square.weight=2", "similarity=mine:Dot", "aggregator.image=mine:Scaled"])
+    recipe = load_recipe("vsepp", settings)
+    assert recipe.loss["mine:Square"] == {"weight": 2.0, "shift": 0.0}
+    assert list(recipe.code) == ["mine"]
+    assert "code" not in load_recipe("vsepp").to_dict()
+
+
+def test_a_changed_file_is_said_and_is_another_recipe(folder):
+    words = ["train-head", "s.zarr", "--recipe", "parts/own.yaml", "--out", "run", "--device", "cpu"]
+    run(*words)
+    (folder / "parts" / "mine.py").write_text(MINE + "\n# changed\n")
+    assert "code.mine is" in refused(*words, "--resume", "--set", "schedule.epochs=2")
+    assert "changed since" not in run("eval", "run", "--device", "cpu").stderr
+    (folder / "run" / "mine.py").write_text(MINE + "\n# changed\n")
+    assert "run/mine.py is not what run was trained with" in run("eval", "run", "--device", "cpu").stderr
+    (folder / "run" / "mine.py").unlink()
+    assert "put mine.py beside the recipe" in refused("eval", "run", "--device", "cpu")
+
+
+def made(name, base, body, setting="aggregator.image=wrong:A"):
+    head = (
+        "import torch\nfrom xret.nn import *\nfrom xret.similarities import Similarity\nfrom xret.losses import Loss\n"
+    )
+    return f"{head}\n\nclass {name}({base}):\n" + "".join(f"    {line}\n" for line in body), setting
+
+
+FORWARD = "def forward(self, local, length, global_):"
+ADAPTER = ["def __init__(self, channels, global_channels, dim):", "    super().__init__()", "    self.local_dim = dim"]
+ADAPTER += [
+    "def forward(self, length, local, global_, token, uses_local=True):",
+    "    return Adapted(local, length, local)",
+]
+WRONG = {
+    "another shape": (made("A", "Aggregator", [FORWARD, "    return Aggregated(global_[:, :3])"]), r"\[2, 3\]"),
+    "no Aggregated": (made("A", "Aggregator", [FORWARD, "    return global_"]), "must return xret.nn.Aggregated"),
+    "a set called a vector": (made("A", "Aggregator", [FORWARD, "    return Aggregated(local)"]), "must give a vector"),
+    "padding": (made("A", "Aggregator", [FORWARD, "    return Aggregated(local.mean(1))"]), "reads padding"),
+    "NaN": (made("A", "Aggregator", [FORWARD, "    return Aggregated(global_ / 0 * 0)"]), "not finite"),
+    "an error": (made("A", "Aggregator", [FORWARD, "    return 1 / 0"]), "fails on a trial batch .*ZeroDivisionError"),
+    "no type": (made("A", "Aggregator", ["def __init__(self, a, b, k=3): ..."]), "parameter 'k' needs a type"),
+    "another base": (made("A", "torch.nn.Module", ["x = 1"]), "must derive from xret.nn.Aggregator"),
+    "another name": (made("B", "Aggregator", ["x = 1"]), "has no class 'A'"),
+    "no import": (("import nothing_like_it", "aggregator.image=wrong:A"), "wrong.py cannot be imported"),
+    "no file": (("", "aggregator.image=nowhere:A"), "put nowhere.py beside the recipe"),
+    "a similarity turned around": (
+        made(
+            "S",
+            "Similarity",
+            ["def forward(self, images, captions):", "    return captions @ images.T"],
+            "similarity=wrong:S",
+        ),
+        r"here \[2, 3\], and gave \[3, 2\]",
+    ),
+    "a loss of each pair": (
+        made("L", "Loss", ["def forward(self, similarity, *_):", "    return similarity"], "loss.wrong:L.weight=1"),
+        "must give a scalar",
+    ),
+    "an adapter of rows alone": (made("Z", "Adapter", ADAPTER, "adapter.grid=wrong:Z"), "must return xret.nn.Adapted"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_work_is_said_before_training(folder, case):
+    (source, setting), message = WRONG[case]
+    (folder / "wrong.py").write_text(source)
+    words = ["train-head", "s.zarr", "--recipe", "vsepp", "--out", "run", "--set", "model.dim=8", "--set", setting]
+    said = refused(*words, "--device", "cpu")
+    assert re.search(message, said), said
+    assert "wrong" in said or "nowhere" in said
+    assert not (folder / "run").exists()
+
+
+def test_code_of_the_hub_needs_trust(folder, monkeypatch):
+    run("train-head", "s.zarr", "--recipe", "parts/own.yaml", "--out", "run", "--device", "cpu")
+    hub.save_to_folder(xret.load("run", device="cpu"), "published")
+    assert (folder / "published" / "mine.py").read_text() == MINE
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(folder / "published"))
+    with pytest.raises(xret.errors.RunError, match=r"mine\.py, and load it with --trust"):
+        xret.load("someone/own")
+    assert xret.load("someone/own", trust=True, device="cpu").run.recipe.similarity["name"] == "mine:Dot"
+
+
+def test_a_bundled_part_is_its_file_alone(monkeypatch, folder):
+    before = dict(aggregators.AGGREGATORS), dict(aggregators.AGGREGATORS.when)
+    (folder / "zeroth.py").write_text(
+        "from xret.heads.modules.aggregators.aggregated import AGGREGATORS, Aggregated, Aggregator\n"
+        "@AGGREGATORS.register('zeroth', 'a part that a test adds')\nclass Zeroth(Aggregator):\n"
+        "    def forward(self, local, length, global_):\n        return Aggregated(global_)\n"
+    )
+    monkeypatch.setattr(aggregators, "__path__", [*aggregators.__path__, str(folder)])
+    try:
+        import_all(aggregators.__name__, [str(folder)])
+        assert "a part that a test adds" in run("list", "aggregators").stdout
+        recipe = load_recipe("vsepp", {"aggregator.image.name": "zeroth"})
+        assert recipe.aggregator["image"] == {"name": "zeroth"}
+        assert xret.nn.Zeroth is aggregators.AGGREGATORS["zeroth"]
+    finally:
+        for now, then in zip((aggregators.AGGREGATORS, aggregators.AGGREGATORS.when), before, strict=True):
+            now.clear()
+            now.update(then)

@@ -71,5 +71,4 @@ def _parts() -> dict[str, dict[str, str]]:
     from ..heads.modules.losses import LOSSES
     from ..heads.modules.similarity import SIMILARITIES
 
-    registries = (AGGREGATORS, SIMILARITIES, LOSSES, ADAPTERS)
-    return {name: registry.when for name, registry in zip(PARTS, registries, strict=True)}
+    return dict(zip(PARTS, (AGGREGATORS.when, SIMILARITIES.when, LOSSES.when, ADAPTERS.when), strict=True))

@@ -81,7 +81,9 @@ BENCHMARKS = commands("tests/benchmarks/README.md", "python tests/benchmarks/")
 
 
 @pytest.mark.parametrize(("document", "line"), XRET)
-def test_a_command_of_a_document(document, line):
+def test_a_command_of_a_document(document, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(block("heads/README.md", "class Scaled"))
     name, *words = shlex.split(line, comments=True)[1:]
     assert name in main.commands, f"{document}: there is no command {name}"
     parameters = parse(main.commands[name], [word for word in words if word not in ANYWHERE])

@@ -70,18 +70,6 @@ def test_only_what_is_needed_is_read(adapter):
 
 
 @pytest.mark.parametrize("adapter", ROWS)
-@pytest.mark.parametrize("garbage", [0.0, 1e3, -1e3])
-def test_padding_rows_change_nothing(adapter, garbage):
-    adapter = adapter(6, 6, 8).double()
-    local = rows()
-    expected = adapter(local=local, length=LENGTH).global_
-    for sample, length in enumerate(LENGTH):
-        local[sample, length:] = garbage
-    longer = torch.cat([local, torch.full((3, 4, 6), garbage, dtype=local.dtype)], 1)
-    torch.testing.assert_close(adapter(local=longer, length=LENGTH).global_, expected)
-
-
-@pytest.mark.parametrize("adapter", ROWS)
 @pytest.mark.parametrize("global_", ["cached", "max"])
 def test_float16_features_meet_float32_weights(adapter, global_):
     adapter = adapter(6, 6, 8, global_=global_)
@@ -119,12 +107,6 @@ def test_regions_by_one_linear_layer():
     torch.testing.assert_close(adapted[valid_mask(rows())], expected[valid_mask(rows())])
     with pytest.raises(ValueError, match="layers is 'none', but must be one of linear, mlp, mlp-on-linear"):
         RowsAdapter(6, 6, 8, layers="none")
-
-
-@pytest.mark.parametrize("adapter", ROWS)
-def test_wrong_choices_are_refused(adapter):
-    with pytest.raises(ValueError, match="global is 'last', but must be one of cached, pooled, mean, max"):
-        adapter(6, 6, 8, global_="last")
 
 
 # ---- words
@@ -204,11 +186,6 @@ def test_autocast_stays_near(kind):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = adapter(**given).global_
     torch.testing.assert_close(actual.float(), expected, rtol=0, atol=0.02 * expected.abs().max().item())
-
-
-def test_wrong_word_choices_are_refused():
-    with pytest.raises(ValueError, match="local is 'words', but must be one of embedding, gru"):
-        WordsAdapter(7, 8, local="words")
 
 
 # ---- word vectors

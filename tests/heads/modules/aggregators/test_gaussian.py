@@ -74,35 +74,9 @@ def test_spherical_average_is_the_mean_of_the_ellipsoidal_variances():
     )
 
 
-@pytest.mark.parametrize("of", BRANCHES)
-def test_padding_changes_nothing(of):
-    torch.manual_seed(0)
-    twin = TwinBranches(4, 4, of=of).double().eval()
-    local, length, global_ = inputs()
-    expected = twin(local, length, global_).embedding
-    padded = torch.cat([local, torch.full((3, 2, 4), torch.nan, dtype=torch.float64)], 1)
-    padded[1, 2:], padded[2, 3:] = torch.inf, torch.nan
-    for actual, reference in zip(twin(padded, length, global_).embedding, expected, strict=True):
-        torch.testing.assert_close(actual, reference)
-
-
 def test_other_width_of_local_rows():
     # Probabilistic VSE++'s text: twin GRUs over word embeddings.
     twin = TwinBranches(3, 6, of="seq2seq", shape="spherical-one-value")
     assert twin(torch.randn(2, 4, 3), torch.tensor([4, 1]), None).embedding.mean.shape == (2, 6)
     with pytest.raises(ValueError, match="Average keeps the width"):
         TwinBranches(3, 6, of="average")
-
-
-def test_meta_device():
-    with torch.device("meta"):
-        twin = TwinBranches(4, 4, of="region-graph")
-    twin.to_empty(device="cpu")
-    assert twin(*inputs(torch.float32)).embedding.mean.shape == (3, 4)
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="TwinBranches: of is 'cls', but must be one of global, average"):
-        TwinBranches(4, 4, of="cls")
-    with pytest.raises(ValueError, match="TwinBranches: shape is 'full', but must be one of ellipsoidal"):
-        TwinBranches(4, 4, shape="full")

@@ -76,14 +76,3 @@ def test_is_a_loop_over_samples_and_heads(seed, length, slots):
             fused = global_[b] + residual
             unit = (fused - fused.mean()) / (fused.var(correction=0) + 1e-5).sqrt()
             torch.testing.assert_close(aggregated.embedding[b, k], unit)
-
-
-def test_order_of_rows_does_not_matter():
-    module, local = make(), torch.randn(2, 5, 6, dtype=torch.float64)
-    full, global_ = torch.tensor([5, 5]), torch.randn(2, 8, dtype=torch.float64)
-    torch.testing.assert_close(module(local.flip(1), full, global_)[0], module(local, full, global_)[0])
-
-
-def test_refuses_what_cannot_be():
-    with pytest.raises(ValueError, match="PIENet: slots is 0, but must be between 1 and"):
-        PIENet(4, 4, slots=0)

@@ -29,13 +29,6 @@ def test_self_attention_is_that_of_torch():
         assert (aggregated.rows.rows[b, rows:] == 0).all()
 
 
-def test_order_of_rows_does_not_matter_to_self_attention_but_to_a_gru():
-    local, full = local_rows(), torch.full((3,), 5)
-    attention, gru = SelfAttention(8, 8).double(), Seq2Seq(8, 8).double()
-    torch.testing.assert_close(attention(local.flip(1), full, None)[0], attention(local, full, None)[0])
-    assert not torch.allclose(gru(local.flip(1), full, None)[0], gru(local, full, None)[0])
-
-
 def test_seq2seq_is_the_last_state_of_a_gru():
     module, local = Seq2Seq(8, 4).double(), local_rows()
     weights = {name: weight.detach() for name, weight in module.gru.named_parameters()}

@@ -8,7 +8,6 @@ from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.losses.diversity import Diversity
 from xret.heads.modules.losses.mmd import MMD
-from xret.heads.modules.losses.triplet import Triplet
 from xret.heads.modules.similarity.sets import SmoothChamfer
 
 
@@ -44,17 +43,6 @@ def test_half_embeddings_are_regularised_in_float32(dtype):
     for loss, reference in zip(losses, expected, strict=True):
         assert loss.dtype == torch.float32
         assert loss.item() == pytest.approx(reference.item(), rel=1e-5, abs=1e-6)
-
-
-def test_unknown_choices_are_refused():
-    with pytest.raises(ValueError, match="negatives is 'hard', but must be one of hardest, all, semi-hard"):
-        Triplet(negatives="hard")
-    with pytest.raises(ValueError, match="reduction is 'max'"):
-        Triplet(reduction="max")
-    with pytest.raises(ValueError, match="form is 'determinant', but must be one of exponential, gram"):
-        Diversity(form="determinant")
-    with pytest.raises(ValueError, match="warmup_epochs is -1, but must be at least 0"):
-        Triplet(warmup_epochs=-1)
 
 
 def test_registry_can_be_made_without_memory():

@@ -270,10 +270,3 @@ def test_infonce_without_positives_or_negatives_is_an_attached_zero():
         loss.backward()
         assert loss.item() == 0
         assert (similarity.grad == 0).all()
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="InfoNCE: scale is 0, but must be above 0"):
-        InfoNCE(scale=0)
-    with pytest.raises(ValueError, match="pseudo_positives is -1, but must be at least 0"):
-        MatchingBCE(pseudo_positives=-1)

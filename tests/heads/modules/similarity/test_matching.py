@@ -198,9 +198,3 @@ def test_gradcheck(k1, k2):
     images, captions = sets(2, k1, 5).requires_grad_(), sets(3, k2, 5, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(matched, (images, captions))
     assert torch.autograd.gradcheck(most_similar, (images, captions))
-
-
-def test_wrong_values_are_refused():
-    for values, message in (({"inference": "top"}, "inference is 'top', but must be one of assignment, max"),):
-        with pytest.raises(ValueError, match=message):
-            Assignment(**values)

@@ -4,9 +4,11 @@
     table.rsum, table.text_to_image["R@1"]
 
 Where a query has other right items than its own, as in ECCV Caption, `map_at_r`, `r_precision` and `best_ranks` take
-which are right, bool ``[queries, gallery]``; `relevance` makes that of ids.
+which are right, bool ``[queries, gallery]``; `relevance` makes that of ids. `inverted_softmax` holds back items that
+answer too many queries, by the scores of a bank of training queries; `skewness` tells how many there are.
 """
 
+from .heads.evaluation.hubness import inverted_softmax, skewness
 from .heads.evaluation.metrics import (
     Ranks,
     Recalls,
@@ -27,6 +29,7 @@ __all__ = [
     "Ties",
     "best_ranks",
     "chance",
+    "inverted_softmax",
     "log_circular_variance",
     "map_at_r",
     "median_rank",
@@ -36,4 +39,5 @@ __all__ = [
     "recall",
     "recalls",
     "relevance",
+    "skewness",
 ]

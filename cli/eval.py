@@ -34,6 +34,12 @@ from .parsing import FOLDER, device_option, show
     help="Compare each image in all views that are cached of it, and take the mean; without it, the image as it is.",
 )
 @click.option(
+    "--hubness",
+    is_flag=True,
+    help="Also print the table with items held back that answer too many queries, by a bank of training queries "
+    "(QB-Norm); the scale is chosen on val.",
+)
+@click.option(
     "--features",
     default="auto",
     metavar="IMAGE,TEXT",
@@ -65,6 +71,7 @@ def eval_(
     xret eval run
     xret eval flickr30k-clip.zarr
     xret eval grid-run region-run --ties mean --json
+    xret eval run --hubness
     xret eval coco-run --protocol pmrp:annotations/instances_val2014.json
     xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
     xret eval coco-run --diagnostics --visual-genome DIR

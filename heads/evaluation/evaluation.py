@@ -8,7 +8,7 @@ and `precision` say how ties are counted.
 import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,8 @@ from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.wording import counted
 from ..runs.features import Sets
-from .metrics import WAYS, Ties, chance_rsum, require_ties
+from .hubness import CHOOSE, MULTIPLES, Biases, bank_biases, require_bank, skewness
+from .metrics import WAYS, Ties, chance_rsum, recalls, require_ties
 from .paper_rows import ROWS, row_of
 from .protocols import Measure, load_protocol
 from .scoring import Ranker, Scored, embed_split, in_one_space, is_store, open_frozen, open_run
@@ -90,6 +91,30 @@ def too_few(images: int) -> str:
 
 
 @dataclass(frozen=True)
+class Hubness:
+    """What the correction of hubness changes, see `hubness`; ``str`` shows it as tables."""
+
+    scale: float | None  # times one over the deviation of the similarities on `val`; None: none was better than without
+    scales: tuple[float, ...]  # of the similarities of each run; empty without
+    val_rsum: dict[str, float]  # of each scale that was tried, times one over the deviation, and of "none"
+    skewness: dict[str, dict[str, float]]  # of how often an item is among the first ten, "without" and "with"
+    results: tuple[Result, ...]  # one a protocol
+
+    def __str__(self) -> str:
+        before = self.val_rsum["none"]
+        first = f"hubness: no scale is better on {CHOOSE} than none (RSUM {before:.2f})"
+        if self.scale is not None:
+            scales, after = ", ".join(f"{scale:.3g}" for scale in self.scales), self.val_rsum[f"{self.scale:g}"]
+            first = f"hubness corrected with scale {scales}, chosen on {CHOOSE} (RSUM {before:.2f} to {after:.2f})"
+        skews = [
+            f"{way.split('_')[-1]}s {self.skewness['without'][way]:.2f} to {self.skewness['with'][way]:.2f}"
+            for way in WAYS
+        ]
+        second = f"skewness of how often an item is among the first ten: {', '.join(skews)}"
+        return "\n".join(["", first, second, *(map(str, self.results) if self.scale is not None else ())])
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What `evaluate` finds; ``str`` shows it as tables."""
 
@@ -97,6 +122,7 @@ class Evaluation:
     stores: tuple[str, ...]  # the feature cache of each
     views: tuple[int, ...]  # over how many views of an image each takes the mean
     results: tuple[Result, ...]  # one a protocol
+    hubness: Hubness | None = None  # where it was asked for
 
     @classmethod
     def of_one(cls, content: dict[str, Any]) -> "Evaluation":
@@ -111,13 +137,15 @@ class Evaluation:
             "store": self.stores[0] if len(set(self.stores)) == 1 else list(self.stores),
             "views": self.views[0] if len(set(self.views)) == 1 else list(self.views),
             "results": [asdict(result) for result in self.results],
+            **({} if self.hubness is None else {"hubness": asdict(self.hubness)}),
         }
 
     def __str__(self) -> str:
         first = f"{', '.join(self.runs)} on {'; '.join(self.stores if len(set(self.stores)) > 1 else self.stores[:1])}"
         if max(self.views) > 1:
             first += f", mean over {' and '.join(map(str, dict.fromkeys(self.views)))} views of each image"
-        return "\n".join([first, *map(str, self.results)])
+        last = [] if self.hubness is None else [str(self.hubness)]
+        return "\n".join([first, *map(str, self.results), *last])
 
 
 def evaluate(
@@ -128,6 +156,7 @@ def evaluate(
     protocol: str = "auto",
     ties: Ties = "pessimistic",
     views: bool = False,
+    hubness: bool = False,
     features: str = "auto",
     device: str = "auto",
 ) -> Evaluation:
@@ -141,6 +170,7 @@ def evaluate(
             manifest.
         ties: how equal scores are counted, see `metrics.recall`.
         views: take the mean over all views that are cached of an image.
+        hubness: correct hubness as well, by a bank of training queries; see the module `hubness`.
         features: of a store with several sets in one space, how the names of one of each begin, ``IMAGE,TEXT``.
         device: ``auto``, ``cpu`` or ``cuda``.
 
@@ -154,7 +184,7 @@ def evaluate(
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
     rankers = [open_frozen(str(one), features) if is_store(one) else open_run(one, store) for one in several]
-    return _evaluate(rankers, split, protocol, ties, views, target)
+    return _evaluate(rankers, split, protocol, ties, views, target, hubness)
 
 
 def evaluate_untrained(
@@ -176,7 +206,13 @@ def evaluate_untrained(
 
 
 def _evaluate(
-    rankers: Several[Ranker], split: str, protocol: str, ties: Ties, views: bool, device: torch.device
+    rankers: Several[Ranker],
+    split: str,
+    protocol: str,
+    ties: Ties,
+    views: bool,
+    device: torch.device,
+    hubness: bool = False,
 ) -> Evaluation:
     counts = tuple(ranker.sets[0].views if views else 1 for ranker in rankers)
     if views and max(counts) == 1:
@@ -185,12 +221,72 @@ def _evaluate(
             f"'{name}' in {url} has one view of each image, so that there is no mean over views; leave --views out, or"
             " train on features of `xret extract --views`"
         )
+    if hubness:
+        require_bank(rankers, split)
     measures = load_measures(rankers[0], protocol)
-    scores = embed_split(rankers[0], split, device, counts[0]).without_embeddings()
-    for ranker, count in zip(rankers[1:], counts[1:], strict=True):
-        _add(scores, embed_split(ranker, split, device, count), f"{ranker.name} and {rankers[0].name}")
+    if not hubness:
+        return tables(rankers, _together(rankers, split, device, counts)[0], measures, ties, counts)
+    scale, deviations, tried = _choose_scale(rankers, device, counts, ties)
+    scales = () if scale is None else (scale,)
+    scores, biases, _ = _together(rankers, split, device, counts, scales, deviations)
+    found = tables(rankers, scores, measures, ties, counts)
+    skews, results = {"without": _skewness(scores)}, found.results
+    if biases is not None:
+        scores = replace(scores, similarity=biases.added(scores.similarity, 0))
+        results = tables(rankers, scores, measures, ties, counts).results
+    skews["with"] = _skewness(scores)
+    of_each = tuple(one / deviation for deviation in deviations for one in scales)
+    return replace(found, hubness=Hubness(scale, of_each, tried, skews, results))
+
+
+def _together(
+    rankers: Several[Ranker],
+    split: str,
+    device: torch.device,
+    counts: Several[int],
+    scales: Several[float] = (),
+    deviations: Several[float] = (),
+) -> tuple[Scored, Biases | None, tuple[float, ...]]:
+    """Return the mean of the similarities that rankers give, of their biases with each scale, and the deviations.
+
+    `scales` are in units of one over each ranker's deviation, by default that of its similarities here.
+    """
+    scores: Scored | None = None
+    biases: Biases | None = None
+    for number, (ranker, count) in enumerate(zip(rankers, counts, strict=True)):
+        other = embed_split(ranker, split, device, count)
+        if len(deviations) == number:
+            deviations = (*deviations, float(other.similarity.double().std(correction=0)) or 1.0)
+        of_ranker = [scale / deviations[number] for scale in scales]
+        share = bank_biases(ranker, other, of_ranker, count) if scales else None
+        if scores is None:
+            scores, biases = other.without_embeddings(), share
+            continue
+        rows, columns = _order(scores, other, f"{ranker.name} and {rankers[0].name}")
+        scores.similarity.add_(other.similarity[rows][:, columns])
+        if biases is not None and share is not None:
+            biases = Biases(biases.images + share.images[:, rows], biases.captions + share.captions[:, columns])
+    assert scores is not None, "there is a ranker"
     scores.similarity.div_(len(rankers))
-    return tables(rankers, scores, measures, ties, counts)
+    mean = biases and Biases(biases.images / len(rankers), biases.captions / len(rankers))
+    return scores, mean, tuple(deviations)
+
+
+def _choose_scale(
+    rankers: Several[Ranker], device: torch.device, counts: Several[int], ties: Ties
+) -> tuple[float | None, tuple[float, ...], dict[str, float]]:
+    """Return the best scale on `CHOOSE`, each ranker's deviation there, and the RSUM of each scale that was tried."""
+    scores, biases, deviations = _together(rankers, CHOOSE, device, counts, MULTIPLES)
+    assert biases is not None, "there are scales"
+    found: dict[float | None, float] = {None: recalls(scores.similarity, scores.caption_image, ties=ties).rsum}
+    for number, multiple in enumerate(MULTIPLES):
+        found[multiple] = recalls(biases.added(scores.similarity, number), scores.caption_image, ties=ties).rsum
+    best = max(found, key=lambda one: found[one])
+    return best, deviations, {"none" if one is None else f"{one:g}": rsum for one, rsum in found.items()}
+
+
+def _skewness(scores: Scored) -> dict[str, float]:
+    return {"image_to_text": skewness(scores.similarity), "text_to_image": skewness(scores.similarity.T)}
 
 
 def load_measures(ranker: Ranker, protocol: str = "auto") -> dict[str, Measure]:
@@ -253,8 +349,8 @@ def _result(protocol: str, measure: Measure, scores: Scored, rankers: Several[Ra
     )
 
 
-def _add(scores: Scored, other: Scored, names: str) -> None:
-    """Add another run's similarities, brought into the same order; RunError if their images or captions differ."""
+def _order(scores: Scored, other: Scored, names: str) -> tuple[list[int], list[int]]:
+    """Return where another run has our images and captions, in our order; RunError if it has others."""
     ours, theirs = _captions(scores), _captions(other)
     image_at = {name: row for row, name in enumerate(other.ids)}
     caption_at = {name: row for row, name in enumerate(theirs)}
@@ -265,8 +361,7 @@ def _add(scores: Scored, other: Scored, names: str) -> None:
             f"both, of {len(theirs):,} and {len(ours):,} captions {captions:,}: they skip different samples, or their "
             "stores hold different ones"
         )
-    rows, columns = [image_at[name] for name in scores.ids], [caption_at[name] for name in ours]
-    scores.similarity.add_(other.similarity[rows][:, columns])
+    return [image_at[name] for name in scores.ids], [caption_at[name] for name in ours]
 
 
 def _captions(scores: Scored) -> list[tuple[str, int, str]]:

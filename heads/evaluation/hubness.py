@@ -1,0 +1,113 @@
+"""Hubness: items near to many queries are held back by how well they answer a bank of training queries.
+
+The inverted softmax of QB-Norm (Bogolin et al., *Cross Modal Retrieval with Querybank Normalisation*, CVPR 2022,
+section 3.2) divides exp(scale · score) of an item by its sum over a bank of queries. The log of that, over the scale,
+is the score and a bias of the item alone. The biases of images change no order of captions, and those of captions no
+order of images: one matrix with both has the rankings of both directions.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...pipeline.errors import RunError
+from ...pipeline.reading.prefetch import read_ahead
+from ..modules.embedding import Embedding
+from ..modules.similarity import in_blocks
+from ..runs.features import batches_of
+from .metrics import BLOCK
+from .scoring import BATCH, Ranker, Scored, embed_all, representatives
+
+LEARN, CHOOSE = "train", "val"  # the splits that the bank comes from, and that the scale is chosen on
+BANK = 10_000  # captions drawn for the bank, which has all images; small banks hurt
+MULTIPLES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # scales that are tried, times one over the similarities' deviation
+
+
+@dataclass(frozen=True)
+class Biases:
+    """What is added to the similarities, with each of T scales."""
+
+    images: Tensor  # float64 [T, I]
+    captions: Tensor  # float64 [T, C]
+
+    def added(self, similarity: Tensor, number: int) -> Tensor:
+        """Return `similarity [I, C]` with the biases of one of the scales."""
+        images, captions = self.images[number].to(similarity), self.captions[number].to(similarity)
+        return similarity + images[:, None] + captions
+
+
+def item_bias(bank: Iterable[Tensor], scales: Sequence[float]) -> Tensor:
+    """Return the bias of N items with each of T scales, float64 `[T, N]`: -log(mean of exp(scale · score)) / scale.
+
+    `bank` gives blocks `[B, N]` of the scores that queries of the bank have with the items. The mean in the place of
+    QB-Norm's sum shifts all by one number, so that scores keep their size.
+    """
+    total, count, each = torch.empty(0), 0, torch.tensor(list(scales), dtype=torch.float64)
+    for block in bank:
+        part = torch.stack([(scale * block).logsumexp(0) for scale in scales]).double()
+        total = torch.logaddexp(total, part) if count else part
+        count += len(block)
+    biases: Tensor = (math.log(count) - total) / each.to(total)[:, None]
+    return biases
+
+
+def inverted_softmax(scores: Tensor, bank: Tensor, scale: float) -> Tensor:
+    """Return the scores `[Q, N]` of queries normalised by those of a bank `[B, N]`; see the module."""
+    return scores + item_bias([bank], [scale])[0].to(scores)
+
+
+def skewness(similarity: Tensor, k: int = 10) -> float:
+    """Return the skewness of how often each of N items is among the first k of Q queries, of scores `[Q, N]`.
+
+    It is 0 where all items are found alike, and grows with hubs (Radovanović et al., *Hubs in Space*, JMLR 2010).
+    """
+    items = similarity.shape[1]
+    counts = torch.zeros(items, dtype=torch.float64, device=similarity.device)
+    step = max(1, BLOCK // items)
+    for block in similarity.split(step):
+        counts += torch.bincount(block.topk(min(k, items)).indices.flatten(), minlength=items)
+    apart = counts - counts.mean()
+    spread = apart.square().mean().sqrt()
+    return 0.0 if spread == 0 else float((apart**3).mean() / spread**3)
+
+
+def require_bank(rankers: Sequence[Ranker], split: str) -> None:
+    """Raise RunError where a store has no training queries or nothing to choose on, or they are those evaluated."""
+    if split == LEARN:
+        raise RunError(f"the bank of --hubness has the queries of split '{LEARN}'; evaluate another split, or without")
+    for cache in (ranker.cache for ranker in rankers):
+        if missing := [name for name in (LEARN, CHOOSE) if name not in cache.splits]:
+            raise RunError(
+                f"--hubness takes its bank from split '{LEARN}' and its scale from split '{CHOOSE}', and {cache.url} "
+                f"has no '{missing[0]}'; leave it out"
+            )
+
+
+@torch.no_grad()
+def bank_biases(ranker: Ranker, scored: Scored, scales: Sequence[float], views: int = 1) -> Biases:
+    """Return the biases of a split's images by training captions, and of its captions by training images.
+
+    The bank is embedded and compared batch by batch. Images are compared in the mean of their first `views` views.
+    """
+    model, device = scored.model, scored.similarity.device
+    bank = batches_of(ranker.sets, model, LEARN, device)
+    images = [scored.image.embedding]
+    for view in range(1, views):
+        of_view = batches_of(ranker.sets, model, scored.split, device, views=(view,))
+        images.append(embed_all(model.embed_images, of_view.image_features(BATCH)))
+    chosen = np.sort(np.random.default_rng(0).permutation(bank.captions)[:BANK])
+    parts = read_ahead(bank.caption_source.fetch, np.split(chosen, range(BATCH, len(chosen), BATCH)), device)
+
+    def compared(captions: Embedding) -> Tensor:
+        several = torch.stack([in_blocks(model.similarity, one, captions) for one in images])
+        return several.mean(0).T
+
+    of_images = item_bias((compared(embed_all(model.embed_captions, [part])) for part in parts), scales)
+    embedded = (embed_all(model.embed_images, [part]) for part in bank.image_features(BATCH))
+    of_captions = item_bias((in_blocks(model.similarity, one, scored.text.embedding) for one in embedded), scales)
+    same = representatives(scored.text.embedding, scored.texts)  # whose ties are exact, and stay so
+    return Biases(of_images, of_captions[:, same])

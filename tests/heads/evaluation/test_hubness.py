@@ -1,0 +1,141 @@
+"""The correction of hubness against QB-Norm's formula in plain numpy."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from captioned_store import make_captioned_store
+from click.testing import CliRunner
+from scipy.stats import skew
+from scores import score
+from small_store import make_store
+
+from xret.cli import main
+from xret.heads.evaluation import hubness
+from xret.heads.evaluation.evaluation import evaluate
+from xret.metrics import inverted_softmax, skewness
+from xret.pipeline.errors import RunError
+from xret.pipeline.store import FeatureCache
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def qb_norm(scores, bank, scale):
+    """Equation of the inverted softmax, [Q, N] by a bank [B, N]: exp(scale s) over its sum over the bank."""
+    return np.exp(scale * scores) / np.exp(scale * bank).sum(0)
+
+
+@torch.no_grad()
+def corrected(path, split, multiple):
+    """Return the scores of both ways, each [I, C], from embeddings of all at once; and the image of each caption.
+
+    The scale is `multiple` over the deviation on val.
+    """
+    seen, bank, val = (score(path, split=one) for one in (split, "train", "val"))
+    images, captions = seen.image.embedding, seen.text.embedding
+    own = seen.similarity.double().numpy()
+    by_captions, by_images = (
+        seen.model.similarity(*pair).double().numpy()
+        for pair in ((images, bank.text.embedding), (bank.image.embedding, captions))
+    )
+    scale = multiple / val.similarity.double().numpy().std()
+    to_text, to_image = qb_norm(own, by_images, scale), qb_norm(own.T, by_captions.T, scale).T
+    return np.log(to_text) / scale, np.log(to_image) / scale, seen.caption_image.numpy()
+
+
+def rsum_of(to_text, to_image, owner):
+    """Count each way in its own matrix; ties, up to rounding, for the query."""
+    best = [to_text[row, owner == row].max() for row in range(len(to_text))]
+    own = to_image[owner, range(len(owner))]
+    ranks = (
+        [np.sum(row[owner != one] > best[one] + 2e-7) for one, row in enumerate(to_text)],
+        np.sum(to_image > own + 2e-7, axis=0),
+    )
+    return sum(100 * np.mean(np.array(way) < k) for way in ranks for k in (1, 5, 10))
+
+
+def test_the_formula_by_blocks_or_at_once():
+    rng = np.random.default_rng(0)
+    scores, bank = rng.normal(size=(5, 7)), rng.normal(size=(11, 7))
+    found = inverted_softmax(torch.from_numpy(scores), torch.from_numpy(bank), 3.0)
+    expected = np.log(11 * qb_norm(scores, bank, 3.0)) / 3
+    np.testing.assert_allclose(found, expected)
+    blocks = torch.from_numpy(bank).split(4)
+    np.testing.assert_allclose(scores + hubness.item_bias(blocks, [1.0, 3.0])[1].numpy(), expected)
+
+
+def test_skewness_is_that_of_counts_in_a_loop(monkeypatch):
+    scores = np.random.default_rng(1).normal(size=(40, 30)) + np.linspace(0, 2, 30)
+    counts = np.zeros(30)
+    for row in scores:
+        counts[np.argsort(-row)[:10]] += 1
+    monkeypatch.setattr(hubness, "BLOCK", 100)
+    assert skewness(torch.from_numpy(scores)) == pytest.approx(skew(counts))
+    assert skewness(torch.zeros(3, 4)) == 0
+
+
+@pytest.mark.parametrize("name", ["setdiv", "vsepp", "frozen"])
+def test_each_scale_is_tried_on_val_and_the_best_is_taken(request, name, tmp_path):
+    frozen = name == "frozen"
+    path = make_store(tmp_path / "s.zarr", text="tokens", space="one") if frozen else request.getfixturevalue(name)
+    found = evaluate(path, device="cpu", ties="optimistic", hubness=True)
+    assert found.results == evaluate(path, device="cpu", ties="optimistic").results
+    told = found.hubness
+    assert list(told.val_rsum) == ["none", *(f"{one:g}" for one in hubness.MULTIPLES)]
+    for multiple in hubness.MULTIPLES:
+        assert told.val_rsum[f"{multiple:g}"] == pytest.approx(rsum_of(*corrected(path, "val", multiple)))
+    assert told.val_rsum["none" if told.scale is None else f"{told.scale:g}"] == max(told.val_rsum.values())
+    if told.scale is None:
+        assert told.results == found.results
+    else:
+        assert told.results[0].rsum == pytest.approx(rsum_of(*corrected(path, "test", told.scale)))
+
+
+def test_an_ensemble_has_the_mean_of_the_corrected_scores(setdiv, vsepp):
+    told = evaluate([setdiv, vsepp], device="cpu", ties="optimistic", hubness=True).hubness
+    for multiple in hubness.MULTIPLES:
+        first, second = (corrected(run, "val", multiple) for run in (setdiv, vsepp))
+        mean = [(one + other) / 2 for one, other in zip(first[:2], second[:2], strict=True)]
+        assert told.val_rsum[f"{multiple:g}"] == pytest.approx(rsum_of(*mean, first[2]))
+    assert len(told.scales) == (0 if told.scale is None else 2)
+
+
+def test_views_are_compared_in_their_mean(tmp_path):
+    store = make_store(tmp_path / "views.zarr", text="tokens", space="one", views=2)
+    told = evaluate(store, device="cpu", ties="optimistic", views=True, hubness=True).hubness
+    cache = FeatureCache.open(store)
+
+    def unit(rows):
+        return rows.astype(float) / np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
+
+    def images(split, views):
+        return np.mean([unit(cache.image_set().global_(np.arange(*cache.splits[split]), view)) for view in views], 0)
+
+    def captions(split):
+        return unit(cache.caption_set().global_(np.arange(*cache.captions_of(*cache.splits[split]))))
+
+    own, owner = images("val", (0, 1)) @ captions("val").T, score(store, split="val").caption_image.numpy()
+    for multiple in hubness.MULTIPLES:
+        scale = multiple / own.std()
+        to_text = np.log(qb_norm(own, images("train", (0,)) @ captions("val").T, scale)) / scale
+        to_image = np.log(qb_norm(own.T, captions("train") @ images("val", (0, 1)).T, scale)).T / scale
+        assert told.val_rsum[f"{multiple:g}"] == pytest.approx(rsum_of(to_text, to_image, owner))
+
+
+def test_the_command_tells_both_tables(vsepp):
+    words = ["eval", str(vsepp), "--hubness", "--device", "cpu"]
+    told = json.loads(CliRunner().invoke(main, [*words, "--json"], catch_exceptions=False).stdout)
+    assert set(told["hubness"]) == {"scale", "scales", "val_rsum", "skewness", "results"}
+    assert len(told["hubness"]["results"]) == len(told["results"]) == 1
+    shown = CliRunner().invoke(main, words, catch_exceptions=False).stdout
+    assert shown.count("RSUM") >= 2
+    assert "skewness" in shown
+
+
+def test_without_queries_of_training_there_is_no_bank(vsepp, tmp_path):
+    with pytest.raises(RunError, match="evaluate another split"):
+        evaluate(vsepp, split="train", device="cpu", hubness=True)
+    store = make_captioned_store(tmp_path / "test.zarr")
+    with pytest.raises(RunError, match="has no 'train'"):
+        evaluate(vsepp, store=store, device="cpu", hubness=True)

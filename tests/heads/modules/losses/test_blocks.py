@@ -68,29 +68,6 @@ def test_blocks_are_the_whole(kind, seed, images, captions, side, ignored, posit
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_blocks_are_the_loop_over_pairs(kind):
-    """The formula itself, pair by pair in plain numbers."""
-    loss = KINDS[kind]().double()
-    (images, captions), positives, ignored = batch(3, 5, 7)
-    cosine = normalize(images, dim=1) @ normalize(captions, dim=1).T
-    found = in_blocks(loss, images, captions, pairs_of(positives), pairs_of(ignored), side=3)
-    if kind == "sigmoid":
-        kept = [(i, c) for i in range(5) for c in range(7) if not ignored[i, c]]
-        logits = [(8 * cosine[i, c] - 10) * (1 if positives[i, c] else -1) for i, c in kept]
-        expected = sum(torch.log1p(torch.exp(-logit)) for logit in logits) / 7
-    else:
-        total = 0.0
-        logits, pairs = loss.factor() * cosine, positives.nonzero().tolist()
-        others = ~positives & ~ignored
-        for i, c in pairs:
-            for negatives in (logits[i][others[i]], logits[:, c][others[:, c]]):
-                softmax = torch.cat([logits[i, c][None], negatives]).log_softmax(0)
-                total -= softmax[0]
-        expected = total / 2 / len(pairs)
-    torch.testing.assert_close(found, expected)
-
-
 def test_positives_and_ignored_pairs_come_in_any_order():
     loss, (sides, positives, ignored) = InfoNCE(scale=7).double(), batch(5, 8, 9)
     own, others = pairs_of(positives), pairs_of(ignored)

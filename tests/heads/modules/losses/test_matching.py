@@ -31,7 +31,7 @@ def matching_bce(similarity, positives, scale=5.0, shift=5.0, **pseudo_positives
     return loss(similarity, positives)
 
 
-LOSSES = [infonce, matching_bce, lambda s, p: matching_bce(s, p, pseudo_positives=0.3)]
+LOSSES = [infonce, soft_contrastive, matching_bce, lambda s, p: matching_bce(s, p, pseudo_positives=0.3)]
 
 
 def sampled_log_odds(images, captions, scale, shift, factor=2.0, eps=1e-6):
@@ -202,7 +202,7 @@ def test_matching_is_the_loop(seed, images, captions, pseudo):
     assert matching_bce(similarity, positives, 3, 1, pseudo_positives=pseudo).item() == pytest.approx(expected)
 
 
-# ---- all three
+# ---- all of them
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -210,12 +210,6 @@ def test_gradcheck(loss):
     similarity = -torch.rand(3, 5, dtype=torch.float64)
     positives = torch.rand(3, 5) < 0.4
     assert torch.autograd.gradcheck(lambda s: loss(s, positives), similarity.requires_grad_())
-
-
-def test_soft_contrastive_gradcheck():
-    similarity = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    positives = torch.rand(3, 5) < 0.4
-    assert torch.autograd.gradcheck(lambda s: soft_contrastive(s, positives), similarity)
 
 
 def test_pair_of_similarity_minus_infinity_takes_no_part():
@@ -261,12 +255,6 @@ def test_one_sort_of_pairs_alone_has_a_gradient(loss, everything):
     value.backward()
     assert value.isfinite()
     assert similarity.grad.isfinite().all()
-
-
-def test_infonce_without_positives_or_negatives_is_an_attached_zero():
-    for everything in (True, False):
-        similarity = torch.rand(2, 3, requires_grad=True)
-        loss = infonce(similarity, torch.full((2, 3), everything))
-        loss.backward()
-        assert loss.item() == 0
+    if loss is infonce:  # it compares the two sorts, and stays attached to the graph
+        assert value.item() == 0
         assert (similarity.grad == 0).all()

@@ -2,8 +2,6 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from recorded import assert_near
 from torch.distributions import Independent, Normal, kl_divergence
 
@@ -127,22 +125,6 @@ def test_near_gaussians_are_told_apart_in_float32(name, offset):
             torch.testing.assert_close(similarity[i, c].double(), by_loop(name, x, y), rtol=1e-5, atol=1e-5)
 
 
-@settings(max_examples=30)
-@given(seed=st.integers(0, 1000), width=st.integers(1, 6))
-def test_what_must_hold_for_any_gaussians(seed, width):
-    images, captions = gaussians(3, width, seed=seed), gaussians(2, width, seed=seed + 1)
-    one_way, other_way = KL()(images, captions), KL("caption-image")(images, captions)
-    assert (one_way <= 0).all()
-    assert (MinKL()(images, captions) >= torch.maximum(one_way, other_way) - 1e-12).all()
-    torch.testing.assert_close(KL()(captions, images).T, other_way)
-    for name in ("neg_min_kl", "neg_w2", "neg_w2_printed_variance", "sampled"):
-        torch.testing.assert_close(ALL[name](captions, images), ALL[name](images, captions).T)
-    order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
-    for compare in ALL.values():
-        shuffled = [Gaussian(*(part[:, order] for part in side)) for side in (images, captions)]
-        torch.testing.assert_close(compare(*shuffled), compare(images, captions))
-
-
 @pytest.mark.parametrize("name", RECORDED)
 def test_equal_gaussians_are_at_distance_zero_with_a_finite_gradient(name):
     gaussian = gaussians(3, 5)
@@ -159,13 +141,6 @@ def test_variances_at_the_bounds_of_the_paper_are_finite():
     bounds = torch.tensor([0.1, 10.0]).log()[torch.arange(4) % 2][:, None].expand(4, 1024)
     for compare in ALL.values():
         assert compare(Gaussian(mean, bounds), Gaussian(mean.flip(0), bounds)).isfinite().all()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_gradcheck(name):
-    images, captions = gaussians(2, 3), gaussians(3, 3, seed=1)
-    tensors = [part.requires_grad_() for part in (*images, *captions)]
-    assert torch.autograd.gradcheck(lambda *_: ALL[name](images, captions), tensors)
 
 
 def test_wrong_values_are_refused():

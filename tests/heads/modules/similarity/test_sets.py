@@ -5,8 +5,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from recorded import assert_near, near
 
 from xret.heads.modules.embedding import Gaussian, Sequence, each
@@ -103,16 +101,6 @@ def test_agrees_with_a_loop_over_pairs(name, k1, k2):
     torch.testing.assert_close(SETS[name](images, captions), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", SETS)
-def test_negative_cosines_stay_negative(name):
-    direction = sets(1, 1, 8)
-    images = direction.expand(2, 3, 8) + 0.01 * sets(2, 3, 8, seed=1)
-    captions = -direction.expand(2, 4, 8) + 0.01 * sets(2, 4, 8, seed=2)
-    expected = torch.tensor([[by_loop(name, x, y) for y in captions] for x in images], dtype=torch.float64)
-    assert (expected < -0.5).all()
-    torch.testing.assert_close(SETS[name](images, captions), expected, rtol=1e-12, atol=1e-12)
-
-
 def test_cosine_agrees_with_torch():
     images, captions = sets(3, 7), sets(5, 7, seed=1)
     expected = torch.nn.functional.cosine_similarity(images[:, None], captions[None], dim=-1)
@@ -139,31 +127,6 @@ def test_gradcheck(name):
     images, captions = (embeddings(similarity.embedding, 3, seed=seed) for seed in (0, 1))
     tensors = [x.requires_grad_() for x in (*floats(images), *floats(captions))]
     assert torch.autograd.gradcheck(lambda *_: similarity(images, captions), tensors)
-
-
-@given(
-    seed=st.integers(0, 1000),
-    k1=st.integers(1, 5),
-    k2=st.integers(1, 5),
-    alpha=st.sampled_from([0.1, 1.0, 16.0, 32.0, 33.0, 1000.0]),
-)
-def test_order_scale_and_side_change_nothing(seed, k1, k2, alpha):
-    images, captions = sets(2, k1, 4, seed=seed), sets(3, k2, 4, seed=seed + 1)
-    shuffle = torch.Generator().manual_seed(seed)
-    other = 3.5 * images[:, torch.randperm(k1, generator=shuffle)]
-    others = 0.01 * captions[:, torch.randperm(k2, generator=shuffle)]
-    for compare in (mil, chamfer, SmoothChamfer(alpha)):
-        similarity = compare(images, captions)
-        torch.testing.assert_close(compare(other, others), similarity, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(compare(captions, images), similarity.T, rtol=1e-9, atol=1e-9)
-
-
-@given(seed=st.integers(0, 1000), alpha=st.floats(0.1, 1e4))
-def test_smooth_chamfer_lies_within_its_bound_above_chamfer(seed, alpha):
-    images, captions = sets(2, 3, 4, seed=seed), sets(2, 5, 4, seed=seed + 1)
-    gap = SmoothChamfer(alpha)(images, captions) - chamfer(images, captions)
-    assert (gap >= -1e-9).all()
-    assert (gap <= math.log(5) / alpha + 1e-9).all()
 
 
 @pytest.mark.parametrize("alpha", [1e-3, 31.9, 32.0, 32.1, 100.0, 1e6])

@@ -40,6 +40,12 @@ from .parsing import FOLDER, device_option, show
     "(QB-Norm); the scale is chosen on val.",
 )
 @click.option(
+    "--compare",
+    is_flag=True,
+    help="Compare two runs query by query, by all images against all captions: the differences of recalls with their "
+    "95% intervals, and which queries change most.",
+)
+@click.option(
     "--features",
     default="auto",
     metavar="IMAGE,TEXT",
@@ -60,7 +66,12 @@ from .parsing import FOLDER, device_option, show
 )
 @device_option
 def eval_(
-    runs: tuple[str, ...], diagnostics: bool, data_root: Path | None, visual_genome: Path | None, **options: Any
+    runs: tuple[str, ...],
+    compare: bool,
+    diagnostics: bool,
+    data_root: Path | None,
+    visual_genome: Path | None,
+    **options: Any,
 ) -> None:
     """Evaluate retrieval: captions by images, and images by captions.
 
@@ -72,6 +83,7 @@ def eval_(
     xret eval flickr30k-clip.zarr
     xret eval grid-run region-run --ties mean --json
     xret eval run --hubness
+    xret eval run other --compare
     xret eval coco-run --protocol pmrp:annotations/instances_val2014.json
     xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
     xret eval coco-run --diagnostics --visual-genome DIR
@@ -83,6 +95,14 @@ def eval_(
         raise click.UsageError("--diagnostics takes one run, and no store")
     if visual_genome is not None and not diagnostics:
         raise click.UsageError("--visual-genome is for the crops of --diagnostics; add that, or leave it out")
+    if compare:
+        from ..heads.evaluation.comparison import compare_runs
+
+        if len(runs) != 2 or diagnostics or options.pop("hubness") or options.pop("protocol") not in ("auto", "full"):
+            raise click.UsageError("--compare takes two runs, without --diagnostics, --hubness or another --protocol")
+        comparison = compare_runs(*runs, **options)
+        show(comparison.to_dict(), str(comparison))
+        return
     evaluation = evaluate(runs, **options)
     found, text = evaluation.to_dict(), str(evaluation)
     if diagnostics:

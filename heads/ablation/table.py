@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -214,7 +215,9 @@ def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
         columns = {"": [line.label for line in own]}
         for metric in _names(own) or ["rsum"]:
             way, _, name = metric.partition(" ")
-            columns[f"{_WAYS[way]} {name}" if name else _TITLES[metric]] = [_mean(line, metric) for line in own]
+            marks = [" *" if metric == "rsum" and below(line, own) else "" for line in own]
+            cells = [_mean(line, metric) + mark for line, mark in zip(own, marks, strict=True)]
+            columns[f"{_WAYS[way]} {name}" if name else _TITLES[metric]] = cells
             if any(metric in line.paper for line in own):
                 columns[f"paper {metric}"] = [
                     f"{line.paper[metric]:g}" if metric in line.paper else "-" for line in own
@@ -225,6 +228,18 @@ def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
             columns["failed"] = [str(line.failed) for line in own]
         head = ["paper" if name.startswith("paper ") else name for name in columns]
         yield _title(own), [head, *map(list, zip(*columns.values(), strict=True))]
+
+
+def below(line: Line, lines: Sequence[Line]) -> bool:
+    """Return whether a line's RSUM lies below the best of its protocol's `lines` by more than both spread over seeds.
+
+    That is the deviation of the difference of two seeds; a line of a single seed has none, and is never below.
+    """
+    spread = [one for one in lines if "rsum" in one.std]
+    if "rsum" not in line.std:
+        return False
+    best = max(spread, key=lambda one: one.mean["rsum"])
+    return best.mean["rsum"] - line.mean["rsum"] > math.hypot(best.std["rsum"], line.std["rsum"])
 
 
 def _mean(line: Line, metric: str) -> str:
@@ -242,6 +257,8 @@ def _title(lines: Sequence[Line]) -> str:
         title += f", mean over {max(views)} views of each image"
     if (seeds := max(line.seeds + line.failed for line in lines)) > 1:
         title += f"; mean ± sample standard deviation over {seeds} seeds"
+    if any(below(line, lines) for line in lines):
+        title += "; * is below the best by more than the spread over seeds"
     if row := next((line.row for line in lines if line.row), None):
         caveat = max((line.result.caveat for line in lines if line.paper and line.result), default="")
         title += f"; paper: {ROWS[row].title}{caveat}"

@@ -183,8 +183,13 @@ def evaluate(
     several = [runs] if isinstance(runs, str | Path) else list(runs)
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
-    rankers = [open_frozen(str(one), features) if is_store(one) else open_run(one, store) for one in several]
+    rankers = [open_ranker(one, store, features) for one in several]
     return _evaluate(rankers, split, protocol, ties, views, target, hubness)
+
+
+def open_ranker(path: str | Path, store: str | None, features: str) -> Ranker:
+    """Open a run or a store; arguments as of `evaluate`."""
+    return open_frozen(str(path), features) if is_store(path) else open_run(path, store)
 
 
 def evaluate_untrained(
@@ -262,7 +267,7 @@ def _together(
         if scores is None:
             scores, biases = other.without_embeddings(), share
             continue
-        rows, columns = _order(scores, other, f"{ranker.name} and {rankers[0].name}")
+        rows, columns = in_order(scores, other, f"{ranker.name} and {rankers[0].name} cannot be one ensemble")
         scores.similarity.add_(other.similarity[rows][:, columns])
         if biases is not None and share is not None:
             biases = Biases(biases.images + share.images[:, rows], biases.captions + share.captions[:, columns])
@@ -349,7 +354,7 @@ def _result(protocol: str, measure: Measure, scores: Scored, rankers: Several[Ra
     )
 
 
-def _order(scores: Scored, other: Scored, names: str) -> tuple[list[int], list[int]]:
+def in_order(scores: Scored, other: Scored, fault: str) -> tuple[list[int], list[int]]:
     """Return where another run has our images and captions, in our order; RunError if it has others."""
     ours, theirs = _captions(scores), _captions(other)
     image_at = {name: row for row, name in enumerate(other.ids)}
@@ -357,7 +362,7 @@ def _order(scores: Scored, other: Scored, names: str) -> tuple[list[int], list[i
     if image_at.keys() != set(scores.ids) or caption_at.keys() != set(ours):
         images, captions = len(image_at.keys() & set(scores.ids)), len(caption_at.keys() & set(ours))
         raise RunError(
-            f"{names} cannot be one ensemble: of {len(other.ids):,} and {len(scores.ids):,} images {images:,} are in "
+            f"{fault}: of {len(other.ids):,} and {len(scores.ids):,} images {images:,} are in "
             f"both, of {len(theirs):,} and {len(ours):,} captions {captions:,}: they skip different samples, or their "
             "stores hold different ones"
         )

@@ -91,6 +91,22 @@ def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
     return image_to_text, Ranks(caption_better, caption_tied - 1, torch.ones_like(caption_tied))
 
 
+def hits(ranks: Ranks, k: int, ties: Ties = "pessimistic") -> Tensor:
+    """Return the probability that each of Q queries has an own item among the first k, float64 `[Q]`; see `recall`."""
+    better, tied, own = ranks
+    if ties == "pessimistic":
+        return (better + tied < k).double()
+    if ties == "optimistic":
+        return (better < k).double()
+    # Of `tied + own` items in random order, k - better are looked at: none of them is an own one with the probability
+    # of drawing that many wrong ones in a row.
+    miss = torch.ones_like(better, dtype=torch.float64)
+    for drawn in range(k):
+        step = (tied - drawn).clamp(min=0) / (tied + own - drawn).clamp(min=1).double()
+        miss = torch.where(drawn < k - better, miss * step, miss)
+    return 1 - miss
+
+
 def recall(ranks: Ranks, k: int, ties: Ties = "pessimistic") -> float:
     """Return the percentage of queries with an own item among the first k.
 
@@ -100,20 +116,14 @@ def recall(ranks: Ranks, k: int, ties: Ties = "pessimistic") -> float:
         ties: `pessimistic`: tied wrong items come first. `optimistic`: they come last. `mean`: the exact
             expectation over all orders of the tied items.
     """
+    return 100 * hits(ranks, k, ties).mean().item()
+
+
+def expected_ranks(ranks: Ranks, ties: Ties = "pessimistic") -> Tensor:
+    """Return the rank, from 1, of the best own item of each of Q queries, float64 `[Q]`; `mean`: its expectation."""
     better, tied, own = ranks
-    if ties == "pessimistic":
-        hit = (better + tied < k).double()
-    elif ties == "optimistic":
-        hit = (better < k).double()
-    else:
-        # Of `tied + own` items in random order, k - better are looked at: none of them is an own one with the
-        # probability of drawing that many wrong ones in a row.
-        miss = torch.ones_like(better, dtype=torch.float64)
-        for drawn in range(k):
-            step = (tied - drawn).clamp(min=0) / (tied + own - drawn).clamp(min=1).double()
-            miss = torch.where(drawn < k - better, miss * step, miss)
-        hit = 1 - miss
-    return 100 * hit.mean().item()
+    before = {"pessimistic": tied, "optimistic": 0 * tied, "mean": tied / (own + 1).double()}[ties]
+    return (1 + better + before).double()
 
 
 def median_rank(ranks: Ranks, ties: Ties = "pessimistic") -> float:
@@ -121,9 +131,7 @@ def median_rank(ranks: Ranks, ties: Ties = "pessimistic") -> float:
 
     Of an even number it is the mean of the two in the middle; `mean` takes every query's expected rank.
     """
-    better, tied, own = ranks
-    before = {"pessimistic": tied, "optimistic": 0 * tied, "mean": tied / (own + 1).double()}[ties]
-    return (1 + better + before).double().quantile(0.5).item()
+    return expected_ranks(ranks, ties).quantile(0.5).item()
 
 
 def require_ties(ties: str) -> None:

@@ -51,6 +51,15 @@ def test_the_table_against_hand_calculation():
     assert (four.mean, four.std, four.paper) == ({}, {}, {})
 
 
+def test_what_lies_below_the_best_by_more_than_the_spread_is_marked():
+    values = {"1": (300, 302, 304), "2": (296, 300, 304), "3": (290, 292, 294), "4": (200,)}  # deviations 2, 4, 2
+    lines = summarise([entry(name, seed, rsum) for name, sums in values.items() for seed, rsum in enumerate(sums)])
+    title, _, *rows = as_text(lines).splitlines()
+    assert [row.rstrip().endswith("*") for row in rows] == [False, False, True, False]
+    assert "* is below the best" in title
+    assert "*" not in as_text(summarise(ENTRIES))
+
+
 def test_the_text_is_aligned():
     title, head, *rows = as_text(summarise(ENTRIES)).splitlines()
     assert title == (

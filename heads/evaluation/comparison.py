@@ -1,0 +1,151 @@
+"""Two runs side by side on the same queries: whether their difference is more than chance, and which queries change.
+
+The bootstrap (Efron; paired, as in Sakai, *Evaluating Evaluation Metrics based on the Bootstrap*, SIGIR 2006) draws
+images with replacement, each with its captions: captions of one image are no independent queries.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...pipeline.device import pick_device
+from ...pipeline.wording import counted
+from .evaluation import in_order, open_ranker
+from .metrics import WAYS, Ties, expected_ranks, hits, ranks, require_ties
+from .number_table import NumberTable, Rows
+from .scoring import embed_split
+
+RESAMPLES, CHANGES = 10_000, 5
+DEPTHS = (1, 5, 10)
+CELLS = 1 << 22  # weights of images drawn in one go
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A metric of two runs, in percent, and the 95% interval of the second less the first."""
+
+    name: str  # as ``image_to_text R@1``, or ``RSUM``
+    first: float
+    second: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """A query, an image's id or a caption's text, and the rank of its best right item in both runs."""
+
+    way: str
+    query: str
+    first: float
+    second: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare_runs` finds; ``str`` shows it as tables."""
+
+    runs: tuple[str, str]
+    split: str
+    ties: Ties
+    images: int
+    captions: int
+    differences: tuple[Difference, ...]
+    changes: tuple[Change, ...]  # the largest ratios of ranks of each way
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        first = (
+            f"{self.runs[1]} against {self.runs[0]}, split {self.split}: {counted(self.images, 'image')}, "
+            f"{counted(self.captions, 'caption')}, ties {self.ties}; 95% intervals of {RESAMPLES:,} resamples of images"
+        )
+        rows: Rows = [
+            [one.name.replace("_", " "), one.first, one.second, one.second - one.first, one.low, one.high, sure(one)]
+            for one in self.differences
+        ]
+        header = ["", "first", "second", "difference", "from", "to", ""]
+        changes: Rows = [[one.query[:70], one.way.replace("_", " "), one.first, one.second] for one in self.changes]
+        queries = ["query", "", "first", "second"]
+        return f"{NumberTable(first, header, rows)}\n{NumberTable('ranks that change most', queries, changes, 1)}"
+
+
+def sure(difference: Difference) -> str:
+    """Return whether the second run is ``better`` or ``worse``; empty where the interval has 0 in it."""
+    return "better" if difference.low > 0 else "worse" if difference.high < 0 else ""
+
+
+def compare_runs(
+    first: str | Path,
+    second: str | Path,
+    *,
+    store: str | None = None,
+    split: str = "test",
+    ties: Ties = "pessimistic",
+    views: bool = False,
+    features: str = "auto",
+    device: str = "auto",
+) -> Comparison:
+    """Compare two runs, or stores, by all images against all captions; arguments as of `evaluation.evaluate`.
+
+    RunError if one of them cannot be used, or they do not see the same images and captions.
+    """
+    target = pick_device(device)
+    require_ties(ties)
+    rankers = [open_ranker(one, store, features) for one in (first, second)]
+    ours, theirs = (embed_split(one, split, target, one.sets[0].views if views else 1) for one in rankers)
+    rows, columns = in_order(ours, theirs, f"{rankers[1].name} and {rankers[0].name} cannot be compared")
+    owner = ours.caption_image
+    both = [ranks(one, owner) for one in (ours.similarity, theirs.similarity[rows][:, columns])]
+    count = torch.bincount(owner, minlength=len(ours.ids)).numpy()
+    asked = np.flatnonzero(count)
+    found = [
+        [np.stack([hits(one, k, ties).cpu().numpy() for k in DEPTHS], 1) for one in of_run] for of_run in both
+    ]  # of each run and way [Q, 3]
+    images = found[1][0] - found[0][0]
+    captions = np.zeros((len(count), len(DEPTHS)))
+    np.add.at(captions, owner.numpy(), found[1][1] - found[0][1])
+    low, high = bootstrap(images, captions[asked], count[asked])
+    means = [100 * np.concatenate([way.mean(0) for way in of_run]) for of_run in found]
+    means = [np.append(one, one.sum()) for one in means]
+    names = [f"{way} R@{k}" for way in WAYS for k in DEPTHS]
+    differences = zip([*names, "RSUM"], *(one.tolist() for one in (*means, low, high)), strict=True)
+    queries = {"image_to_text": [ours.ids[row] for row in asked], "text_to_image": ours.texts}
+    changes = []
+    for number, way in enumerate(WAYS):
+        before, after = (expected_ranks(of_run[number], ties).cpu().numpy() for of_run in both)
+        most = np.argsort(-np.abs(np.log(after / before)), kind="stable")[:CHANGES]
+        changes += [Change(way, queries[way][row], float(before[row]), float(after[row])) for row in most]
+    names_of = rankers[0].name, rankers[1].name
+    told = tuple(Difference(*one) for one in differences)
+    return Comparison(names_of, split, ties, len(ours.ids), len(ours.texts), told, tuple(changes))
+
+
+def bootstrap(
+    images: np.ndarray, captions: np.ndarray, count: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 2.5th and the 97.5th percentile of differences in percent, `[7]`: six recalls and their sum.
+
+    Args:
+        images: how the hits of I images, as queries, differ between two runs, `[I, 3]` at R@1, 5 and 10.
+        captions: the same of captions, summed over those of each image, `[I, 3]`.
+        count: how many captions each image has, `[I]`.
+        resamples: how often I images are drawn.
+        seed: of the draws.
+    """
+    rng, total, drawn = np.random.default_rng(seed), len(images), []
+    step = max(1, CELLS // total)
+    for begin in range(0, resamples, step):
+        size = min(step, resamples - begin)
+        picked = rng.integers(0, total, (size, total)) + total * np.arange(size)[:, None]
+        weights = np.bincount(picked.ravel(), minlength=size * total).reshape(size, total).astype(float)
+        drawn.append(np.hstack([weights @ images / total, weights @ captions / (weights @ count)[:, None]]))
+    values = 100 * np.concatenate(drawn)
+    values = np.hstack([values, values.sum(1, keepdims=True)])
+    low, high = np.quantile(values, [0.025, 0.975], axis=0)
+    return low, high

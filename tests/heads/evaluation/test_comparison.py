@@ -1,0 +1,88 @@
+"""Comparing two runs, against loops over queries and the normal approximation."""
+
+import json
+
+import numpy as np
+import pytest
+from captioned_store import make_captioned_store
+from click.testing import CliRunner
+from plain_evaluation import plain_similarity, run_on
+
+from xret.cli import main
+from xret.heads.evaluation import comparison
+from xret.heads.evaluation.comparison import bootstrap, compare_runs
+from xret.heads.evaluation.evaluation import evaluate
+from xret.pipeline.errors import RunError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_interval_is_that_of_the_normal_approximation():
+    rng = np.random.default_rng(3)
+    count = rng.integers(1, 6, 4000)
+    images = rng.choice([-1, 0, 1], p=[0.1, 0.7, 0.2], size=(4000, 3)).astype(float)
+    captions = np.stack([rng.choice([-1, 0, 1], p=[0.1, 0.8, 0.1], size=(one, 3)).sum(0) for one in count])
+    low, high = bootstrap(images, captions, count)
+    of_captions = captions.sum(0) / count.sum()
+    # Each image's part of the error: that of a mean, and, to first order, that of a ratio.
+    errors = np.hstack([images - images.mean(0), (captions - of_captions * count[:, None]) / count.mean()])
+    errors = np.hstack([errors, errors.sum(1, keepdims=True)])
+    middle = np.append(np.concatenate([images.mean(0), of_captions]), images.mean(0).sum() + of_captions.sum())
+    width = 1.96 * errors.std(0) / np.sqrt(4000)
+    np.testing.assert_allclose(low, 100 * (middle - width), atol=5 * width.max())
+    np.testing.assert_allclose(high - low, 200 * width, rtol=0.05)
+
+
+def test_blocks_of_resamples_change_nothing_but_the_draws(monkeypatch):
+    images, captions, count = np.ones((4, 3)), 2.0 * np.ones((4, 3)), np.full(4, 2)
+    monkeypatch.setattr(comparison, "CELLS", 12)
+    low, high = bootstrap(images, captions, count, resamples=7)
+    assert low.tolist() == high.tolist() == [100.0] * 6 + [600.0]
+
+
+def test_two_runs_query_by_query(store, setdiv, vsepp):
+    found = compare_runs(setdiv, vsepp, device="cpu")
+    first, second = (evaluate(run, device="cpu").results[0] for run in (setdiv, vsepp))
+    by_name = {one.name: one for one in found.differences}
+    assert (by_name["RSUM"].first, by_name["RSUM"].second) == pytest.approx((first.rsum, second.rsum))
+    for way in ("image_to_text", "text_to_image"):
+        for k in (1, 5, 10):
+            one = by_name[f"{way} R@{k}"]
+            expected = [getattr(result, way)[f"R@{k}"] for result in (first, second)]
+            assert [one.first, one.second] == pytest.approx(expected)
+            assert one.low <= one.second - one.first <= one.high
+    ranks = [caption_ranks(*plain_similarity(run, store)) for run in (setdiv, vsepp)]
+    ratios = sorted((abs(np.log(after / before)) for before, after in zip(*ranks, strict=True)), reverse=True)
+    told = [one for one in found.changes if one.way == "text_to_image"]
+    assert [abs(np.log(one.second / one.first)) for one in told] == pytest.approx(ratios[: len(told)])
+
+
+def caption_ranks(similarity, owner):
+    return [int((similarity[:, c] >= similarity[row, c]).sum()) for c, row in enumerate(owner)]
+
+
+def test_a_run_does_not_differ_from_itself(vsepp):
+    found = compare_runs(vsepp, vsepp, device="cpu")
+    assert {(one.low, one.high, one.second - one.first) for one in found.differences} == {(0, 0, 0)}
+    assert "better" not in str(found)
+
+
+def test_queries_are_matched_by_their_ids_and_others_are_refused(setdiv, vsepp, tmp_path):
+    there = make_captioned_store(tmp_path / "there.zarr", captions=3)
+    turned = make_captioned_store(tmp_path / "turned.zarr", captions=3, order=[*range(7, 12), *range(7)])
+    one, two = run_on(vsepp, there, tmp_path / "one"), run_on(vsepp, turned, tmp_path / "two")
+    found = compare_runs(one, two, device="cpu")
+    expected = [evaluate(run, device="cpu").results[0].rsum for run in (one, two)]
+    assert [found.differences[-1].first, found.differences[-1].second] == pytest.approx(expected)
+    other = make_captioned_store(tmp_path / "other.zarr", captions=2)
+    with pytest.raises(RunError, match="cannot be compared: of 12 and 12 images"):
+        compare_runs(one, run_on(setdiv, other, tmp_path / "three"), device="cpu")
+
+
+def test_the_command(setdiv, vsepp):
+    words = ["eval", str(setdiv), str(vsepp), "--compare", "--device", "cpu"]
+    told = json.loads(CliRunner().invoke(main, [*words, "--json"], catch_exceptions=False).stdout)
+    assert told == json.loads(json.dumps(compare_runs(setdiv, vsepp, device="cpu").to_dict()))
+    assert str(compare_runs(setdiv, vsepp, device="cpu")) in CliRunner().invoke(main, words).stdout
+    for more in (["--hubness"], ["--diagnostics"], ["--protocol", "eccv"], [str(vsepp)]):
+        assert CliRunner().invoke(main, [*words, *more]).exit_code == 2

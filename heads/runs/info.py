@@ -37,6 +37,7 @@ class RunInfo:
     also: list[str] | None = None  # data sets that are learnt as well, by names that do not change with their place
     also_stores: list[str] | None = None  # where they are
     seed: int = 0  # of the first weights and the order of samples
+    skipped: int = 0  # samples of the splits it learns from that have no features; a repair changes the order
     shuffled: str = AS_A_WHOLE  # how an epoch mixes its samples, in words
     init_from: str | None = None  # the run whose best weights it began with
     head: str | None = None  # of a fine-tuning: the folder of the head
@@ -109,6 +110,7 @@ class RunInfo:
         """What stays the same when a training is resumed, recipe included."""
         return {
             "samples": self.manifest_sha256,
+            "samples without features": self.skipped,
             "also": self.also,
             "seed": self.seed,
             "finetuned": self.finetuned,

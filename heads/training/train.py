@@ -137,6 +137,7 @@ def on_split(info: RunInfo, split: Batches) -> RunInfo:
         manifest_sha256=cache.manifest_sha256,
         also=[f"{other.dataset} {other.manifest_sha256[:8]}" for other in others] or None,
         also_stores=[other.absolute_url for other in others] or None,
+        skipped=split.skipped,
         shuffled=split.shuffled,
     )
 
@@ -287,7 +288,7 @@ def first_weights(init_from: str | Path | None, run: Run | None) -> Run | None:
     if run is not None and init_from is not None and absolute(str(init_from)) != known:
         how = f"with --init-from {known}" if known else "without --init-from"
         raise RunError(f"{run.path} was begun {how}; resume it so, or take another --out")
-    place = init_from or known
+    place = known if init_from is None else init_from
     if place is None or (run is not None and run.begun):
         return None
     base = Run(place)

@@ -129,6 +129,8 @@ def test_weights_that_do_not_fit_wholly_are_refused(store, tmp_path, base):
             train(url, recipe_of(1, *settings), tmp_path / "run", device="cpu", init_from=base)
     with pytest.raises(RunError, match=r"has no run\.json"):
         train(store, recipe_of(1), tmp_path / "run", device="cpu", init_from=tmp_path / "nothing")
+    with pytest.raises(RunError, match="is no run"):
+        train(store, recipe_of(1), tmp_path / "run", device="cpu", init_from="")
     assert not (tmp_path / "run").exists()
 
 

@@ -156,6 +156,14 @@ def test_another_training_is_refused(store, uninterrupted, tmp_path):
     refused(r"it was trained in float16; to go on, set runtime\.precision", run=run)
 
 
+def test_a_store_that_was_repaired_meanwhile_is_refused(tmp_path):
+    recipe, broken = recipe_of("vsepp", 1), make_store(tmp_path / "broken.zarr", train=24, broken=(3,))
+    train(broken, recipe, tmp_path / "run", device="cpu")
+    repaired = make_store(tmp_path / "repaired.zarr", train=24)
+    with pytest.raises(RunError, match=r"begun otherwise: samples without features is 1 there and 0 now$"):
+        train(repaired, recipe, tmp_path / "run", device="cpu", resume=True)
+
+
 def test_a_set_that_came_meanwhile_stops_no_run(tmp_path):
     store, recipe = make_store(tmp_path / "s.zarr", train=24), recipe_of("vsepp", 1)
     train(store, recipe, tmp_path / "run", device="cpu")

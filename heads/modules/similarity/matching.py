@@ -1,20 +1,17 @@
 """Maximal pair assignment: elements are matched one to one so that their cosines sum to the most.
 
-Source: *Maximal Matching Matters* (MaxMatch), section 3.3, eq. 2-4, and section 3.4 for inference. The matching is
-solved on the cosines, not on their exponentials, and is held fixed in gradients.
+Source: *Maximal Matching Matters* (MaxMatch), section 3.3, eq. 2-4. The matching is solved on the cosines, not on their
+exponentials, and is held fixed in gradients.
 """
 
 import math
 from itertools import combinations
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .shared import SIMILARITIES, Similarity, element_cosines
-
-Inference = Literal["assignment", "max"]
 
 # The dynamic programme is used up to this number of sums for a pair of sets (sets of 8). Microseconds a pair on one
 # CPU core, programme / scipy: sets of 4: 0.1 / 2, 7: 2 / 5, 8: 6 / 6, 9: 10 / 6; on a GPU it wins for larger sets too.
@@ -63,39 +60,21 @@ def matched(images: Tensor, captions: Tensor) -> Tensor:
     return (pairs.exp() - 1).sum(1) / pairs.shape[1]
 
 
-def most_similar(images: Tensor, captions: Tensor) -> Tensor:
-    """Return exp(cosine) - 1 of the most similar pair of elements (MaxMatch section 3.4), which ranks as `mil` does.
-
-    Args:
-        images: `[I, K1, D]`.
-        captions: `[C, K2, D]`.
-
-    Returns:
-        `[I, C]`.
-    """
-    return element_cosines(images, captions).amax((1, 2)).expm1()
-
-
 @SIMILARITIES.register("assignment", "sets that are matched one to one")
 class Assignment(Similarity):
-    """`matched` in training; in evaluation mode the same, or MaxMatch's inference without matching.
+    """`matched`, in training and in evaluation.
 
-    Args:
-        inference: `assignment` compares by `matched` in evaluation too, `max` by `most_similar` (section 3.4).
+    MaxMatch section 3.4 leaves the matching out of inference, for the "top-k most similar embeddings", and names no k.
+    Its appendix F has the entire sets "during training and inference", unlike the one pair of `mil`. The matching takes
+    them entire, and ranks as the mean of the K most similar pairs does or better.
     """
 
     embedding = "set"
     score = "the mean of exp(cosine) - 1 over pairs of elements, from -0.63 to 1.72"
 
-    def __init__(self, inference: Inference = "assignment") -> None:
-        super().__init__()
-        self.inference = inference
-
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
-        if self.training or self.inference == "assignment":
-            return matched(images, captions)
-        return most_similar(images, captions)
+        return matched(images, captions)
 
 
 def _sums(k1: int, k2: int) -> int:

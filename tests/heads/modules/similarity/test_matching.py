@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from recorded import assert_near
 from scipy.optimize import linear_sum_assignment
 
-from xret.heads.modules.similarity.matching import Assignment, match, matched, most_similar
-from xret.heads.modules.similarity.sets import MIL, cosine
+from xret.heads.modules.similarity.matching import Assignment, match, matched
+from xret.heads.modules.similarity.sets import cosine
 from xret.heads.modules.similarity.shared import element_cosines
 
 matching = importlib.import_module("xret.heads.modules.similarity.matching")
@@ -159,16 +159,10 @@ def test_blocks_inside_change_nothing(monkeypatch):
     assert assignment(images, captions).equal(found)
 
 
-def test_inference_takes_the_most_similar_pair():
-    images, captions = sets(3, 3, 6), sets(4, 3, 6, seed=1)
-    score = most_similar(images, captions)
-    torch.testing.assert_close(score, cosines_of(images, captions).amax((2, 3)).exp() - 1)
-    torch.testing.assert_close(score, MIL()(images, captions).expm1())
-
-
-def test_inference_begins_with_evaluation_mode():
-    images, captions = sets(3, 4, 6), sets(4, 4, 6, seed=1)
-    similarity = Assignment(inference="max")
-    assert similarity(images, captions).equal(matched(images, captions))
-    assert similarity.eval()(images, captions).equal(most_similar(images, captions))
-    assert Assignment().eval()(images, captions).equal(matched(images, captions))
+def test_the_entire_sets_count_in_evaluation_too():
+    # The first caption has the one closest element, the second all four: MIL would take the first.
+    image = torch.eye(8, dtype=torch.float64)[None, :4]
+    one = torch.cat([image[:, :1], torch.eye(8, dtype=torch.float64)[None, 5:]], 1)
+    scores = Assignment().eval()(image, torch.cat([one, image + 0.1]))[0]
+    assert scores[0].item() == pytest.approx((np.e - 1) / 4)
+    assert scores[1] > scores[0]

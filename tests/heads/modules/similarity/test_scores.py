@@ -25,7 +25,6 @@ def embeddings(kind):
 OPTIONS = [
     *((name, {}) for name in SIMILARITIES),
     ("smooth-chamfer", {"alpha": 1.0}),
-    ("assignment", {"inference": "max"}),
     ("wasserstein", {"form": "printed"}),
     ("kl", {"direction": "caption-image"}),
 ]

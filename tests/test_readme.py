@@ -232,8 +232,8 @@ def test_an_encoder_of_ones_own_is_run_as_the_pipeline_readme_has_it(tmp_path, m
 
 @pytest.fixture
 def drawn(tmp_path):
-    """A folder with what `make demo` draws, but fewer pictures."""
-    return generate_scenes(tmp_path / "xret-demo" / "scenes", train=24, val=6, test=6)
+    """A folder with what `make demo` draws, but few pictures."""
+    return generate_scenes(tmp_path / "xret-demo" / "scenes", train=8, val=4, test=4)
 
 
 def test_the_example_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys, one_thread):

@@ -8,13 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded import DTYPES, assert_near, bits, leaf, near, own
 from torch import nn
-from torch.nn.functional import logsigmoid, normalize
+from torch.nn.functional import normalize
 
+from xret.heads.modules.embedding import Gaussian
 from xret.heads.modules.losses.infonce import InfoNCE
 from xret.heads.modules.losses.matching import MatchingBCE, SoftContrastive
+from xret.heads.modules.similarity.gaussian import SampledDistance
+from xret.heads.modules.similarity.samples import monte_carlo_log_odds
 from xret.heads.modules.similarity.sets import cosine
 
 soft_contrastive = SoftContrastive()
+SCALES = [(5, 5), (15, 15), (1, 0.5)]
 
 
 def infonce(similarity, positives, scale=1.0):
@@ -32,14 +36,6 @@ def matching_bce(similarity, positives, scale=5.0, shift=5.0, **pseudo_positives
 
 
 LOSSES = [infonce, soft_contrastive, matching_bce, lambda s, p: matching_bce(s, p, pseudo_positives=0.3)]
-
-
-def sampled_log_odds(images, captions, scale, shift, factor=2.0, eps=1e-6):
-    """Log-odds of the match probability over all pairs of samples."""
-    distance = ((images[:, None, :, None] - captions[None, :, None]).square().sum(-1) + eps).sqrt()
-    logits = factor * (shift - scale * distance)
-    match, no_match = (logsigmoid(x).flatten(2).logsumexp(2) for x in (logits, -logits))
-    return match - no_match
 
 
 # ---- InfoNCE
@@ -88,12 +84,12 @@ def test_infonce_is_the_loop(seed, images, captions):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("scale", "shift"), [(5, 5), (15, 15), (1, 0.5)])
-def test_recorded_soft_contrastive(golden, scale, shift, dtype):
+@pytest.mark.parametrize(("scale", "shift"), SCALES)
+def test_recorded_soft_contrastive_of_samples(golden, scale, shift, dtype):
     data, key = golden("probabilistic_losses"), f"a{scale}_b{shift}"
     images, captions = leaf(data, "soft/in_img_samples", dtype), leaf(data, "soft/in_txt_samples", dtype)
     a, b = (torch.tensor(float(x), dtype=dtype, requires_grad=True) for x in (scale, shift))
-    odds = sampled_log_odds(images, captions, a, b)
+    odds = monte_carlo_log_odds(images, captions, a, b)
     loss = SoftContrastive()(odds, own(6, 1), None, None)
     loss.backward()
     tolerance = 2e-4 if dtype is torch.float32 and scale == 15 else near(dtype)
@@ -104,14 +100,13 @@ def test_recorded_soft_contrastive(golden, scale, shift, dtype):
         assert_near(leaf_.grad.view(expected.shape), expected, tolerance)
 
 
-def test_other_recorded_soft_contrastive(golden):
+@pytest.mark.parametrize(("scale", "shift"), SCALES)
+def test_recorded_soft_contrastive_with_the_logistic_link(golden, scale, shift):
     data = golden("probabilistic_losses")
     images, captions = (torch.tensor(data[f"soft/in_{side}_samples"]).double() for side in ("img", "txt"))
-    odds = sampled_log_odds(images, captions, 5, 5, factor=1.0)
-    expected = data["soft/out64_plain_logistic_loss_a5_b5"]
+    odds = monte_carlo_log_odds(images, captions, scale, shift, link="logistic")
+    expected = data[f"soft/out64_plain_logistic_loss_a{scale}_b{shift}"]
     assert_near(soft_contrastive(odds, own(6, 1)), expected, 1e-9)
-    odds = sampled_log_odds(images, captions, 5, 5, eps=0.0)
-    assert_near(soft_contrastive(odds, own(6, 1)), data["soft/out64_loss_a5_b5_no_eps"], 1e-9)
 
 
 @given(seed=st.integers(0, 10_000), images=st.integers(1, 4), captions=st.integers(1, 6))
@@ -136,21 +131,10 @@ def test_samples_far_apart_have_a_gradient():
 # ---- matching cross-entropy
 
 
-def closed_form(data, dtype, wasserstein=False):
-    leaves = {
-        f"{side}_{part}": leaf(data, f"csd/in_{side}_{part}", dtype)
-        for side in ("img", "txt")
-        for part in ("mean", "logvar")
-    }
-    means = [normalize(leaves[f"{side}_mean"], dim=1) for side in ("img", "txt")]
-    distance = (means[0][:, None] - means[1]).square().sum(2)
-    if wasserstein:
-        roots = [(leaves[f"{side}_logvar"] / 2).exp() for side in ("img", "txt")]
-        distance = distance + (roots[0][:, None] - roots[1]).square().sum(2)
-    else:
-        sums = [leaves[f"{side}_logvar"].exp().sum(1) for side in ("img", "txt")]
-        distance = distance + sums[0][:, None] + sums[1]
-    return -distance, leaves
+def squared_wasserstein(images, captions):
+    means = [normalize(side.mean, dim=1) for side in (images, captions)]
+    roots = [(side.log_variance / 2).exp() for side in (images, captions)]
+    return -sum((one[:, None] - other).square().sum(2) for one, other in (means, roots))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -160,7 +144,15 @@ def closed_form(data, dtype, wasserstein=False):
 )
 def test_recorded_matching(golden, key, scale, shift, pseudo, dtype):
     data = golden("probabilistic_losses")
-    similarity, leaves = closed_form(data, dtype, key.startswith("wasserstein"))
+    leaves = {
+        f"{side}_{part}": leaf(data, f"csd/in_{side}_{part}", dtype)
+        for side in ("img", "txt")
+        for part in ("mean", "logvar")
+    }
+    compare = squared_wasserstein if key.startswith("wasserstein") else SampledDistance()
+    similarity = compare(*(Gaussian(leaves[f"{side}_mean"], leaves[f"{side}_logvar"]) for side in ("img", "txt")))
+    if compare is not squared_wasserstein:
+        assert_near(-similarity, data[f"csd/out{bits(dtype)}_distance"], near(dtype))
     module = MatchingBCE(pseudo_positives=pseudo).to(dtype)
     nn.init.constant_(module.scale, scale)
     nn.init.constant_(module.shift, shift)

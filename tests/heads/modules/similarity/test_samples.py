@@ -1,10 +1,9 @@
-"""Match probability of cosines and of samples: recorded values, slow loops, distant pairs, training."""
+"""Match probability of cosines and of samples: slow loops, distant pairs, training; with recorded values in losses/."""
 
 import math
 
 import pytest
 import torch
-from recorded import assert_near
 from torch.nn.functional import softplus
 
 from xret.heads.modules.similarity.samples import (
@@ -13,8 +12,6 @@ from xret.heads.modules.similarity.samples import (
     match_probability,
     monte_carlo_log_odds,
 )
-
-CASES = {"a5_b5": (5.0, 5.0), "a15_b15": (15.0, 15.0), "a1_b0.5": (1.0, 0.5)}
 
 
 def samples(*shape, seed=0):
@@ -35,46 +32,6 @@ def begun_at(module, scale, shift):
 
 def sigmoid(x):
     return 1 / (1 + math.exp(-x))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_recorded_match_probability(golden, case):
-    data = golden("probabilistic_losses")
-    images, captions = (torch.tensor(data[f"soft/in_{side}_samples"]).double() for side in ("img", "txt"))
-    probability = monte_carlo_match(images, captions, *CASES[case])
-    assert_near(probability, data[f"soft/out64_match_prob_{case}"], 1e-9)
-
-
-@pytest.mark.parametrize("output", ["probability", "log-odds"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("case", CASES)
-def test_recorded_loss_and_gradients(golden, case, dtype, output):
-    data = golden("probabilistic_losses")
-    images, captions = (
-        torch.tensor(data[f"soft/in_{side}_samples"]).to(dtype).requires_grad_() for side in ("img", "txt")
-    )
-    scale, shift = (torch.tensor(value, dtype=dtype, requires_grad=True) for value in CASES[case])
-    if output == "probability":
-        p = monte_carlo_match(images, captions, scale, shift)
-        match, no_match = -p.log(), -(-p).log1p()
-    else:
-        odds = monte_carlo_log_odds(images, captions, scale, shift)
-        match, no_match = softplus(-odds), softplus(odds)
-    loss = 2 * torch.where(torch.eye(len(images)).bool(), match, no_match).sum()
-    loss.backward()
-    bits, tolerance = ("64", 1e-9) if dtype is torch.float64 else ("32", 2e-4 if case == "a15_b15" else 1e-5)
-    assert_near(loss, data[f"soft/out{bits}_loss_{case}"], tolerance)
-    for name, tensor in {"img": images, "txt": captions, "scale": scale, "shift": shift}.items():
-        assert_near(tensor.grad, data[f"soft/grad{bits}_{case}_{name}"], tolerance)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_recorded_loss_with_the_logistic_link(golden, case):
-    data = golden("probabilistic_losses")
-    images, captions = (torch.tensor(data[f"soft/in_{side}_samples"]).double() for side in ("img", "txt"))
-    p = monte_carlo_match(images, captions, *CASES[case], link="logistic")
-    loss = -2 * torch.where(torch.eye(len(p)).bool(), p.log(), (1 - p).log()).sum()
-    assert_near(loss, data[f"soft/out64_plain_logistic_loss_{case}"], 1e-9)
 
 
 @pytest.mark.parametrize(("k1", "k2"), [(1, 1), (2, 5), (5, 3)])

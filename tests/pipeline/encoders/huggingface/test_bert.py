@@ -83,11 +83,7 @@ def test_relatives_of_bert(tmp_path, kind, max_length, changes):
     model, config = (getattr(transformers, f"{kind}{end}") for end in ("Model", "Config"))
     encoder = load(save_model(tmp_path, model, config, **changes))
     assert encoder.max_length == max_length
-    ids = encoder.tokenize([*TEXTS, "dog " * 50])
-    local, global_ = encoder.encode(ids)
-    alone = [encoder.encode([caption]) for caption in ids]
-    np.testing.assert_allclose(local, np.concatenate([states for states, _ in alone]), atol=1e-5)
-    np.testing.assert_allclose(global_, np.concatenate([pooled for _, pooled in alone]), atol=1e-5)
+    check_states(tmp_path, encoder, -1, [*TEXTS, "dog " * 50])
 
 
 @pytest.mark.parametrize("layer", [0, 2, 3, -1, -3])

@@ -1,5 +1,7 @@
 """Cached features before the head: their statistics, and noise that evaluation never sees."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,7 +10,6 @@ from xret.heads.modules.cached_input import CachedInput
 
 LENGTH = torch.tensor([4, 1, 3])
 OFF = {"standardize": False, "dropout": 0.0}
-NOISES = [{"dropout": 0.5}, {"hidden_dropout": 0.5, "layers": "mlp"}]
 
 
 class Part:
@@ -37,36 +38,33 @@ def test_channels_are_standardised_by_the_valid_rows_alone():
     assert {"rows_input.mean", "rows_input.deviation"} <= adapter.state_dict().keys()  # kept with the weights
 
 
-@pytest.mark.parametrize("noise", NOISES)
-def test_evaluation_is_untouched_by_noise(noise):
-    torch.manual_seed(1)
-    plain = RowsAdapter(6, 6, 8, global_="pooled", batch_norm=False, layers=noise.get("layers", "linear"))
-    noisy = RowsAdapter(6, 6, 8, global_="pooled", batch_norm=False, **noise)
-    noisy.load_state_dict(plain.state_dict())
-    local = rows()
-    while_training, expected = noisy(LENGTH, local), plain(LENGTH, local)
-    assert not torch.equal(while_training.global_, expected.global_)
-    evaluated = noisy.eval()(LENGTH, local)
-    assert torch.equal(evaluated.local, expected.local)
-    assert torch.equal(evaluated.global_, expected.global_)
+def cached_rows():
+    return {"length": LENGTH, "local": rows()}
+
+
+def tokens():
+    return {"length": torch.tensor([3, 1]), "token": torch.tensor([[1, 2, 3], [4, 0, 0]])}
 
 
 @pytest.mark.parametrize(
-    ("layers", "noise"),
+    ("make", "given", "noise"),
     [
-        ({"local": "gru"}, {"dropout": 0.5}),
-        ({"local": "gru"}, {"state_dropout": 0.5}),
-        ({"encoder": "bag"}, {"dropout": 0.5}),
+        (partial(RowsAdapter, 6, 6, 8, global_="pooled"), cached_rows, {"dropout": 0.5}),
+        (partial(RowsAdapter, 6, 6, 8, layers="mlp", batch_norm=False), cached_rows, {"hidden_dropout": 0.5}),
+        (partial(WordsAdapter, 7, 8, local="gru"), tokens, {"dropout": 0.5}),
+        (partial(WordsAdapter, 7, 8, local="gru"), tokens, {"state_dropout": 0.5}),
+        (partial(WordsAdapter, 7, 8, encoder="bag"), tokens, {"dropout": 0.5}),
     ],
 )
-def test_evaluation_of_words_is_untouched_by_noise(layers, noise):
+def test_evaluation_is_untouched_by_noise(make, given, noise):
     torch.manual_seed(1)
-    plain, noisy = WordsAdapter(7, 8, **layers), WordsAdapter(7, 8, **layers, **noise)
+    plain, noisy = make(), make(**noise)
     noisy.load_state_dict(plain.state_dict())
-    token, length = torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([3, 1])
-    assert not torch.equal(noisy(length, token=token).global_, plain(length, token=token).global_)
-    noisy.eval()
-    assert torch.equal(noisy(length, token=token).global_, plain(length, token=token).global_)
+    expected = plain(**given())
+    assert not torch.equal(noisy(**given()).global_, expected.global_)
+    evaluated = noisy.eval()(**given())
+    assert torch.equal(evaluated.local, expected.local)
+    assert torch.equal(evaluated.global_, expected.global_)
 
 
 def test_nothing_is_drawn_where_nothing_is_asked_for():

@@ -30,14 +30,6 @@ def test_weights_are_interpolated(seed, length, pieces):
             assert pooled[b, column].item() == pytest.approx((weights * values).sum(), rel=1e-9, abs=1e-12)
 
 
-def test_gradients_and_order():
-    module = FSPool(3, 3).double()
-    local, length = torch.randn(2, 5, 3, dtype=torch.float64, requires_grad=True), torch.tensor([5, 2])
-    assert torch.autograd.gradcheck(lambda x: module(x, length, None).embedding, (local,))
-    full = torch.tensor([5, 5])
-    torch.testing.assert_close(module(local.flip(1), full, None).embedding, module(local, full, None).embedding)
-
-
 def test_shares_of_the_knots_add_up_to_one():
     shares = interpolation(torch.tensor([1, 2, 7]), 7, 4, torch.float64)
     torch.testing.assert_close(shares.sum(2), torch.ones(3, 7, dtype=torch.float64))

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from recorded import assert_near, near
 
 from xret.heads.modules.aggregators import gpo
 from xret.heads.modules.aggregators.gpo import GPO, INDICES, cos_sin_positions
-from xret.heads.modules.aggregators.pooling import sorted_rows
 from xret.heads.modules.padding import mean_rows
 
 VARIANTS = [
@@ -97,24 +94,6 @@ def test_a_batch_of_many_lengths_is_each_sample_alone(parameters):
         torch.testing.assert_close(pooled[b], one_sample(module, values))
 
 
-@settings(max_examples=30)
-@given(
-    variant=st.sampled_from(VARIANTS),
-    length=st.lists(st.integers(1, 9), min_size=1, max_size=5),
-    seed=st.integers(0, 1000),
-)
-def test_coefficients_add_up_to_one_over_the_valid_ranks(variant, length, seed):
-    module = make(**variant)
-    lengths = torch.tensor(length)
-    local = torch.randn(len(length), 9, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    weights = module.coefficients(lengths, sorted_rows(local, lengths))
-    assert weights.shape == (len(length), max(length), 3)[: 3 if module.per_dimension else 2]
-    torch.testing.assert_close(weights.sum(1), torch.ones_like(weights.sum(1)))
-    for b, rows in enumerate(length):
-        assert (weights[b, :rows] > 0).all()
-        assert (weights[b, rows:] == 0).all()
-
-
 def test_a_batch_is_one_pass_over_its_different_lengths():
     module, passes = make(), []
     module.gru.register_forward_hook(lambda gru, inputs, output: passes.append(inputs[0].batch_sizes.tolist()))
@@ -134,13 +113,6 @@ def test_interpolation_begins_as_average_pooling():
     local, length = torch.randn(3, 5, 3), torch.tensor([5, 2, 1])
     pooled = GPO(3, 3, generator="interpolation")(local, length, None).embedding
     torch.testing.assert_close(pooled, mean_rows(local, length))
-
-
-def test_gradients_of_the_weights():
-    module = make(feature_input=True)
-    local, length = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True), torch.tensor([4, 2])
-    weights = tuple(module.parameters())
-    assert torch.autograd.gradcheck(lambda x, *_: module(x, length, None).embedding, (local, *weights))
 
 
 def test_refuses_what_cannot_be():

@@ -65,13 +65,6 @@ def test_loops_over_elements_and_pairs():
     assert intra_set_divergence(elements, margin=0.3).item() == pytest.approx(sum(pairs) / 18)
 
 
-def test_gradcheck():
-    elements = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
-    global_ = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(global_discriminative, (elements, global_))
-    assert torch.autograd.gradcheck(intra_set_divergence, elements)
-
-
 def test_divergence_of_a_single_element_is_an_attached_zero():
     elements = torch.randn(2, 1, 4, requires_grad=True)
     loss = intra_set_divergence(elements)

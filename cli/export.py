@@ -1,6 +1,7 @@
 """``xret export``: the embeddings of a run for the code of others."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,8 +20,9 @@ from .parsing import NEW_FOLDER, show
 )
 @click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
 @click.option("--split", default="test", show_default=True, help="Whose images and captions.")
+@click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-def export(run: str, out: Path, store: str | None, split: str, device: str) -> None:
+def export(run: str, out: Path, **options: Any) -> None:
     """Write the embeddings of a run into files.
 
     They are those that RUN gives the images and captions of a split, with their ids, names and texts.
@@ -33,7 +35,7 @@ def export(run: str, out: Path, store: str | None, split: str, device: str) -> N
     from ..heads.retrieval.export import export_embeddings
     from ..heads.retrieval.retriever import Retriever
 
-    summary = export_embeddings(Retriever(run, store=store, split=split, device=device), out)
+    summary = export_embeddings(Retriever(run, **options), out)
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
     show(
         summary,

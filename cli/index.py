@@ -1,6 +1,7 @@
 """``xret index``: candidates for the search in a large gallery."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -26,8 +27,9 @@ from .parsing import NEW_FOLDER, show
     type=click.FloatRange(0, 1),
     help="Share of the exact top 10 to find; the smallest effort that reaches it on a sample of queries is chosen.",
 )
+@click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda; for embedding.")
-def index(run: str, out: Path, store: str | None, split: str, factory: str | None, recall: float, device: str) -> None:
+def index(run: str, out: Path, factory: str | None, recall: float, **options: Any) -> None:
     """Index the gallery of a run for searches among very many.
 
     A search with --index compares the query only with candidates, those that have elements near to the query's, and
@@ -40,7 +42,7 @@ def index(run: str, out: Path, store: str | None, split: str, factory: str | Non
     from ..heads.retrieval.index import index_run
     from ..heads.retrieval.retriever import Retriever
 
-    built = index_run(Retriever(run, store=store, split=split, device=device), out, factory=factory, recall=recall)
+    built = index_run(Retriever(run, **options), out, factory=factory, recall=recall)
     lines = [f"{out}: index of {run}"]
     for name, facts in built.items():
         lines.append(

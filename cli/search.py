@@ -25,6 +25,7 @@ def run_options(command: Any) -> Any:
             click.option("--visual-weights", metavar=place, help="The image encoder's weights, if they have moved."),
             click.option("--text-weights", metavar=place, help="The text encoder's weights, if they have moved."),
             click.option("--trust", is_flag=True, help="Let weights run code, and run your own encoder."),
+            click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm)."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )
     ):

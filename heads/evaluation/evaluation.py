@@ -231,7 +231,7 @@ def _evaluate(
     measures = load_measures(rankers[0], protocol)
     if not hubness:
         return tables(rankers, _together(rankers, split, device, counts)[0], measures, ties, counts)
-    scale, deviations, tried = _choose_scale(rankers, device, counts, ties)
+    scale, deviations, tried = choose_scale(rankers, device, counts, ties)
     scales = () if scale is None else (scale,)
     scores, biases, _ = _together(rankers, split, device, counts, scales, deviations)
     found = tables(rankers, scores, measures, ties, counts)
@@ -277,7 +277,7 @@ def _together(
     return scores, mean, tuple(deviations)
 
 
-def _choose_scale(
+def choose_scale(
     rankers: Several[Ranker], device: torch.device, counts: Several[int], ties: Ties
 ) -> tuple[float | None, tuple[float, ...], dict[str, float]]:
     """Return the best scale on `CHOOSE`, each ranker's deviation there, and the RSUM of each scale that was tried."""

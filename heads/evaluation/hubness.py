@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ...pipeline.errors import RunError
 from ...pipeline.reading.prefetch import read_ahead
+from ..model import Model
 from ..modules.embedding import Embedding
 from ..modules.similarity import in_blocks
-from ..runs.features import batches_of
+from ..runs.features import Sets, batches_of
 from .metrics import BLOCK
 from .scoring import BATCH, Ranker, Scored, embed_all, representatives
 
@@ -87,27 +88,39 @@ def require_bank(rankers: Sequence[Ranker], split: str) -> None:
             )
 
 
-@torch.no_grad()
 def bank_biases(ranker: Ranker, scored: Scored, scales: Sequence[float], views: int = 1) -> Biases:
     """Return the biases of a split's images by training captions, and of its captions by training images.
 
-    The bank is embedded and compared batch by batch. Images are compared in the mean of their first `views` views.
+    Images are compared in the mean of their first `views` views.
     """
     model, device = scored.model, scored.similarity.device
-    bank = batches_of(ranker.sets, model, LEARN, device)
     images = [scored.image.embedding]
     for view in range(1, views):
         of_view = batches_of(ranker.sets, model, scored.split, device, views=(view,))
         images.append(embed_all(model.embed_images, of_view.image_features(BATCH)))
+    of_captions = caption_bias(ranker.sets, model, device, scored.text.embedding, scales)
+    same = representatives(scored.text.embedding, scored.texts)  # whose ties are exact, and stay so
+    return Biases(image_bias(ranker.sets, model, device, images, scales), of_captions[:, same])
+
+
+@torch.no_grad()
+def image_bias(
+    sets: Sets, model: Model, device: torch.device, views: Sequence[Embedding], scales: Sequence[float]
+) -> Tensor:
+    """Return the bias of images, in the mean of some views, with each scale, by captions that are read bit by bit."""
+    bank = batches_of(sets, model, LEARN, device)
     chosen = np.sort(np.random.default_rng(0).permutation(bank.captions)[:BANK])
     parts = read_ahead(bank.caption_source.fetch, np.split(chosen, range(BATCH, len(chosen), BATCH)), device)
+    embedded = (embed_all(model.embed_captions, [part]) for part in parts)
+    several = (torch.stack([in_blocks(model.similarity, one, captions) for one in views]) for captions in embedded)
+    return item_bias((one.mean(0).T for one in several), scales)
 
-    def compared(captions: Embedding) -> Tensor:
-        several = torch.stack([in_blocks(model.similarity, one, captions) for one in images])
-        return several.mean(0).T
 
-    of_images = item_bias((compared(embed_all(model.embed_captions, [part])) for part in parts), scales)
-    embedded = (embed_all(model.embed_images, [part]) for part in bank.image_features(BATCH))
-    of_captions = item_bias((in_blocks(model.similarity, one, scored.text.embedding) for one in embedded), scales)
-    same = representatives(scored.text.embedding, scored.texts)  # whose ties are exact, and stay so
-    return Biases(of_images, of_captions[:, same])
+@torch.no_grad()
+def caption_bias(
+    sets: Sets, model: Model, device: torch.device, captions: Embedding, scales: Sequence[float]
+) -> Tensor:
+    """Return the bias of captions with each scale, by images that are read batch by batch."""
+    features = batches_of(sets, model, LEARN, device).image_features(BATCH)
+    embedded = (embed_all(model.embed_images, [part]) for part in features)
+    return item_bias((in_blocks(model.similarity, one, captions) for one in embedded), scales)

@@ -2,7 +2,7 @@
 
 Each file says in its metadata, or in `about.json` beside the arrays, what it holds. The arrays are called ``images``
 and ``captions``; of a Gaussian ``images.mean`` and ``images.log_variance``, of a sequence ``images.rows`` and
-``images.length``.
+``images.length``. Where hubness is corrected, ``images.bias`` is to be added to the scores of each image as an answer.
 
     FILE.parquet       a row a sample: modality (image, caption), id, image_id, file_name, caption, and its embedding:
                        lists of D numbers in the column `embedding` (sets and sequences: a list of such lists), or in
@@ -77,6 +77,10 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> About:
         for modality, embedding in (("images", gallery.images), ("captions", gallery.captions))
         for name, part in tensors_of(embedding).items()
     }
+    if retriever.hubness and retriever.scale is not None:
+        about["hubness"] = retriever.scale
+        biases = {modality: retriever.bias(modality) for modality in ("images", "captions")}
+        arrays |= {f"{name}.bias": bias.cpu().numpy() for name, bias in biases.items() if bias is not None}
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
     with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
@@ -114,7 +118,7 @@ def _write_safetensors(path: Path, gallery: Gallery, arrays: Arrays, about: Abou
     save_file(arrays | {"caption_image": gallery.caption_image.astype(np.int64)}, path, metadata=metadata)
 
 
-def _write_parquet(path: Path, gallery: Gallery, _arrays: Arrays, about: About) -> None:
+def _write_parquet(path: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
     pa = _pyarrow()
     images, captions = len(gallery.image_ids), len(gallery.texts)
     owners = gallery.caption_image.tolist()
@@ -128,6 +132,8 @@ def _write_parquet(path: Path, gallery: Gallery, _arrays: Arrays, about: About) 
     table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
     sides = [_columns(pa, embedding) for embedding in (gallery.images, gallery.captions)]
     table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
+    if "images.bias" in arrays:
+        table["bias"] = pa.array(np.concatenate([arrays["images.bias"], arrays["captions.bias"]]))
     pa.parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about)}), path)
 
 

@@ -5,7 +5,8 @@ those of a query; their samples are compared with the query, from embeddings tha
 
     index.json             what was indexed, and how
     images/, captions/     elements.faiss, and the embeddings by the names of `tensors_of`, float32; of sequences the
-                           rows one after another, and the lengths, int64
+                           rows one after another, and the lengths, int64; and, where hubness is corrected, the
+                           `bias` that is added to the score of each sample, float32
 """
 
 import json
@@ -50,6 +51,7 @@ class Items:
         self._arrays = {name: np.memmap(folder / name, np.float32, "c").reshape(-1, *shape) for name, shape in shapes}
         first = next(iter(self._arrays.values()))
         self._starts, self._count, self.size = None, len(first), first.shape[1] if first.ndim == 3 else 1
+        self.bias = np.fromfile(folder / "bias", np.float32) if (folder / "bias").exists() else None
         self.elements = self._count * self.size
         if facts["kind"] == "sequence":
             self._starts = np.concatenate([[0], np.cumsum(np.fromfile(folder / "length", np.int64))])
@@ -91,6 +93,24 @@ class Items:
             return Sequence(pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts]))
         return embedding_of({name: torch.from_numpy(array[rows]) for name, array in self._arrays.items()})
 
+    def biased(self, scores: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
+        """Return the scores of the samples in some rows with their biases, if there are any."""
+        return scores if self.bias is None else scores + self.bias[rows]
+
+    def vectors(self, similarity: Any, embedding: Embedding, rows: np.ndarray | slice) -> np.ndarray:
+        """Return `vectors` of the samples in some rows, float32 [T, W].
+
+        With biases b another coordinate makes a squared distance larger by 2 (max b - b), and a cosine, which is 1 less
+        half of it, smaller by max b - b.
+        """
+        found = vectors(similarity, embedding)
+        if self.bias is None:
+            return found
+        own = np.sqrt(2 * (self.bias.max() - self.bias))[rows]
+        if isinstance(embedding, Sequence):
+            own = np.repeat(own, embedding.length.numpy())
+        return beside(found, np.repeat(own, len(found) // len(own)))
+
     def blocks(self, queries: int = 1) -> Iterator[tuple[int, Embedding]]:
         """Yield all embeddings with their first rows, in blocks for the comparison with some queries."""
         width = sum(array.shape[-1] for array in self._arrays.values())
@@ -119,6 +139,11 @@ def vectors(similarity: Any, embedding: Embedding, *, query: bool = False) -> np
     return functional.pad(rows.detach().cpu().float(), (0, -rows.shape[1] % 8)).numpy()
 
 
+def beside(rows: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """Return `rows` [T, W] with `more` [T] as another coordinate, filled up to a multiple of 8."""
+    return np.concatenate([rows, more[:, None], np.zeros((len(rows), 7))], axis=1, dtype=np.float32)
+
+
 @torch.no_grad()
 def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Compare Q queries with every item; return the rows and scores of each query's k best answers."""
@@ -127,7 +152,7 @@ def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -
     for first, block in items.blocks(count):
         for query, scores in enumerate(compare(queries, block).float().cpu().numpy()):
             rows = np.arange(first, first + len(scores))
-            (old, old_scores), (new, new_scores) = found[query], best(rows, scores, k)
+            (old, old_scores), (new, new_scores) = found[query], best(rows, items.biased(scores, rows), k)
             found[query] = best(np.concatenate([old, new]), np.concatenate([old_scores, new_scores]), k)
     return found
 
@@ -157,6 +182,8 @@ class Index:
         """Return the rows, sorted, that one query is compared with."""
         depth = min(max(self._depth, k * self.items.size), self.items.elements)
         looked_for = vectors(self._similarity, query, query=True)
+        if self.items.bias is not None:
+            looked_for = beside(looked_for, np.zeros(len(looked_for)))
         found = self._faiss.search(looked_for, depth)[1] if len(looked_for) else np.empty(0, np.int64)
         return np.unique(self.items.owners(found[found >= 0]))
 
@@ -166,7 +193,8 @@ class Index:
         rows = self.candidates(query, k)
         if len(rows) < min(k, len(self.items)):
             return search_exactly(query, self.items, compare, k)[0]
-        return best(rows, compare(query, self.items[rows])[0].float().cpu().numpy(), k)
+        scores = compare(query, self.items[rows])[0].float().cpu().numpy()
+        return best(rows, self.items.biased(scores, rows), k)
 
 
 def build(
@@ -189,12 +217,14 @@ def build(
     lists = max(1, min(round(4 * math.sqrt(items.elements)), items.elements // PER_LIST))
     factory = factory or ("Flat" if items.elements < SMALL else f"IVF{lists},SQ8")
     share = min(1.0, max(PER_LIST * lists, 1 << 16) / items.elements)
-    sample = vectors(similarity, items[np.sort(rng.permutation(len(items))[: math.ceil(share * len(items))])])
+    drawn = np.sort(rng.permutation(len(items))[: math.ceil(share * len(items))])
+    sample = items.vectors(similarity, items[drawn], drawn)
     try:
         index = faiss.index_factory(sample.shape[1], factory)
         index.train(sample)
-        for _, block in items.blocks():
-            index.add(vectors(similarity, block))
+        for first, block in items.blocks():
+            rows = slice(first, first + len(next(iter(tensors_of(block).values()))))
+            index.add(items.vectors(similarity, block, rows))
     except RuntimeError as error:
         reason = str(error).rpartition(": ")[2]
         raise RunError(f"FAISS cannot build '{factory}' of {items.elements:,} elements: {reason}") from error
@@ -220,8 +250,8 @@ def index_run(
 ) -> dict[Modality, dict[str, Any]]:
     """Make a folder with an index of a gallery's images and one of its captions; it appears when it is whole.
 
-    No modality is held in memory as a whole. Of each the `samples`, `elements`, `factory`, `effort`, `recall` and
-    `bytes` are returned; arguments and errors are those of `build`.
+    No modality is held in memory as a whole, but where hubness is corrected. Of each the `samples`, `elements`,
+    `factory`, `effort`, `recall` and `bytes` are returned; arguments and errors are those of `build`.
     """
     load_faiss()
     if out.exists():
@@ -229,6 +259,9 @@ def index_run(
     modalities: tuple[Modality, Modality] = ("images", "captions")
     with making(out, RunError, "make room, or take another --out") as partial:
         facts = {name: Items.write(partial / name, retriever.gallery.embedded(name)) for name in modalities}
+        for modality in modalities if retriever.hubness else ():
+            if (bias := retriever.bias(modality)) is not None:
+                bias.cpu().numpy().astype(np.float32).tofile(partial / modality / "bias")
         for modality, other in zip(modalities, modalities[::-1], strict=True):
             queries = Items(partial / other, facts[other])
             sample = queries[np.sort(np.random.default_rng(1).permutation(len(queries))[:SAMPLE])]

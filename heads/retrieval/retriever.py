@@ -20,12 +20,14 @@ from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import some_of
-from ..evaluation.scoring import embed_all
+from ..evaluation.evaluation import choose_scale
+from ..evaluation.hubness import caption_bias, image_bias, require_bank
+from ..evaluation.scoring import Ranker, embed_all
 from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each
 from ..modules.similarity import in_blocks
 from ..runs.encoders import Encoders, find_encoders, reads_states
-from ..runs.features import open_store
+from ..runs.features import open_store, sets_of_run
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .folder import PictureFolder
@@ -37,10 +39,11 @@ log = logging.getLogger("xret")
 
 @dataclass(frozen=True)
 class Query:
-    """A text or a picture, embedded, and the modality that answers it."""
+    """A text or a picture, embedded, and the modality that answers it; `alike` where a picture looks for pictures."""
 
     embedding: Embedding
     answers: Modality
+    alike: bool = False
 
 
 class Retriever:
@@ -58,11 +61,12 @@ class Retriever:
         images: a folder of pictures to search instead of the split, see `PictureFolder`.
         index: a folder that `xret index` made of the same run, store and split; candidates then come from it.
         trust: let a file of weights run code while it is read.
+        hubness: hold back items that answer too many queries, see `evaluation.hubness`; an index says so itself.
 
     Raises:
         RunError: there is no run, or it is damaged.
         EncoderError: it reads words, and `text_weights` are named.
-        QueryError: `images` and `index` are both given.
+        QueryError: `images` or `hubness` is given with `index`.
         DeviceError: the device is missing.
     """
 
@@ -79,6 +83,7 @@ class Retriever:
         images: str | Path | None = None,
         index: str | Path | None = None,
         trust: bool = False,
+        hubness: bool = False,
     ) -> None:
         self.run, self.split, self.device = Run(run), split, pick_device(device)
         if text_weights is not None and not reads_states(self.run):
@@ -88,6 +93,9 @@ class Retriever:
             )
         if index is not None and images is not None:
             raise QueryError("an index is of a split of a store, and a folder of pictures has none; leave one out")
+        if index is not None and hubness:
+            raise QueryError("an index says by itself whether hubness is corrected; leave --hubness to `xret index`")
+        self.hubness, self._biases = hubness, dict[Modality, Tensor | None]()
         self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
         self._store, self.data_root, self._trust = store, None if data_root is None else Path(data_root), trust
         self._images, self._index = None if images is None else Path(images), None if index is None else Path(index)
@@ -128,6 +136,32 @@ class Retriever:
     def image_encoders(self) -> Encoders:
         """The encoder of images for each feature set, and the dtype of its features."""
         return find_encoders(self.run, "image", self.weights["image"], str(self.device), self._trust)
+
+    @cached_property
+    def scale(self) -> float | None:
+        """The scale by which hubness is corrected, chosen on val; None: none is better than without."""
+        ranker = Ranker(self.run, self.cache, sets_of_run(self.run, self.cache))
+        require_bank([ranker], self.split)
+        with within_memory(self.device):
+            best, (deviation,), tried = choose_scale([ranker], self.device, (1,), "pessimistic")
+        if best is None:
+            log.warning("hubness is not corrected: no scale is better on val than none (RSUM %.2f)", tried["none"])
+            return None
+        return best / deviation
+
+    def bias(self, modality: Modality) -> Tensor | None:
+        """Return what is added to the score of each item of a modality, float64 [N]; None: nothing."""
+        if not self.hubness or self.scale is None:
+            return None
+        if modality not in self._biases:
+            sets, items = sets_of_run(self.run, self.cache), self.searched.of(modality)
+            with within_memory(self.device):
+                if modality == "images":
+                    found = image_bias(sets, self.model, self.device, [items], [self.scale])
+                else:
+                    found = caption_bias(sets, self.model, self.device, items, [self.scale])
+            self._biases[modality] = found[0]
+        return self._biases[modality]
 
     def encode_text(self, texts: Sequence[str], *, warn: bool = True) -> Embedding:
         """Embed B texts: float32 [B, D], [B, K, D], or a Gaussian or Sequence of B.
@@ -185,7 +219,10 @@ class Retriever:
         query = self._query(query, k)
         compare, answers = self.comparison(query.answers), query.answers
         if self._index is None:
-            return self.searched.best(answers, compare(query.embedding, self.searched.of(answers))[0], k)
+            found = compare(query.embedding, self.searched.of(answers))[0]
+            if not query.alike and (bias := self.bias(answers)) is not None:
+                found = found + bias.to(found)
+            return self.searched.best(answers, found, k)
         if answers not in self._opened:
             self._opened[answers] = open_index(self._index, answers, self)
         index = self._opened[answers]
@@ -213,7 +250,8 @@ class Retriever:
     def encode_query(self, query: Picture) -> Query:
         """Embed a query of `search`; errors as there."""
         if not isinstance(query, str):
-            return Query(self._encoded("images", query), "captions" if self._images is None else "images")
+            alike = self._images is not None
+            return Query(self._encoded("images", query), "images" if alike else "captions", alike)
         _require_query(query)
         if not reads_states(self.run):
             _require_known_word(query, self.unknown_words([query]))

@@ -115,6 +115,8 @@ def test_exact_search_in_blocks_is_exact_search(block, count, seed):
     gallery, queries = embeddings("set", count, seed), embeddings("set", 2, seed + 10)
 
     class Gallery:
+        bias, biased = None, Items.biased
+
         def blocks(self, _queries):
             return ((first, gallery[first : first + block]) for first in range(0, count, block))
 
@@ -226,3 +228,25 @@ def test_the_command(made, tmp_path):
     ):
         assert sentence in refused("index", *words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "other"]
+
+
+@pytest.mark.parametrize("name", ["cosine", "smooth-chamfer", "wasserstein", "cross-attention"])
+def test_biases_are_in_the_candidates_and_in_the_scores(tmp_path, name):
+    similarity = SIMILARITIES[name]()
+    gallery, queries = (embeddings(similarity.embedding, size, seed) for size, seed in ((400, 1), (40, 2)))
+    facts, rng = Items.write(tmp_path, [gallery]), np.random.default_rng(0)
+    spread = float(comparing(similarity)(queries, gallery).detach().std())
+    bias = (spread * rng.normal(size=400)).astype(np.float32)
+    bias.tofile(tmp_path / "bias")
+    build(tmp_path, facts, queries, comparing(similarity), similarity)
+    assert facts["recall"] >= 0.99
+    index = Index(tmp_path, facts, similarity)
+    if name == "cosine":  # the nearest vectors are then the best answers
+        index.set_effort(1)
+    for row in range(40):
+        query = part(queries, row, row + 1)
+        scores = comparing(similarity)(query, gallery)[0].detach().numpy() + bias
+        rows, found = index.search(query, 5, comparing(similarity))
+        missed = set(np.argsort(-scores, kind="stable")[:5]) - set(rows)
+        assert len(missed) <= (0 if name == "cosine" else 1)
+        np.testing.assert_allclose(found, scores[rows], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,79 @@
+"""Searching, indexing and exporting with the correction of hubness, against its formula in numpy."""
+
+import numpy as np
+import pytest
+from command_line import refused
+from safetensors.numpy import load_file
+
+from xret.heads.retrieval import retriever as room
+from xret.heads.retrieval.export import export_embeddings
+from xret.heads.retrieval.index import index_run
+from xret.heads.retrieval.retriever import Retriever
+from xret.pipeline.errors import QueryError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SCALE = 20.0
+
+
+@pytest.fixture
+def corrected(made, monkeypatch):
+    """A retriever with a scale that is not chosen, and the biases of its images and captions."""
+    monkeypatch.setattr(room, "choose_scale", lambda *_: (2.0, (2.0 / SCALE,), {}))
+    run = made.run()
+    bank, test = Retriever(run, split="train").gallery, Retriever(run)
+    by_captions = test.similarity(test.gallery.images, bank.captions).double().numpy()
+    by_images = test.similarity(bank.images, test.gallery.captions).double().numpy()
+    biases = [-np.log(np.exp(SCALE * one).mean(axis)) / SCALE for one, axis in ((by_captions, 1), (by_images, 0))]
+    return Retriever(run, hubness=True), *biases
+
+
+def test_each_answer_has_its_bias(corrected, made):
+    retriever, of_images, of_captions = corrected
+    plain, text = Retriever(made.run()), retriever.gallery.texts[0]
+    for query, bias, names in (
+        (text, of_images, plain.gallery.image_ids),
+        (sorted(made.images.rglob("*.png"))[0], of_captions, plain.gallery.caption_ids),
+    ):
+        without = {hit.id: hit.score for hit in plain.search(query, 1000)}
+        found = retriever.search(query, 1000)
+        expected = {name: without[name] + bias[row] for row, name in enumerate(names)}
+        assert {hit.id: hit.score for hit in found} == pytest.approx(expected, abs=1e-5)
+        assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+
+
+def test_an_index_has_the_biases_itself(corrected, tmp_path):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    retriever = corrected[0]
+    index_run(retriever, tmp_path / "index")
+    text = retriever.gallery.texts[3]
+    found = Retriever(retriever.run.path, index=tmp_path / "index").search(text, 5)
+    assert [(hit.id, round(hit.score, 4)) for hit in found] == [
+        (hit.id, round(hit.score, 4)) for hit in retriever.search(text, 5)
+    ]
+    with pytest.raises(QueryError, match="leave --hubness"):
+        Retriever(retriever.run.path, index=tmp_path / "index", hubness=True)
+
+
+def test_an_export_has_them_beside_the_embeddings(corrected, tmp_path):
+    retriever, of_images, of_captions = corrected
+    assert export_embeddings(retriever, tmp_path / "e.safetensors")["hubness"] == pytest.approx(SCALE)
+    arrays = load_file(tmp_path / "e.safetensors")
+    np.testing.assert_allclose(arrays["images.bias"], of_images, atol=1e-5)
+    np.testing.assert_allclose(arrays["captions.bias"], of_captions, atol=1e-5)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    export_embeddings(retriever, tmp_path / "e.parquet")
+    column = parquet.read_table(tmp_path / "e.parquet")["bias"].to_numpy()
+    np.testing.assert_allclose(column, np.concatenate([of_images, of_captions]), atol=1e-5)
+
+
+def test_pictures_of_a_folder_are_held_back_for_texts_alone(corrected, made):
+    retriever = corrected[0]
+    folder = Retriever(retriever.run.path, images=made.images, hubness=True)
+    plain = Retriever(retriever.run.path, images=made.images)
+    text, picture = retriever.gallery.texts[0], sorted(made.images.rglob("*.png"))[0]
+    assert [hit.score for hit in folder.search(text)] != [hit.score for hit in plain.search(text)]
+    assert folder.search(picture) == plain.search(picture)
+
+
+def test_the_training_split_has_no_bank_of_its_own(made):
+    assert "evaluate another split" in refused("search", made.run(), "a picture", "--hubness", "--split", "train")

@@ -10,6 +10,7 @@ import torch
 from ..pipeline.errors import CacheError, RunError
 from ..pipeline.files import write_text
 from ..pipeline.reading.joined_sets import parts_of
+from ..pipeline.reading.split import Split
 from ..pipeline.store import FeatureCache
 from .model import build_losses, build_model, feature_facts
 from .recipes.blocks import Recipe
@@ -79,6 +80,11 @@ def fitting_sets(cache: FeatureCache, recipe: Recipe, splits: Iterable[str]) -> 
 def set_names(sets: Sets) -> list[str]:
     """Return the names of the feature sets of both sides."""
     return [part.name for side in sets for part in parts_of(side)]
+
+
+def skipped(sets: Sets) -> dict[str, int]:
+    """Return how many samples that trainings read have no features; a repair of the store changes what is learnt."""
+    return {split: Split.of(*sets, split).skipped for split in ("train", "val")}
 
 
 def full_url(store: str) -> str:

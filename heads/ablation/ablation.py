@@ -31,7 +31,7 @@ from ..recipes.blocks import Recipe
 from ..recipes.schema import difference
 from ..runs.features import Sets
 from ..runs.run import Run
-from ..series import claim, fitting_sets, full_url, identity, make_folder, set_names
+from ..series import claim, fitting_sets, full_url, identity, make_folder, set_names, skipped
 from ..training.train import train
 from .plan import Plan
 from .table import Entry, Line, as_text, summarise
@@ -143,11 +143,13 @@ def ablate(
         for seed in range(seeds):
             run = str(root / variant.name / f"seed={seed}")
             cells[run] = Cell(run, url, variant.recipe, seed, plan.split, views, device, jobs == 1)
-    names = [set_names(sets_of[variant.name]) for variant in plan.variants if not variant.baseline]
-    shared = names[0] if all(one == names[0] for one in names) else None
+    used = [sets_of[variant.name] for variant in plan.variants if not variant.baseline]
+    own: dict[str, Any] = {"manifest_sha256": cache.manifest_sha256, "sets": None}
+    if all(set_names(one) == set_names(used[0]) for one in used):
+        own |= {"sets": set_names(used[0]), "skipped": skipped(used[0])}
     make_folder(root)
     with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
-        claim(root, "ablation", {"manifest_sha256": cache.manifest_sha256, "sets": shared} | plan.description)
+        claim(root, "ablation", own | plan.description)
         outcomes = _outcomes(list(cells.values()), jobs)
     rows = {row for variant in plan.variants for row in variant.paper}
     only = next(iter(rows)) if len(rows) == 1 else None  # may be shown, with its name, for another data set

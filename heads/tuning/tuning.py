@@ -39,7 +39,7 @@ from ..recipes.blocks import Recipe
 from ..recipes.recipe import load_recipe
 from ..recipes.settings import normalised
 from ..runs.run import copy_sources, recipe_text
-from ..series import as_text, claim, fitting_sets, full_url, identity, make_folder, set_names
+from ..series import as_text, claim, fitting_sets, full_url, identity, make_folder, set_names, skipped
 from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
 
@@ -183,6 +183,7 @@ def tune(
     texts = {key: describe(one) for key, one in varied.items()}
     make_folder(root)
     own = {"name": loaded.name, "manifest_sha256": cache.manifest_sha256, "sets": set_names(sets), "seed": seed}
+    own["skipped"] = skipped(sets)
     study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device)
     with _locked(root / "lock"):
         claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})

@@ -239,6 +239,9 @@ def test_a_folder_belongs_to_one_ablation(stores, whole, tmp_path):
     other = make_store(tmp_path / "other.zarr", train=10, val=4, test=4)
     with pytest.raises(RunError, match="belongs to another ablation: manifest_sha256 is"):
         ablated(other, plan_of(), out)
+    broken = make_store(tmp_path / "broken.zarr", train=12, val=4, test=4, broken=(3,))
+    with pytest.raises(RunError, match=r"belongs to another ablation: skipped\.train is 0 there and 1 now"):
+        ablated(broken, plan_of(), out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(RunError, match="is not empty and holds no ablation"):

@@ -180,6 +180,8 @@ def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
             tuned(stores(), out, **options)
     with pytest.raises(RunError, match="sets is"):
         tuned(make_store(tmp_path / "s.zarr", train=12, val=4, test=4, weights="b"), out)
+    with pytest.raises(RunError, match=r"skipped\.train is 0 there and 1 now"):
+        tuned(make_store(tmp_path / "broken.zarr", train=12, val=4, test=4, broken=(3,)), out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(RunError, match="is not empty and holds no tuning"):

@@ -61,20 +61,32 @@ def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
 class Branch(nn.Module):
     """One modality: an adapter of one feature set or several, then an aggregator.
 
-    With a `residual` the embedding is added to the frozen global feature.
+    With a `residual` the embedding is added to the frozen global feature. A `twin` is a second adapter of the same
+    features, for an aggregator that wants one.
     """
 
-    def __init__(self, adapter: nn.Module, aggregator: nn.Module, residual: Residual | None = None) -> None:
+    def __init__(
+        self,
+        adapter: nn.Module,
+        aggregator: nn.Module,
+        residual: Residual | None = None,
+        twin: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.adapter = adapter
         self.aggregator = aggregator
         self.residual = residual
+        self.twin = twin
 
     @property
     def adapters(self) -> list[Adapter]:
         """That of each feature set."""
-        several: Any = self.adapter.sets if isinstance(self.adapter, JoinedAdapter) else [self.adapter]
-        return list(several)
+        return _of_each_set(self.adapter)
+
+    @property
+    def twins(self) -> list[Adapter]:
+        """The second one of each feature set; none where there is no twin."""
+        return [] if self.twin is None else _of_each_set(self.twin)
 
     @property
     def words(self) -> WordsAdapter | None:
@@ -98,8 +110,10 @@ class Branch(nn.Module):
         one = features.length, features.local, features.global_, features.token
         inputs = (features.parts,) if isinstance(self.adapter, JoinedAdapter) else one
         adapted = self.adapter(*inputs, uses_local=self.aggregator.uses_local)
-        placed = {"place": _place(features)} if self.aggregator.uses_place else {}
-        made = self.aggregator(adapted.local, adapted.length, adapted.global_, **placed)
+        more: dict[str, Any] = {"place": _place(features)} if self.aggregator.uses_place else {}
+        if self.twin is not None:
+            more["twin"] = self.twin(*inputs, uses_local=self.aggregator.uses_local)
+        made = self.aggregator(adapted.local, adapted.length, adapted.global_, **more)
         if self.residual is not None:  # losses on the global feature then mean the frozen one
             assert features.global_ is not None, "fields asks for it"
             made = made._replace(embedding=self.residual(made.embedding, features.global_))
@@ -107,6 +121,11 @@ class Branch(nn.Module):
         words = features.words
         token = None if words is None or words.token is None else Sequence(words.token, words.length)
         return made._replace(global_=adapted.global_, token=token)
+
+
+def _of_each_set(adapter: nn.Module) -> list[Adapter]:
+    several: Any = adapter.sets if isinstance(adapter, JoinedAdapter) else [adapter]
+    return list(several)
 
 
 def _place(features: Features) -> Tensor | None:
@@ -190,8 +209,7 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
 def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
     sets, dim = facts_of_each(facts), recipe.model.dim
     require_kinds(recipe, side, sets)
-    adapters = [_adapter(recipe, side, one) for one in sets]
-    adapter = adapters[0] if len(adapters) == 1 else JoinedAdapter(adapters, dim)
+    adapter = _adapter_of_all(recipe, side, sets)
     block = recipe.aggregator[side]
     if block.get("positions") == "grid" and [one.kind for one in sets] != ["grid"]:
         block = {**block, "positions": "none"}  # only the cells of a map lie in rows and columns
@@ -200,7 +218,13 @@ def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
     )
     _require_rows(recipe, side, sets, bool(aggregator.uses_local))
     residual = Residual(dim, sets[0].global_channels or 0) if recipe.model.residual else None
-    return Branch(adapter, aggregator, residual)
+    twin = _adapter_of_all(recipe, side, sets) if aggregator.uses_twin else None
+    return Branch(adapter, aggregator, residual, twin)
+
+
+def _adapter_of_all(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> Any:
+    adapters = [_adapter(recipe, side, one) for one in sets]
+    return adapters[0] if len(adapters) == 1 else JoinedAdapter(adapters, recipe.model.dim)
 
 
 def _require_one_space(recipe: Recipe, image: Facts, text: Facts) -> None:

@@ -35,15 +35,16 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
 
 def components_of(model: Model, losses: nn.ModuleDict) -> list[tuple[str, str, nn.Module]]:
     """Return what a learning rate can be given to: a component, the part of it that is of one side, and its modules."""
-    image, text = (
-        nn.ModuleList([side.aggregator, *([] if side.residual is None else [side.residual])])
-        for side in (model.image, model.text)
-    )
+
+    def of(*modules: nn.Module | None) -> nn.Module:
+        return nn.ModuleList([module for module in modules if module is not None])
+
+    image, text = model.image, model.text
     return [
-        ("adapter", "image_adapter", model.image.adapter),
-        ("adapter", "text_adapter", model.text.adapter),
-        ("aggregator", "image_aggregator", image),
-        ("aggregator", "text_aggregator", text),
+        ("adapter", "image_adapter", of(image.adapter, image.twin)),
+        ("adapter", "text_adapter", of(text.adapter, text.twin)),
+        ("aggregator", "image_aggregator", of(image.aggregator, image.residual)),
+        ("aggregator", "text_aggregator", of(text.aggregator, text.residual)),
         ("similarity", "", model.compare),
         ("loss", "", losses),
     ]

@@ -25,7 +25,7 @@ from ...pipeline.store import OK, FeatureCache, ImageSet
 from ...pipeline.wording import counted
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
 from ..model import Model, build_losses, build_model
-from ..modules.adapters import RowsAdapter
+from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.recipe import load_recipe
@@ -260,17 +260,18 @@ def look_at_data(model: Model, split: Batches) -> None:
         RecipeError: its vectors are of another width than `adapter.words.word_dim`.
     """
     for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
-        for number, adapter in enumerate(branch.adapters):
+        for number, adapter in (*enumerate(branch.adapters), *enumerate(branch.twins)):
             if isinstance(adapter, RowsAdapter):
                 adapter.measure(partial(_of_set, parts, number), bool(branch.aggregator.uses_local))
-    words = model.text.words
-    if words is not None and words.vectors is not None:
-        read = read_word_vectors(words.vectors, split.caption_set.vocabulary or ())
+    words = [one for one in (*model.text.adapters, *model.text.twins) if isinstance(one, WordsAdapter)]
+    if words and words[0].vectors is not None:
+        read = read_word_vectors(words[0].vectors, split.caption_set.vocabulary or ())
         try:
-            words.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
+            for one in words:
+                one.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
         except ValueError as error:
             raise RecipeError(f"adapter.words: {error}") from error
-        _log.warning(f"words without a vector in {words.vectors}: {len(read.missing)} of {len(read.found)}")
+        _log.warning(f"words without a vector in {words[0].vectors}: {len(read.missing)} of {len(read.found)}")
 
 
 def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:

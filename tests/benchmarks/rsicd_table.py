@@ -11,8 +11,7 @@ so the command may be stopped and repeated. The store needs an image set, and ca
 
 `linear` and `mlp` begin with their recipes' values. The systems keep their parts and similarities. Alike for all of
 them are width, epochs, batches and a cosine, and what they begin with is what `mlp` has over the cached features: its
-perceptron, standardised channels, dropout of features and of the hidden layer, equal captions as positives;
-`gaussian-vsepp`, whose means are not normalised, learns next to nothing with noise and begins without it. Each but
+perceptron, standardised channels, dropout of features and of the hidden layer, equal captions as positives. Each but
 `pcme` has two rows: with its own loss, where that is of triplets over all negatives, because RSICD's captions repeat
 and the hardest negative is often none; and with the InfoNCE of the baselines in its place.
 
@@ -66,8 +65,6 @@ ROWS_LEFT_OUT = ("augment.image=0.2",)  # of all but systems that read one vecto
 NARROW = ("aggregator.image.head_dim=256", "aggregator.text.head_dim=256")
 UNWRITTEN = ("loss.caption-generation.weight=0",)  # a system writes captions on words only
 WRITERS = ("vsrn", "gaussian-vsrn")
-NOISELESS = ("standardize=false", "dropout=0", "hidden_dropout=0")
-NOT_NORMALISED = ("gaussian-vsepp",)  # noise of their features is noise of every distance: they hardly learn with it
 OF_TRIPLETS: dict[str, tuple[str, ...]] = {
     "vsepp": (),
     "vse-infty": ROWS_LEFT_OUT,
@@ -103,12 +100,7 @@ def settings(row: str, captions: str) -> list[str]:
         noise = [f"adapter.{kind}.{one}" for kind in kinds for one in ("standardize=true", "dropout=0.5")]
         return [*COMMON, "data.chunk=null", *noise, *(() if captions == "bert" else ON["words"]), *negative]
     unwritten = UNWRITTEN if recipe in WRITERS and captions != "words" else ()
-    plain: tuple[str, ...] = ()
-    if recipe in NOT_NORMALISED:
-        text = [f"adapter.tokens.{one}" for one in NOISELESS] if captions == "bert" else ["adapter.words.dropout=0"]
-        scale = ["loss.infonce.scale=1"] if "loss.infonce.weight=1" in own else []  # of distances that are no cosines
-        plain = (*(f"adapter.grid.{one}" for one in NOISELESS), *text, *scale)
-    return [*COMMON, *GRID, *ON[captions], *own, *unwritten, *plain]
+    return [*COMMON, *GRID, *ON[captions], *own, *unwritten]
 
 
 def train_row(store: str, folder: Path, row: str, captions: str, trials: int, seeds: int) -> None:

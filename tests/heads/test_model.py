@@ -5,6 +5,7 @@ import torch
 
 from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.optimisation import components_of
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
 
@@ -65,3 +66,17 @@ def test_a_global_feature_may_be_of_another_width_than_the_rows():
 def test_a_kind_without_an_adapter():
     with pytest.raises(RecipeError, match="no adapter for image features of kind 'sound': grid"):
         model_of("vsepp", image=FeatureFacts("sound", 5, 5))
+
+
+@pytest.mark.parametrize(("of", "image"), [("global", "grid"), ("average", "roi"), ("max", "roi")])
+def test_a_variance_has_a_projection_of_the_cached_feature_of_its_own(of, image):
+    settings = [f"aggregator.image.of={of}", "adapter.roi.layers=linear"]
+    model = build_model(load_recipe("gaussian-vsepp", settings), FeatureFacts(image, 2048, 2048), WORDS)
+    assert sum(p.numel() for p in model.image.parameters()) == 2 * 2_098_176  # eq. 1: 2048 to 1024, with biases
+    made = model.embed_images(Features(torch.tensor([4]), torch.rand(1, 4, 2048), torch.rand(1, 2048)))
+    made.embedding.log_variance.sum().backward()
+    assert all(p.grad is None for p in model.image.adapter.parameters())
+    assert all(p.grad.abs().sum() > 0 for p in model.image.twin.parameters())
+    # Both learn at the adapter's rate.
+    image_adapter = components_of(model, torch.nn.ModuleDict())[0][2]
+    assert {id(p) for p in image_adapter.parameters()} == {id(p) for p in model.image.parameters()}

@@ -44,12 +44,14 @@ class Aggregator(Part):
         uses_local: whether it reads the local rows.
         uses_global: whether it reads the global feature.
         uses_place: whether it also takes `place`, see `positions.cell_places`, of cells that are left of a map.
+        uses_twin: whether it also takes `twin`, what a second adapter with weights of its own makes of the features.
         embedding: what it gives: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
     """
 
     uses_local = True
     uses_global = False
     uses_place = False
+    uses_twin = False
     embedding: ClassVar[str] = "vector"
 
     def __init__(self, local_dim: int, dim: int) -> None:

@@ -75,7 +75,7 @@ class Reattached(Branch):
     """
 
     def __init__(self, branch: Branch, backbone: Backbone, drop: float, varies: bool = False) -> None:
-        super().__init__(branch.adapter, branch.aggregator, branch.residual)
+        super().__init__(branch.adapter, branch.aggregator, branch.residual, branch.twin)
         self.backbone = backbone
         self.drop, self.varies = drop, varies
 

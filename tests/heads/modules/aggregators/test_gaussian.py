@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from xret.heads.modules.adapters import Adapted
 from xret.heads.modules.aggregators.gaussian import BRANCHES, TwinBranches
 from xret.heads.modules.embedding import Gaussian
 
@@ -26,27 +27,35 @@ def test_mean_is_the_kind_and_its_twin_shares_nothing(of):
     assert aggregated.gaussian is None
     kind = BRANCHES[of](4, 4).double().eval()
     kind.load_state_dict(twin.mean.state_dict())
-    torch.testing.assert_close(aggregated.embedding.mean, kind(*inputs()).embedding)
+    expected = kind(*inputs()).embedding
+    torch.testing.assert_close(aggregated.embedding.mean, expected / expected.norm(dim=1, keepdim=True))
     assert (aggregated.rows is not None) == (of == "region-graph")
     assert twin.uses_local == (of != "global")
-    # The variance has weights of its own, which alone decide it.
-    aggregated.embedding.log_variance.sum().backward()
-    assert all(p.grad is None for p in twin.mean.parameters())
-    own = [*twin.log_variance.parameters(), *twin.head.parameters()]
-    assert own
-    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in own)
-    assert not {id(p) for p in twin.mean.parameters()} & {id(p) for p in own}
+    # The variance has weights of its own, which alone decide it: a branch's, or else those of a second adapter.
+    own = [*twin.log_variance.parameters()]
+    assert twin.uses_twin == (not own)
+    if own:
+        aggregated.embedding.log_variance.sum().backward()
+        assert all(p.grad is None for p in twin.mean.parameters())
+        assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in own)
+        assert not {id(p) for p in twin.mean.parameters()} & {id(p) for p in own}
 
 
 def test_average_by_hand():
-    twin = TwinBranches(2, 2, of="average")
+    local = torch.tensor([[[2.0, 3.0], [4.0, 5.0], [9.0, 9.0]]])
+    others = Adapted(torch.tensor([[[-12.0, 5.0]]]), torch.tensor([1]), None)
+    mean, log_variance = TwinBranches(2, 2, of="average")(local, torch.tensor([2]), None, others).embedding
+    torch.testing.assert_close(mean, torch.tensor([[0.6, 0.8]]))
+    torch.testing.assert_close(log_variance, torch.tensor([[-12 / 13, 5 / 13]]))
+
+
+def test_one_value_keeps_its_bounds():
+    twin = TwinBranches(2, 2, of="average", shape="spherical-one-value")
     with torch.no_grad():
-        twin.head.weight.copy_(torch.tensor([[0.0, 0.1], [100.0, 0.0]]))
-        twin.head.bias.zero_()
-    local = torch.tensor([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])
-    mean, log_variance = twin(local, torch.tensor([2]), None).embedding
-    assert mean.tolist() == [[2.0, 3.0]]
-    torch.testing.assert_close(log_variance, torch.tensor([[0.3, math.log(10.0)]]))
+        twin.head.weight.copy_(torch.tensor([[100.0, 0.0]]))
+    for sign, bound in ((1, 10.0), (-1, 0.1)):
+        _, log_variance = twin(torch.full((1, 1, 2), float(sign)), torch.tensor([1]), None).embedding
+        torch.testing.assert_close(log_variance, torch.full((1, 2), math.log(bound)))
 
 
 @pytest.mark.parametrize("shape", ["ellipsoidal", "spherical-average", "spherical-one-value"])
@@ -60,7 +69,7 @@ def test_variance_keeps_bounds_and_shape(shape, scale):
     assert mean.shape == variance.shape == (3, 4)
     assert ((variance >= 0.1 - 1e-12) & (variance <= 10 + 1e-12)).all()
     same = (variance == variance[:, :1]).all()
-    assert same if shape != "ellipsoidal" else scale == 1000.0 or not same
+    assert same == (shape != "ellipsoidal")
 
 
 def test_spherical_average_is_the_mean_of_the_ellipsoidal_variances():

@@ -13,6 +13,7 @@ from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipes.names import FOLDER, recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.schema import get
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
@@ -45,6 +46,70 @@ SUMMED = {  # recalls of Pishdad et al., Tables 1 and 3, image to text and text 
     ("pcme/coco-resnet152-bigru", "coco_5k"): (44.2, 73.8, 83.6, 31.9, 62.1, 74.5),
 }
 
+_VSE = {  # VSE-infinity, appendix A.1; on both branches the same
+    "optimizer.name": "adamw",
+    "optimizer.lr": 5e-4,  # train_region.sh, train_grid.sh
+    "optimizer.decay": "all",  # lib/vse.py: one group of all weights
+    "optimizer.clip": 2.0,  # arguments.py
+    "schedule.epochs": 25,
+    "schedule.step": 15,
+    "schedule.gamma": 0.1,
+    "data.batch_size": 128,
+    "loss.triplet.margin": 0.2,
+    "loss.triplet.warmup_epochs": 1,
+    "augment.image": 0.2,  # section 3.2
+    "augment.text": 0.0,  # lib/datasets/image_caption.py, process_caption: masked, not dropped
+}
+_VSE_BIGRU = _VSE | {
+    "adapter.words.ends": True,  # bigru: process_caption, <start> and <end>
+    "augment.mask_words": 0.2,  # bigru: process_caption
+    "finetune.mask_words": 0.0,
+}
+_VSE_BERT = {key: value for key, value in _VSE.items() if key != "augment.text"}
+_VSE_BERT |= {
+    "optimizer.weight_decay": 1e-4,  # master: lib/vse.py, decay_factor
+    "finetune.mask_words": 0.2,  # master: process_caption; instead of augment.text
+    "finetune.text_lr": 0.1,  # master: lib/vse.py
+}
+_REGIONS = {"optimizer.weight_decay": 1e-2}  # bigru: lib/vse.py, AdamW without a decay, of which torch's is 1e-2
+_GRIDS = {"optimizer.weight_decay": 1e-4, "augment.image_varies": True, "schedule.warmup_after": 1}  # decay_factor
+_DIVE = {  # train_eval_coco.sh of DivE, options.py; SetDiv, section 4.2
+    "adapter.roi.layers": "mlp-on-linear",  # --img_res_first_fc --gpo_1x1 --img_1x1_dropout 0.1
+    "adapter.words.ends": True,
+    "adapter.words.dropout": 0.1,
+    "adapter.words.state_dropout": 0.1,
+    "aggregator.image.heads": 4,
+    "aggregator.image.head_dim": 512,
+    "aggregator.image.dropout": 0.1,
+    "aggregator.image.positions": "none",
+    "aggregator.text.heads": 4,
+    "aggregator.text.head_dim": 512,
+    "aggregator.text.dropout": 0.1,
+    "aggregator.text.positions": "circle",
+    "augment.image": 0.2,
+    "augment.text": 0.0,
+    "augment.mask_words": 0.2,
+    "optimizer.decay": "all",
+    "optimizer.weight_decay": 1e-4,
+    "optimizer.clip": 1.0,
+    "optimizer.aggregator_lr": 0.1,
+    "optimizer.image_adapter_lr": 0.1,  # --img_pie_lr_scale
+    "schedule.by": "step",
+    "schedule.epochs": 80,
+}
+_MAXMATCH = {"similarity.name": "assignment", "loss.infonce.weight": 1e-3}  # section 3.3; appendix B
+PUBLISHED = {
+    **dict.fromkeys(("vse-infty/coco-butd-bigru", "vse-infty/f30k-butd-bigru"), _VSE_BIGRU | _REGIONS),
+    **dict.fromkeys(("vsepp/coco-butd-bigru", "vsepp/f30k-butd-bigru"), _VSE_BIGRU | _REGIONS),
+    **dict.fromkeys(("vse-infty/coco-butd-grid-bigru", "vse-infty/f30k-resnet152-bigru"), _VSE_BIGRU | _GRIDS),
+    **dict.fromkeys(("vse-infty/coco-butd-bert", "vse-infty/f30k-butd-bert", "vsepp/coco-butd-bert"), _VSE_BERT),
+    **dict.fromkeys(("vse-infty/coco-wsl-bert", "vse-infty/coco-butd-grid-bert"), _VSE_BERT | _GRIDS),
+    "setdiv/coco-butd-bigru": _DIVE | {"similarity.name": "smooth-chamfer", "loss.triplet.margin": 0.2},
+    "maxmatch/coco-butd-bigru": _DIVE | _MAXMATCH | {"loss.triplet.margin": 0.3},  # appendix B of MaxMatch
+    "maxmatch/f30k-butd-bigru": _DIVE | _MAXMATCH | {"loss.global-discriminative.weight": 0.05},
+}
+METHOD = {"name", "paper", "expected", "similarity", "loss"}  # what MaxMatch changes of SetDiv, and its margin
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
@@ -74,6 +139,8 @@ def test_every_value_has_its_source(name):
         key, _, value = value.partition(":")
         if value.strip() and key.strip() not in ("name", "paper", "base", "reaches"):
             assert SOURCE.search(comment), line
+    text = recipe_file(name).read_text(encoding="utf-8")
+    assert "published code" not in text or re.search(r"^# Published code: [\w-]+/[\w-]+", text, re.MULTILINE), name
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -91,6 +158,32 @@ def test_a_variant_fixes_its_features_and_says_what_is_trained(name):
     assert recipe.data.text_kind == ("tokens" if "bert" in name else "words")
     others = {"coco": ["f30k"], "f30k": ["coco_1k", "coco_5k"]}.get(name.split("/")[1].split("-")[0], [])
     assert [getattr(recipe.expected, row) for row in others] == [None] * len(others)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_values_are_those_of_the_paper_and_the_published_code(name):
+    recipe = load_recipe(name).to_dict()
+    assert {key: get(recipe, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("pair", "more"),
+    [
+        ("coco-butd-bigru", {}),
+        ("coco-resnet152-bigru", {"schedule": {"step": 20}}),  # appendix B; SetDiv, appendix A: 10
+        ("coco-wsl-bert", {}),
+        # SetDiv, appendix A: 0.05; MaxMatch, appendix B: 0.1.
+        ("f30k-butd-bigru", {"optimizer": {"aggregator_lr": 0.1, "image_adapter_lr": 0.1}}),
+    ],
+)
+def test_maxmatch_is_setdiv_but_for_its_method(pair, more):
+    ours, base = (load_recipe(f"{system}/{pair}").to_dict() for system in ("maxmatch", "setdiv"))
+    base |= {block: base[block] | values for block, values in more.items()}
+    assert {key for key in ours if ours[key] != base[key]} == METHOD
+    terms = set(ours["loss"]) - set(base["loss"])
+    assert terms - {"infonce"} == {"global-discriminative", "intra-set-divergence"}
+    assert ours["loss"]["triplet"] | {"margin": 0} == base["loss"]["triplet"] | {"margin": 0}
+    assert all(ours["loss"][term] == base["loss"][term] for term in ("mmd", "diversity"))
 
 
 @pytest.mark.parametrize(("name", "row"), SUMMED)

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from ..errors import SampleError
 from ..wording import in_bytes
@@ -79,10 +79,17 @@ def image_size(picture: Path | PictureFile, upright: bool = False) -> tuple[int,
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
+    tags = getattr(image, "tag_v2", {})  # of TIFF
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
+        grey = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+        # Pillow inverts what counts from white, but for 16 bits.
+        dark = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
+        return Image.fromarray(255 - grey if dark else grey).convert("RGB")
     if image.mode.startswith(("I", "F")):
-        raise ValueError(f"it has more than 16 bits a channel (mode {image.mode}); convert it")
+        raise ValueError(f"it has more than 16 bits a channel, or signed numbers (mode {image.mode}); convert it")
+    if 2 in tags.get(TiffImagePlugin.SAMPLEFORMAT, ()):
+        raise ValueError("its colours are signed numbers; convert it")
     # A palette with transparency goes by way of RGBA: Pillow warns of the direct way.
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
@@ -99,6 +106,8 @@ def _orientation(image: Image.Image) -> int:
 
 _ON_A_SIDE = (5, 6, 7, 8)  # orientations that change places of width and height
 _SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32
+_PNG, _TEXTS = b"\x89PNG\r\n\x1a\n", (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
+_ORIENTING = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
 _warnings_lock = threading.Lock()  # the list of warning filters belongs to the process, not to a thread
 
 
@@ -122,13 +131,29 @@ def _open(picture: AnyPicture) -> Iterator[Image.Image]:
         raise ValueError("the file is empty")
     try:
         with _without_warnings():  # only bytes in memory are read under the lock
-            opened = Image.open(io.BytesIO(data), formats=FORMATS)
+            opened = Image.open(io.BytesIO(_without_texts(data)), formats=FORMATS)
     except UnidentifiedImageError as error:
-        raise ValueError(f"this is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file") from error
+        raise ValueError(f"this is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file that Pillow reads") from error
     except Image.DecompressionBombError as error:
         raise ValueError("it has more pixels than Pillow opens; make it smaller") from error
     with opened:
         yield opened
+
+
+def _without_texts(data: bytes | bytearray) -> bytes | bytearray:
+    """Return a file, if it is a PNG without its colour profile and texts, which Pillow unpacks only up to a limit.
+
+    Texts that may hold an orientation stay.
+    """
+    if not data.startswith(_PNG):
+        return data
+    kept, at = [data[: len(_PNG)]], len(_PNG)
+    while at < len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        if data[at + 4 : at + 8] not in _TEXTS or data.startswith(_ORIENTING, at + 8):
+            kept.append(data[at:end])
+        at = end
+    return b"".join(kept)
 
 
 def read_picture(path: Path) -> PictureFile | Path:

@@ -22,6 +22,7 @@ from ..encoders import EncoderSpec, TextEncoder, VisualEncoder, encoding, load_t
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
 from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..store.create import misfit
 from ..store.rows import ranges
 from .reuse import Reusable
 
@@ -317,12 +318,9 @@ def _encode_captions(
 
 def _check_range(values: np.ndarray, features: FeatureSet, names: list[str]) -> None:
     """Refuse values that the set's dtype cannot hold; their first axis is the samples."""
-    peak = np.abs(values).reshape(len(values), -1).max(axis=1)
-    for name, value in zip(names, peak.tolist(), strict=True):
-        if not np.isfinite(value):
-            raise CacheError(f"'{name}': the encoder gave NaN or infinity; check its weights")
-        if value > float(np.finfo(features.dtype).max):
-            raise CacheError(
-                f"'{name}': an activation of {value:.3g} is beyond {features.dtype}; extract with --dtype float32, or"
-                " another --layer if the encoder has one"
-            )
+    finite = np.isfinite(values).reshape(len(values), -1).all(axis=1)
+    if not finite.all():
+        raise CacheError(f"'{names[int(finite.argmin())]}': the encoder gave NaN or infinity; check its weights")
+    if (found := misfit(values, features.dtype)) is not None:
+        way = "extract with --dtype float32, or another --layer if the encoder has one"
+        raise CacheError(f"'{names[found[0]]}': {found[1]}; {way}")

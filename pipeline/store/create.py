@@ -26,6 +26,26 @@ def require_dtype(dtype: str) -> None:
         raise CacheError(f"--dtype {dtype}: {why}choose float16, which reaches up to 65,504, or float32")
 
 
+def misfit(values: np.ndarray, dtype: Any) -> tuple[int, str] | None:
+    """Return the first sample of finite features [n,…,C] that a dtype cannot hold, and why; None where all fit.
+
+    It cannot hold a value beyond it, nor a row of C values that would be off by more than a hundredth of its length:
+    such values are near its smallest, or become 0. A few tiny values in a row of larger ones are no loss.
+    """
+    peaks = np.abs(values).max(axis=-1, initial=0)
+    limits = np.finfo(dtype)
+    if (large := np.argwhere(peaks > float(limits.max))).size:
+        return int(large[0][0]), f"a value of {peaks[tuple(large[0])]:.3g} is beyond {limits.dtype}"
+    # Above this peak, even a million values that are each off by half the smallest step are off by less.
+    small = (peaks > 0) & (peaks < 1e5 * float(limits.smallest_subnormal))
+    rows = values[small].astype(np.float64)
+    lost = np.linalg.norm(rows - rows.astype(dtype), axis=-1) > 1e-2 * np.linalg.norm(rows, axis=-1)
+    if lost.any():
+        place = np.argwhere(small)[lost][0]
+        return int(place[0]), f"values of {peaks[tuple(place)]:.3g} at most are too small for {limits.dtype}"
+    return None
+
+
 def fingerprint(identity: Mapping[str, Any], dtype: str) -> str:
     """Return the SHA-256 of what decides a set's features: encoder, weights, preprocessing, layer, dtype."""
     text = json.dumps({**identity, "dtype": dtype}, sort_keys=True, ensure_ascii=True)

@@ -12,6 +12,11 @@ import numpy as np
 
 from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, XretError
+from ...store.create import misfit
+
+_SAME = 1e-2  # what one picture's features stay below where it was encoded twice, in other batches or on other devices
+# Peaks of a row beyond which no network's are: float32 read in the wrong order of bytes is mostly beyond them.
+_LARGEST, _SMALLEST = 1e15, 1e-30
 
 
 class SourceError(XretError, ValueError):
@@ -102,6 +107,8 @@ class RegionTable(Table):
             raise Unreadable(f"its features are {local.dtype}, not floats")
         if not np.isfinite(local).all():
             raise Unreadable("its features hold NaN or infinity")
+        if not local.any():
+            raise Unreadable("its features are all zeros, as where nothing was written")
         for key in self.extras:
             shape, dtype, _ = REGION_ARRAYS[key]
             values: np.ndarray | None = getattr(regions, key)
@@ -117,13 +124,30 @@ class RegionTable(Table):
                 raise Unreadable(f"its {key} hold values that are no {dtype}")
         if not all(0 <= side < 2**31 for side in regions.size):
             raise Unreadable(f"its size is {regions.size[0]:.3g} x {regions.size[1]:.3g} pixels")
+        if "boxes" in self.extras and regions.boxes is not None:
+            _check_boxes(regions.boxes, regions.size)
+
+
+def _check_boxes(boxes: np.ndarray, size: tuple[int, int]) -> None:
+    """Raise Unreadable unless boxes are corners in pixels of a picture of this size; zeros: of any."""
+    if boxes.max() <= 1:
+        raise Unreadable("its boxes are shares of width and height; multiply them, boxes are in pixels")
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        raise Unreadable("its boxes are not x1, y1, x2, y2: a second corner lies before the first")
+    if all(size) and ((boxes < -1).any() or (boxes[:, 2:] > np.add(size, 1)).any()):
+        raise Unreadable(f"its boxes reach beyond its {size[0]} x {size[1]} pixels; correct boxes or size")
 
 
 def require_fitting(values: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Raise CacheError where a value is beyond the dtype of a set."""
-    peak = float(np.abs(values).max(initial=0))
-    if peak > float(np.finfo(dtype).max):
-        raise CacheError(f"a value of {peak:.3g} is beyond {dtype}; import with --dtype float32")
+    """Raise CacheError where the dtype of a set cannot hold values [n,C], SourceError where they are no features."""
+    peaks = np.abs(values).max(axis=-1, initial=0)
+    if (absurd := peaks[(peaks > _LARGEST) | ((peaks > 0) & (peaks < _SMALLEST))]).size:
+        raise SourceError(
+            f"values of {absurd[0]:.3g} are no features: the bytes are in another order, or of another type, than the"
+            " source says; write it again"
+        )
+    if (found := misfit(values, dtype)) is not None:
+        raise CacheError(f"{found[1]}; import with --dtype float32")
 
 
 def map_floats(path: Path, *dimensions: int) -> np.ndarray:

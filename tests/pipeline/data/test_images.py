@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import ExifTags, Image
+from PIL.PngImagePlugin import PngInfo
 
 from xret.pipeline.data.images import FORMATS, SUFFIXES, frame_names, image_size, open_image
 from xret.pipeline.errors import SampleError
@@ -103,6 +104,54 @@ def test_more_than_sixteen_bits_are_refused(tmp_path, dtype):
     assert "more than 16 bits a channel" in failure(tmp_path / "grey.tiff")
 
 
+def tiff(data: bytes, *, bits: int, photometric: int, signed: bool = False) -> bytes:
+    """Write a grey TIFF of 4 x 2 by hand, for what Pillow does not write."""
+    tags = {256: 4, 257: 2, 258: bits, 259: 1, 262: photometric, 273: 134, 277: 1, 278: 2, 279: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    entries += struct.pack("<HHII", 339, 4, 1, 1 + signed)
+    return struct.pack("<2sHIH", b"II", 42, 8, len(tags) + 1) + entries + struct.pack("<I", 0) + data
+
+
+@pytest.mark.parametrize(
+    ("data", "bits", "photometric", "first"),
+    [
+        (struct.pack("<8H", *[0x1234] * 8), 16, 1, 0x12),
+        (struct.pack("<8H", *[0x1234] * 8), 16, 0, 255 - 0x12),
+        (bytes([0x12, 0x3A, 0xBC] * 4), 12, 1, 0x12),
+        (bytes([0x12] * 8), 8, 1, 0x12),
+        (bytes([0x12] * 8), 8, 0, 255 - 0x12),
+        (bytes([0x12] * 4), 4, 0, 255 - 0x11),
+        (bytes([0b10000000] * 2), 1, 1, 255),
+        (bytes([0b10000000] * 2), 1, 0, 0),
+    ],
+)
+def test_greys_of_tiff_keep_their_meaning(data, bits, photometric, first):
+    opened = open_image(tiff(data, bits=bits, photometric=photometric))
+    assert opened.getpixel((0, 0)) == (first,) * 3
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_signed_numbers_are_no_colours(bits):
+    with pytest.raises(SampleError, match="signed"):
+        open_image(tiff(b"\xf0" * bits, bits=bits, photometric=1, signed=True))
+
+
+def test_texts_and_profiles_of_a_png_do_not_matter(tmp_path):
+    pixels, info, exif = noise(), PngInfo(), Image.Exif()
+    info.add_text("workflow", "x" * 2_000_000, zip=True)
+    info.add_itxt("other", "x" * 2_000_000, zip=True)
+    exif[ExifTags.Base.Orientation] = 6
+    profile = np.random.default_rng(0).bytes(2_000_000)
+    Image.fromarray(pixels).save(tmp_path / "a.png", pnginfo=info, icc_profile=profile, exif=exif)
+    assert np.array_equal(np.asarray(open_image(tmp_path / "a.png")), pixels)
+    assert image_size(tmp_path / "a.png") == (53, 37)
+    assert open_image(tmp_path / "a.png", upright=True).size == (37, 53)
+    xmp = PngInfo()
+    xmp.add_itxt("XML:com.adobe.xmp", '<x xmlns:tiff="t"><tiff:Orientation>6</tiff:Orientation></x>')
+    Image.fromarray(pixels).save(tmp_path / "b.png", pnginfo=xmp)
+    assert open_image(tmp_path / "b.png", upright=True).size == (37, 53)
+
+
 @pytest.mark.parametrize("name", ["png.jpg", "jpeg.png", "gif.bmp", "webp", "tiff.JPEG"])
 def test_the_names_ending_does_not_matter(tmp_path, name):
     Image.new("RGB", (5, 4), (255, 0, 0)).save(tmp_path / name, format=name.split(".")[0].upper())
@@ -135,7 +184,10 @@ def test_what_is_no_image(tmp_path):
     (tmp_path / "empty.jpg").touch()
     assert failure(tmp_path / "empty.jpg") == "the file is empty"
     (tmp_path / "text.jpg").write_text("<html>404</html>")
-    assert failure(tmp_path / "text.jpg") == "this is no JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM or JPEG2000 file"
+    assert (
+        failure(tmp_path / "text.jpg")
+        == "this is no JPEG, PNG, WEBP, BMP, GIF, TIFF, PPM or JPEG2000 file that Pillow reads"
+    )
     (tmp_path / "folder.jpg").mkdir()
     assert failure(tmp_path / "folder.jpg").startswith("this is a folder; give --frames N")
     assert failure(tmp_path / "a\0b.jpg") == "embedded null byte"

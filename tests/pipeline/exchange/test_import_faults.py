@@ -265,3 +265,53 @@ def test_another_store_and_a_split_of_damaged_images(tmp_path):
     source = damage_features(world, "detectron-npz", np.nan, images=[k])
     with pytest.raises(CacheError, match=r"no image of split 'val' could be read; for example .* NaN or inf"):
         bring(world, source, "detectron-npz", on_error="skip")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "sentence"),
+    [
+        (lambda local: local * 1e-9, CacheError, "too small for float16; import with --dtype float32"),
+        (lambda local: local * 1e-7, CacheError, "too small for float16; import with --dtype float32"),
+        (lambda local: local.byteswap(), SourceError, "are no features"),
+        (lambda local: local.astype(np.float16).astype(np.float32).byteswap(), SourceError, "are no features"),
+        (lambda local: local * 0, SampleError, "all zeros"),
+    ],
+)
+def test_numbers_that_a_set_cannot_hold(tmp_path, change, error, sentence):
+    world = World(tmp_path / "w")
+    for image in world.images:
+        regions = image["regions_of_test"]
+        regions["local"] = change(regions["local"])
+        np.nan_to_num(regions["local"], copy=False, nan=1)
+    with pytest.raises(error, match=sentence):
+        bring(world, world.arrays(), "arrays")
+
+
+def test_tiny_numbers_among_others_are_no_loss(tmp_path):
+    world = World(tmp_path / "w")
+    for image in world.images:
+        image["regions_of_test"]["local"][:, 1:] *= 1e-9
+    _, cache = bring(world, world.arrays(), "arrays")
+    assert (cache.image_set().status == 0).all()
+    wide = World(tmp_path / "wide")
+    for image in wide.images:
+        image["regions_of_test"]["local"] *= 1e-9
+    _, cache = bring(wide, wide.tsv(), "butd-tsv", dtype="float32")
+    assert_holds(cache, wide.stored, ["boxes"], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda boxes: boxes / 700, "shares of width and height"),
+        (lambda boxes: boxes + np.array([0, 0, 640, 0]), r"beyond its 640 x 480 pixels"),
+        (lambda boxes: boxes - np.array([0, 200, 0, 0]), r"beyond its 640 x 480 pixels"),
+        (lambda boxes: np.concatenate([boxes[:, :2] + 20, boxes[:, 2:] - boxes[:, :2]], axis=1), "x1, y1"),
+    ],
+)
+def test_boxes_fit_their_picture(tmp_path, change, sentence):
+    world = World(tmp_path / "w")
+    regions = world.images[0]["regions_of_test"]
+    regions["boxes"] = change(regions["boxes"]).astype(np.float32)
+    with pytest.raises(SampleError, match=sentence):
+        bring(world, world.npz(), "detectron-npz")

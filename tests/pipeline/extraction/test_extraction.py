@@ -372,7 +372,7 @@ def test_a_value_beyond_the_dtype_names_the_picture(manifest, tmp_path):
         network.conv1.weight.mul_(1e30)
     torch.save(network.state_dict(), tmp_path / "w.pt")
     huge = replace(IMAGES, visual=replace(SMALL.visual, weights=str(tmp_path / "w.pt")))
-    with pytest.raises(CacheError, match=r"\.jpg': (an activation of .* is beyond float16|the encoder gave NaN)"):
+    with pytest.raises(CacheError, match=r"\.jpg': (a value of .* is beyond float16|the encoder gave NaN)"):
         extract(manifest, tmp_path / "s.zarr", huge)
 
 

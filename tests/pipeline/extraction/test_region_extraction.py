@@ -91,7 +91,7 @@ def test_a_head_learns_from_ragged_regions(colours, tiny_dataset, tmp_path):
 
 def test_a_value_beyond_the_dtype_names_the_picture(colours, tiny_dataset, tmp_path, monkeypatch):
     monkeypatch.setattr(ColourRegions, "regions", staticmethod(lambda *_: Regions(np.full((1, 3), 1e5, np.float32))))
-    with pytest.raises(CacheError, match=r"'\d+\.jpg': an activation of 1e\+05 is beyond float16; .*--dtype float32"):
+    with pytest.raises(CacheError, match=r"'\d+\.jpg': a value of 1e\+05 is beyond float16; .*--dtype float32"):
         extract(load_manifest(tiny_dataset()), str(tmp_path / "s.zarr"), colours)
 
 

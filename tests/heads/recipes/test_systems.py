@@ -11,7 +11,7 @@ from small_store import make_store
 import xret
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_model
-from xret.heads.recipes.names import FOLDER, recipe_file, recipe_names
+from xret.heads.recipes.names import FOLDER, lineage, recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.schema import get
 from xret.heads.runs.run import Run
@@ -98,16 +98,21 @@ _DIVE = {  # train_eval_coco.sh of DivE, options.py; SetDiv, section 4.2
     "schedule.epochs": 80,
 }
 _MAXMATCH = {"similarity.name": "assignment", "loss.infonce.weight": 1e-3}  # section 3.3; appendix B
+DATA = "coco", "f30k"
 PUBLISHED = {
     **dict.fromkeys(("vse-infty/coco-butd-bigru", "vse-infty/f30k-butd-bigru"), _VSE_BIGRU | _REGIONS),
     **dict.fromkeys(("vsepp/coco-butd-bigru", "vsepp/f30k-butd-bigru"), _VSE_BIGRU | _REGIONS),
-    **dict.fromkeys(("vse-infty/coco-butd-grid-bigru", "vse-infty/f30k-resnet152-bigru"), _VSE_BIGRU | _GRIDS),
-    **dict.fromkeys(("vse-infty/coco-butd-bert", "vse-infty/f30k-butd-bert", "vsepp/coco-butd-bert"), _VSE_BERT),
-    **dict.fromkeys(("vse-infty/coco-wsl-bert", "vse-infty/coco-butd-grid-bert"), _VSE_BERT | _GRIDS),
+    **{f"vse-infty/{data}-{maps}-bigru": _VSE_BIGRU | _GRIDS for data in DATA for maps in ("butd-grid", "resnet152")},
+    **{f"vsepp/{data}-resnet152-bigru": _VSE_BIGRU | _GRIDS for data in DATA},
+    **{f"{system}/{data}-butd-bert": _VSE_BERT for system in ("vse-infty", "vsepp") for data in DATA},
+    **{f"{system}/{data}-wsl-bert": _VSE_BERT | _GRIDS for system in ("vse-infty", "vsepp") for data in DATA},
+    **{f"vse-infty/{data}-butd-grid-bert": _VSE_BERT | _GRIDS for data in DATA},
     "setdiv/coco-butd-bigru": _DIVE | {"similarity.name": "smooth-chamfer", "loss.triplet.margin": 0.2},
     "maxmatch/coco-butd-bigru": _DIVE | _MAXMATCH | {"loss.triplet.margin": 0.3},  # appendix B of MaxMatch
     "maxmatch/f30k-butd-bigru": _DIVE | _MAXMATCH | {"loss.global-discriminative.weight": 0.05},
 }
+WRITTEN = ["data.unit", "data.batch_size", "model.dim", "optimizer.lr", "optimizer.weight_decay", "optimizer.clip"]
+WRITTEN += ["schedule.name", "schedule.epochs", "similarity.name", "aggregator.image.name", "aggregator.text.name"]
 METHOD = {"name", "paper", "expected", "similarity", "loss"}  # what MaxMatch changes of SetDiv, and its margin
 
 
@@ -164,6 +169,12 @@ def test_a_variant_fixes_its_features_and_says_what_is_trained(name):
 def test_values_are_those_of_the_paper_and_the_published_code(name):
     recipe = load_recipe(name).to_dict()
     assert {key: get(recipe, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_decides_a_row_is_written_with_its_source_and_no_default(name):
+    said = [layer.values for layer in lineage(name)]
+    assert [key for key in WRITTEN if all(get(values, key) is None for values in said)] == []
 
 
 @pytest.mark.parametrize(

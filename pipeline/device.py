@@ -40,8 +40,10 @@ def cores() -> int:
 
 
 @contextmanager
-def within_memory(device: torch.device) -> Iterator[None]:
-    """Raise OutOfMemory, with what to do, where the memory of `device` or of the host is too small."""
+def within_memory(
+    device: torch.device, what: str = "the head", remedy: str = "choose a smaller data.batch_size or model.dim"
+) -> Iterator[None]:
+    """Raise OutOfMemory, with what to do, where the memory of `device` or of the host is too small for `what`."""
     try:
         yield
     except RuntimeError as error:
@@ -49,10 +51,7 @@ def within_memory(device: torch.device) -> Iterator[None]:
         on_device = any(words in str(error) for words in _NO_DEVICE_MEMORY)
         if not (on_host or on_device or isinstance(error, torch.OutOfMemoryError)):
             raise
-        raise OutOfMemory(
-            f"the head does not fit in the memory of {'cpu' if on_host else device}; choose a smaller data.batch_size "
-            "or model.dim"
-        ) from error
+        raise OutOfMemory(f"{what} does not fit in the memory of {'cpu' if on_host else device}; {remedy}") from error
 
 
 @contextmanager

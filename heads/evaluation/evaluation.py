@@ -19,7 +19,7 @@ from ...pipeline.errors import RunError
 from ...pipeline.wording import counted
 from ..runs.features import Sets
 from .hubness import CHOOSE, MULTIPLES, Biases, bank_biases, require_bank, skewness
-from .metrics import WAYS, Ties, chance_rsum, recalls, require_ties
+from .metrics import WAYS, Ties, chance_rsum, recall_table, require_ties
 from .paper_rows import ROWS, row_of
 from .protocols import Measure, load_protocol
 from .scoring import Ranker, Scored, embed_split, in_one_space, is_store, open_frozen, open_run
@@ -97,7 +97,7 @@ class Hubness:
     scale: float | None  # times one over the deviation of the similarities on `val`; None: none was better than without
     scales: tuple[float, ...]  # of the similarities of each run; empty without
     val_rsum: dict[str, float]  # of each scale that was tried, times one over the deviation, and of "none"
-    skewness: dict[str, dict[str, float]]  # of how often an item is among the first ten, "without" and "with"
+    skewness: dict[str, dict[str, float]]  # "without" and "with", of how often an item is among the first ten
     results: tuple[Result, ...]  # one a protocol
 
     def __str__(self) -> str:
@@ -106,6 +106,8 @@ class Hubness:
         if self.scale is not None:
             scales, after = ", ".join(f"{scale:.3g}" for scale in self.scales), self.val_rsum[f"{self.scale:g}"]
             first = f"hubness corrected with scale {scales}, chosen on {CHOOSE} (RSUM {before:.2f} to {after:.2f})"
+        if not self.skewness["with"]:
+            return "\n".join(["", first, *(map(str, self.results) if self.scale is not None else ())])
         skews = [
             f"{way.split('_')[-1]}s {self.skewness['without'][way]:.2f} to {self.skewness['with'][way]:.2f}"
             for way in WAYS
@@ -229,15 +231,16 @@ def _evaluate(
     if hubness:
         require_bank(rankers, split)
     measures = load_measures(rankers[0], protocol)
+    whole = set(measures) != {"full"}
     if not hubness:
-        return tables(rankers, _together(rankers, split, device, counts)[0], measures, ties, counts)
+        return tables(rankers, _together(rankers, split, device, counts, whole=whole)[0], measures, ties, counts)
     scale, deviations, tried = choose_scale(rankers, device, counts, ties)
     scales = () if scale is None else (scale,)
-    scores, biases, _ = _together(rankers, split, device, counts, scales, deviations)
+    scores, biases, _ = _together(rankers, split, device, counts, scales, deviations, whole=whole)
     found = tables(rankers, scores, measures, ties, counts)
     skews, results = {"without": _skewness(scores)}, found.results
     if biases is not None:
-        scores = replace(scores, similarity=biases.added(scores.similarity, 0))
+        scores = biases.added(scores, 0)
         results = tables(rankers, scores, measures, ties, counts).results
     skews["with"] = _skewness(scores)
     of_each = tuple(one / deviation for deviation in deviations for one in scales)
@@ -251,24 +254,29 @@ def _together(
     counts: Several[int],
     scales: Several[float] = (),
     deviations: Several[float] = (),
+    whole: bool = False,
 ) -> tuple[Scored, Biases | None, tuple[float, ...]]:
     """Return the mean of the similarities that rankers give, of their biases with each scale, and the deviations.
 
-    `scales` are in units of one over each ranker's deviation, by default that of its similarities here.
+    `scales` are in units of one over each ranker's deviation, by default that of its similarities here. `whole` is as
+    of `embed_split`.
     """
     scores: Scored | None = None
     biases: Biases | None = None
     for number, (ranker, count) in enumerate(zip(rankers, counts, strict=True)):
-        other = embed_split(ranker, split, device, count)
+        other = embed_split(ranker, split, device, count, whole=whole)
         if len(deviations) == number:
-            deviations = (*deviations, float(other.similarity.double().std(correction=0)) or 1.0)
+            deviations = (*deviations, (other.deviation() if scales else 0.0) or 1.0)
         of_ranker = [scale / deviations[number] for scale in scales]
         share = bank_biases(ranker, other, of_ranker, count) if scales else None
         if scores is None:
             scores, biases = other.without_embeddings(), share
             continue
         rows, columns = in_order(scores, other, f"{ranker.name} and {rankers[0].name} cannot be one ensemble")
-        scores.similarity.add_(other.similarity[rows][:, columns])
+        if scores.pairs is not None and other.pairs is not None:
+            scores = replace(scores, pairs=scores.pairs.joined(other.pairs, rows, columns))
+        else:
+            scores.similarity.add_(other.similarity[rows][:, columns])
         if biases is not None and share is not None:
             biases = Biases(biases.images + share.images[:, rows], biases.captions + share.captions[:, columns])
     assert scores is not None, "there is a ranker"
@@ -283,14 +291,16 @@ def choose_scale(
     """Return the best scale on `CHOOSE`, each ranker's deviation there, and the RSUM of each scale that was tried."""
     scores, biases, deviations = _together(rankers, CHOOSE, device, counts, MULTIPLES)
     assert biases is not None, "there are scales"
-    found: dict[float | None, float] = {None: recalls(scores.similarity, scores.caption_image, ties=ties).rsum}
+    found: dict[float | None, float] = {None: recall_table(*scores.ranks(), ties).rsum}
     for number, multiple in enumerate(MULTIPLES):
-        found[multiple] = recalls(biases.added(scores.similarity, number), scores.caption_image, ties=ties).rsum
+        found[multiple] = recall_table(*biases.added(scores, number).ranks(), ties).rsum
     best = max(found, key=lambda one: found[one])
     return best, deviations, {"none" if one is None else f"{one:g}": rsum for one, rsum in found.items()}
 
 
 def _skewness(scores: Scored) -> dict[str, float]:
+    if scores.pairs is not None:  # it would need the order of all pairs
+        return {}
     return {"image_to_text": skewness(scores.similarity), "text_to_image": skewness(scores.similarity.T)}
 
 

@@ -35,10 +35,9 @@ class Biases:
     images: Tensor  # float64 [T, I]
     captions: Tensor  # float64 [T, C]
 
-    def added(self, similarity: Tensor, number: int) -> Tensor:
-        """Return `similarity [I, C]` with the biases of one of the scales."""
-        images, captions = self.images[number].to(similarity), self.captions[number].to(similarity)
-        return similarity + images[:, None] + captions
+    def added(self, scores: Scored, number: int) -> Scored:
+        """Return scores with the biases of one of the scales."""
+        return scores.biased(self.images[number], self.captions[number])
 
 
 def item_bias(bank: Iterable[Tensor], scales: Sequence[float]) -> Tensor:

@@ -6,7 +6,7 @@ that of SetDiv (*Improving Cross-Modal Retrieval with Set of Diverse Embeddings*
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import comb
 from statistics import fmean
@@ -49,6 +49,9 @@ class Recalls(Table):
     rsum: float
 
 
+Block = tuple[slice, Tensor, Tensor]  # rows of images, columns of captions [N], and their similarities [rows, N]
+
+
 def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
     """Count, for every query, the items ahead of its best own item and those tied with it.
 
@@ -66,27 +69,48 @@ def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
         ValueError: where a similarity is NaN.
     """
     images, captions = similarity.shape
-    caption_image = caption_image.to(similarity.device)
-    own = similarity[caption_image, torch.arange(captions, device=similarity.device)]
+    columns, step = torch.arange(captions, device=similarity.device), max(1, BLOCK // max(captions, 1))
+
+    def blocks(_: bool) -> Iterator[Block]:
+        rows = (slice(first, min(first + step, images)) for first in range(0, images, step))
+        return ((some, columns, similarity[some]) for some in rows)
+
+    return block_ranks(blocks, images, caption_image.to(similarity.device))
+
+
+def block_ranks(blocks: Callable[[bool], Iterable[Block]], images: int, caption_image: Tensor) -> tuple[Ranks, Ranks]:
+    """Return `ranks` of a matrix that nobody holds: its blocks are asked for twice, and must be the same each time.
+
+    Args:
+        blocks: gives all blocks, each pair in one of them, on the device of `caption_image`; where its argument is
+            true, those without an image and a caption of its own may be left out.
+        images: how many there are.
+        caption_image: as of `ranks`.
+    """
+    captions = len(caption_image)
+    own = torch.empty(0)
+    for rows, columns, block in blocks(True):
+        own = block.new_empty(captions) if len(own) < captions else own
+        owner = caption_image[columns]
+        inside = ((owner >= rows.start) & (owner < rows.stop)).nonzero()[:, 0]
+        own[columns[inside]] = block[owner[inside] - rows.start, inside]
     best = own.new_full((images,), -torch.inf).scatter_reduce(0, caption_image, own, "amax")
     count = torch.zeros_like(best, dtype=torch.int64)
     own_at_best = count.scatter_add(0, caption_image, (own == best[caption_image]).long())
     asked = count.scatter_add(0, caption_image, torch.ones_like(caption_image)) > 0
 
-    image_better, image_tied = torch.empty_like(count), torch.empty_like(count)
-    caption_better, caption_tied = torch.zeros((2, captions), dtype=torch.int64, device=similarity.device)
-    step = max(1, BLOCK // max(captions, 1))
-    for first in range(0, images, step):
-        rows = slice(first, first + step)
-        block = similarity[rows]
+    image_better, image_tied = torch.zeros_like(count), torch.zeros_like(count)
+    caption_better, caption_tied = torch.zeros((2, captions), dtype=torch.int64, device=own.device)
+    for rows, columns, block in blocks(False):
         if block.isnan().any():
             row, column = block.isnan().nonzero()[0].tolist()
-            raise ValueError(f"the similarity of image {first + row} and caption {column} is NaN and cannot be ranked")
+            pair = f"image {rows.start + row} and caption {int(columns[column])}"
+            raise ValueError(f"the similarity of {pair} is NaN and cannot be ranked")
         # No own item beats the best own one, so whatever does is wrong. Own items tied with it go below.
-        image_better[rows] = (block > best[rows, None]).sum(1)
-        image_tied[rows] = (block == best[rows, None]).sum(1)
-        caption_better += (block > own).sum(0)
-        caption_tied += (block == own).sum(0)
+        image_better[rows] += (block > best[rows, None]).sum(1, dtype=torch.int32)
+        image_tied[rows] += (block == best[rows, None]).sum(1, dtype=torch.int32)
+        caption_better[columns] += (block > own[columns]).sum(0, dtype=torch.int32)
+        caption_tied[columns] += (block == own[columns]).sum(0, dtype=torch.int32)
     image_to_text = Ranks(image_better[asked], (image_tied - own_at_best)[asked], own_at_best[asked])
     return image_to_text, Ranks(caption_better, caption_tied - 1, torch.ones_like(caption_tied))
 

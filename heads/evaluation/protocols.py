@@ -68,6 +68,8 @@ def _own_captions(protocol: str, scores: Scored, ties: Ties) -> Table:
             f"protocol 1k-folds needs exactly {metrics.FOLDED:,} images and split '{scores.split}' has "
             f"{len(scores.ids):,}; take --protocol full"
         )
+    if protocol == "full":
+        return metrics.recall_table(*scores.ranks(), ties)
     return metrics.recalls(scores.similarity, scores.caption_image, protocol, ties)
 
 

@@ -29,9 +29,11 @@ from ..modules.padding import mean_rows, zero_padding
 from ..modules.similarity import SIMILARITIES, in_blocks
 from ..runs.features import Sets, batches_of, open_store, sets_of_run
 from ..runs.run import Run
-from .metrics import log_circular_variance
+from .metrics import Ranks, block_ranks, log_circular_variance, ranks
+from .pairs import NOT_FINITE, Pairs, Part
 
 BATCH = 256  # samples embedded in one go
+WHOLE = 1 << 28  # pairs, whose similarities take a gibibyte; those of more are computed in blocks, each time anew
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Scored:
     image: Side
     text: Side
     split: str
-    similarity: Tensor  # [I, C]; larger is closer
+    similarity: Tensor  # [I, C]; larger is closer; empty where there are `pairs`
     caption_image: Tensor  # the image (its row here) of each caption, int64 [C] on the CPU
     ids: list[str]  # of the images, as the store has them
     file_names: list[str]
@@ -151,6 +153,25 @@ class Scored:
     texts: list[str]
     skipped: int  # samples that could not be read when the features were extracted
     log_circular_variance: float | None  # of the embedding sets; None of vectors
+    pairs: Pairs | None = None  # in the place of a matrix that would be too large
+
+    def ranks(self) -> tuple[Ranks, Ranks]:
+        """Return `metrics.ranks` of the similarities."""
+        if self.pairs is None:
+            return ranks(self.similarity, self.caption_image)
+        with within_memory(self.similarity.device, *lacking(self.split)):
+            return block_ranks(self.pairs.blocks, len(self.ids), self.pairs.caption_image)
+
+    def biased(self, images: Tensor, captions: Tensor) -> "Scored":
+        """Return it with something added to the similarities of each of I images and C captions."""
+        if self.pairs is not None:
+            return replace(self, pairs=replace(self.pairs, biases=(images, captions)))
+        biased = self.similarity + images.to(self.similarity)[:, None] + captions.to(self.similarity)
+        return replace(self, similarity=biased)
+
+    def deviation(self) -> float:
+        """Return the standard deviation of the similarities."""
+        return float(self.similarity.double().std(correction=0)) if self.pairs is None else self.pairs.deviation()
 
     @property
     def run(self) -> Run:
@@ -169,26 +190,34 @@ class Scored:
         return self.image.elements.shape[1] > 1 or self.text.elements.shape[1] > 1
 
 
-def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1) -> Scored:
+def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1, *, whole: bool = True) -> Scored:
     """Embed a split and compare its images and captions.
 
     Similarities are the mean over the first `views` views of an image, whatever an embedding is: the slots of sets may
-    change places from view to view, so that a mean of embeddings would blend what does not belong together.
+    change places from view to view, so that a mean of embeddings would blend what does not belong together. Where not
+    the `whole` matrix is needed, that of more than `WHOLE` pairs is not made, see `pairs`.
 
     Raises:
         RunError: a similarity is not finite, the weights are damaged, or memory does not suffice.
         CacheError: the split is unknown, empty or not complete.
     """
-    with within_memory(device):
+    with within_memory(device, *lacking(split)):
         model = ranker.model(device)
         batches = batches_of(ranker.sets, model, split, device)
         image = embed_side(model.embed_images, batches.image_features(BATCH))
         text = embed_side(model.embed_captions, batches.caption_features(BATCH))
         texts = batches.texts()
-        similarity = compare(model, image.embedding, text.embedding, texts)
-        for view in range(1, views):
-            of_view = batches_of(ranker.sets, model, split, device, views=(view,)).image_features(BATCH)
-            similarity += compare(model, embed_all(model.embed_images, of_view), text.embedding, texts)
+        others = (batches_of(ranker.sets, model, split, device, views=(view,)) for view in range(1, views))
+        further = (embed_all(model.embed_images, one.image_features(BATCH)) for one in others)
+        pairs, similarity = None, torch.empty(0, device=device)
+        if whole or batches.images * batches.captions <= WHOLE:
+            similarity = compare(model, image.embedding, text.embedding, texts)
+            for of_view in further:
+                similarity += compare(model, of_view, text.embedding, texts)
+        else:
+            part = Part(model, (image.embedding, *further), text.embedding)
+            owner = torch.as_tensor(batches.caption_image, device=device)
+            pairs = Pairs((part,), owner, representatives(text.embedding, texts))
         both = [side.embedding for side in (image, text)]
         sets = [one for one in both if isinstance(one, Tensor) and one.ndim == 3 and one.shape[1] > 1]
         return Scored(
@@ -207,7 +236,13 @@ def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1
             texts=texts,
             skipped=batches.skipped,
             log_circular_variance=log_circular_variance(*sets) if len(sets) == 2 else None,
+            pairs=pairs,
         )
+
+
+def lacking(split: str) -> tuple[str, str]:
+    """Return what `within_memory` says of a split that is too large."""
+    return f"what is computed of split '{split}'", "evaluate a smaller split, or where there is more memory"
 
 
 def embed_side(embed: Callable[[Features], Aggregated], parts: Iterable[Features]) -> Side:
@@ -251,7 +286,7 @@ def compare(model: Model, images: Embedding, captions: Embedding, texts: Several
     some = len(unique) < len(texts)
     scored = in_blocks(model.similarity, images, each(lambda t: t[unique], captions) if some else captions)
     if not scored.isfinite().all():
-        raise RunError("the model gives similarities that are not finite: its weights are damaged, train it again")
+        raise RunError(NOT_FINITE)
     return scored[:, inverse] if some else scored
 
 

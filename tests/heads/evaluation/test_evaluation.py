@@ -108,7 +108,7 @@ def test_memory_that_does_not_suffice_is_a_sentence(setdiv, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(scoring, "embed_all", embed)
-    with pytest.raises(RunError, match=r"fit in the memory of cpu; choose a smaller data\.batch_size or model\.dim"):
+    with pytest.raises(RunError, match="split 'test' does not fit in the memory of cpu; evaluate a smaller split"):
         evaluate([setdiv], device="cpu")
 
 

@@ -115,7 +115,7 @@ class Finetune:
     image_frozen: Epochs = 0  # epochs, counted from the head's first, in which it does not learn
     text_frozen: Epochs = 0
     image_size: Annotated[int, between(32, 2048)] | None = None  # pixels a side; null: that of the cache
-    crop_and_flip: bool = False  # random crops and horizontal flips
+    crop_and_flip: Literal["none", "sides", "area", "large-area"] = "none"  # kind of random crops, beside flips
     mask_words: Share = 0.0  # share of a caption's words to mask, replace or drop
     checkpointing: bool = False  # compute the backbones' activations again backwards: less memory, a third more time
 

@@ -4,12 +4,14 @@ Images come from the data set's files, captions are tokenised from their texts. 
 seed, the epoch and the sample alone, so that threads may read in any order.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ..data.images import open_image
@@ -20,7 +22,7 @@ from .batches import Batches
 from .features import Draws, Features, pad_ids
 from .reattachment import read_image, unreadable
 
-_SMALLEST = 0.6  # of a side, that a crop keeps
+_SMALLEST = {"sides": 0.6, "area": 0.08, "large-area": 0.36}  # that a window keeps: of each side, or of the area
 _OF_IMAGE, _OF_CAPTION = 1, 2  # so that each draws numbers of its own
 MASKED, REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is masked, or replaced; beyond, left out
 
@@ -28,19 +30,19 @@ MASKED, REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is maske
 class Pictures:
     """The images of a split as pixels [B,3,S,S], which take the place of local features; a `features.Source`.
 
-    With `crop_and_flip` an image in training is a window, see `read_window`; EncoderError if the `encoder` does not
-    bring one to the size of a whole picture.
+    `crop_and_flip` names the windows that are read in training, see `read_window`, or is ``none``; EncoderError if the
+    `encoder` does not bring one to the size of a whole picture.
     """
 
     def __init__(
-        self, encoder: Any, reader: PictureReader, names: Sequence[str], device: torch.device, crop_and_flip: bool
+        self, encoder: Any, reader: PictureReader, names: Sequence[str], device: torch.device, crop_and_flip: str
     ) -> None:
         self.encoder, self.reader, self.names = encoder, reader, names
         self.device, self.crop_and_flip = device, crop_and_flip
-        if crop_and_flip and encoder.identity["preprocessing"].get("do_resize") is False:
+        if crop_and_flip != "none" and encoder.identity["preprocessing"].get("do_resize") is False:
             raise EncoderError(
                 f"the image processor of '{encoder.name}' resizes nothing, so that a window of a picture would be a"
-                " smaller picture; set finetune.crop_and_flip=false"
+                " smaller picture; set finetune.crop_and_flip=none"
             )
         self._pool = ThreadPoolExecutor(max(2, cores()), "read-images")
 
@@ -53,9 +55,10 @@ class Pictures:
 
         def read(item: int) -> Tensor:
             name = self.names[item]
-            if draws is None or not self.crop_and_flip:
+            if draws is None or self.crop_and_flip == "none":
                 return read_image(self.encoder, self.reader, name)
-            return read_window(self.encoder, self.reader, name, np.random.default_rng([*draws, item, _OF_IMAGE]))
+            rng = np.random.default_rng([*draws, item, _OF_IMAGE])
+            return read_window(self.encoder, self.reader, name, rng, self.crop_and_flip)
 
         pixels = torch.stack(list(self._pool.map(read, items.tolist())))
         length = torch.ones(len(items), dtype=torch.long)
@@ -86,7 +89,7 @@ class Tokens:
 
 
 def end_to_end_batches(
-    stored: Batches, encoders: Mapping[str, Any], pictures: PictureReader | None, crop_and_flip: bool, masked: float
+    stored: Batches, encoders: Mapping[str, Any], pictures: PictureReader | None, crop_and_flip: str, masked: float
 ) -> Batches:
     """Return batches in which a modality that is put back, ``image`` or ``text``, comes as what its network reads.
 
@@ -101,21 +104,44 @@ def end_to_end_batches(
     return Batches(stored.parts, images, captions, device)
 
 
-def read_window(encoder: Any, pictures: PictureReader, name: str, rng: np.random.Generator) -> Tensor:
+def read_window(
+    encoder: Any, pictures: PictureReader, name: str, rng: np.random.Generator, kind: str = "sides"
+) -> Tensor:
     """Return the pixels of a random window of an image, mirrored half the time, [3,S,S], or raise SampleError.
 
-    The window has the image's proportions and 60 to 100% of its sides, and goes through the encoder's own
-    preprocessing (the published code of VSE-infinity, whose section 5.1.1 names crops and flips).
+    It goes through the encoder's own preprocessing, which may take the centre of it as it does of a picture.
+
+    Args:
+        kind: `sides`: the image's proportions and 60 to 100% of its sides (the published code of VSE-infinity, whose
+            section 5.1.1 names crops and flips); `area`: 8 to 100% of its area, a width of 3/4 to 4/3 of the height,
+            then made square, as torchvision's `RandomResizedCrop` does (the published code of VSE++ and SetDiv);
+            `large-area`: the same from 36% on (SetDiv's for ResNeXt, `gpo_aug`).
     """
     try:
         image = open_image(pictures.open(name), upright=True)
     except SampleError as error:
         raise unreadable(error) from error
-    share = rng.uniform(_SMALLEST, 1)
-    width, height = (max(1, round(share * side)) for side in image.size)
+    width, height = window_size(*image.size, rng, kind)
     left, top = (int(rng.integers(0, most + 1)) for most in (image.width - width, image.height - height))
-    pixels: Tensor = encoder.prepare(image.crop((left, top, left + width, top + height)))
+    window = image.crop((left, top, left + width, top + height))
+    if kind != "sides":
+        window = window.resize((max(width, height),) * 2, Image.Resampling.BILINEAR)
+    pixels: Tensor = encoder.prepare(window)
     return pixels.flip(2) if rng.random() < 0.5 else pixels
+
+
+def window_size(width: int, height: int, rng: np.random.Generator, kind: str) -> tuple[int, int]:
+    """Draw the width and height of a window of an image of this size; see `read_window`."""
+    if kind == "sides":
+        share = rng.uniform(_SMALLEST[kind], 1)
+        return max(1, round(share * width)), max(1, round(share * height))
+    for _ in range(10):
+        area = width * height * rng.uniform(_SMALLEST[kind], 1)
+        proportion = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        wide, high = round(math.sqrt(area * proportion)), round(math.sqrt(area / proportion))
+        if 0 < wide <= width and 0 < high <= height:
+            return wide, high
+    return max(1, min(width, round(height * 4 / 3))), max(1, min(height, round(width * 4 / 3)))  # of a long image
 
 
 def change_words(

@@ -2,7 +2,8 @@
 
 Sources: PCME (Chun et al., *Probabilistic Embeddings for Cross-Modal Retrieval*, CVPR 2021), where the elements are
 samples of a Gaussian and are compared by distance; SetDiv section 3.3 (s_MP), where they are compared by cosine. SetDiv
-prints a sum over the pairs; its published code takes the mean, as is done here.
+prints a sum over the pairs; its published code takes the mean, as is done here. There the scale begins
+at 1, which keeps the probability of cosines between 0.27 and 0.73, and hardly changes; here it begins at 5.
 """
 
 import math

@@ -193,7 +193,7 @@ def test_words_are_masked_as_pieces_of_one_word(bert):
 
 def test_augmentation_changes_the_pixels_and_repeats_itself(made, tune):
     losses = {}
-    crop, mask = "finetune.crop_and_flip=true", "finetune.mask_words=0.9"
+    crop, mask = "finetune.crop_and_flip=sides", "finetune.mask_words=0.9"
     for out, chosen in {"plain": [], "one": [crop], "other": [crop], "masked": [mask]}.items():
         losses[out] = Run(tune(made.head(), ["image", "text"], *FROZEN, *chosen, out=out)).metrics()[2]["loss"]
     assert losses["one"] == losses["other"]

@@ -13,6 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_checkpoints import CROP, save_image_model, save_text_model
 from small_timm import save_timm_model
+from torchvision.transforms import RandomResizedCrop
 
 import xret
 from xret.heads.retrieval.hub import save_to_folder
@@ -20,7 +21,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.reattached import Backbone
 from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.errors import EncoderError, RunError
-from xret.pipeline.reading.end_to_end import read_window
+from xret.pipeline.reading.end_to_end import read_window, window_size
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -188,7 +189,7 @@ def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path,
 
 
 def test_stopped_and_resumed_it_is_as_if_never_stopped(made, tune, monkeypatch):
-    settings = {"finetune.crop_and_flip": True, "finetune.mask_words": 0.3, "finetune.image_size": 48}
+    settings = {"finetune.crop_and_flip": "area", "finetune.mask_words": 0.3, "finetune.image_size": 48}
     settings |= {"finetune.checkpointing": True, "schedule.epochs": 4, "optimizer.ema": 0.9, "data.batch_size": 5}
     words = made.head("clip"), "clip", BOTH
     whole, original = tune(*words, out="whole", **settings), Run.save
@@ -231,12 +232,27 @@ def test_checkpointing_gives_the_same_gradients(made, monkeypatch, name):
         assert (gradient - found[1][key]).norm() <= 1e-4 * gradient.norm() + 1e-7, key
 
 
-def test_a_window_is_prepared_as_the_checkpoint_says(made):
+@pytest.mark.parametrize(("kind", "least"), [("area", 0.08), ("large-area", 0.36)])
+@pytest.mark.parametrize("size", [(640, 480), (300, 60)])
+def test_windows_by_area_are_those_of_torchvision(kind, least, size):
+    """Areas and proportions are distributed as those of `RandomResizedCrop.get_params`."""
+    rng, image = np.random.default_rng(0), Image.new("RGB", size)
+    made = np.array([window_size(*size, rng, kind) for _ in range(4000)])
+    theirs = [RandomResizedCrop.get_params(image, [least, 1], [3 / 4, 4 / 3]) for _ in range(4000)]
+    theirs = np.array([(width, height) for _, _, height, width in theirs])
+    assert (made > 0).all() and (made <= size).all()
+    for of in (lambda sizes: sizes.prod(1) / np.prod(size), lambda sizes: np.log(sizes[:, 0] / sizes[:, 1])):
+        shares = [0.01, 0.25, 0.5, 0.75, 0.99]
+        assert np.quantile(of(made), shares) == pytest.approx(np.quantile(of(theirs), shares), abs=0.03)
+
+
+@pytest.mark.parametrize("kind", ["sides", "area"])
+def test_a_window_is_prepared_as_the_checkpoint_says(made, kind):
     """Of a picture of one colour every window, mirrored or not, has the pixels of the whole."""
     encoder, path = made.image_encoder("clip"), made.folder / "red.png"
     Image.new("RGB", (90, 60), (200, 30, 30)).save(path)
     whole, size = encoder.decode(path)
-    window = read_window(encoder, FolderReader(made.folder), path.name, np.random.default_rng(0))
+    window = read_window(encoder, FolderReader(made.folder), path.name, np.random.default_rng(0), kind)
     assert (window.shape, size) == ((3, 32, 32), (90, 60))
     torch.testing.assert_close(window, whole)
     mean, std = torch.tensor(hf.CLIPImageProcessor().image_mean), torch.tensor(hf.CLIPImageProcessor().image_std)
@@ -258,7 +274,7 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fails(EncoderError, masks, "open_clip", ["text"], **{"finetune.mask_words": 0.1})
     size = r"finetune\.image_size=48 does not suit the backbone: image weights .* the processor resizes nothing"
     fails(EncoderError, size, "cropped", ["image"], **{"finetune.image_size": 48})
-    crop = r"processor of 'cropped' resizes nothing, so that a window .*; set finetune\.crop_and_flip=false"
-    fails(EncoderError, crop, "cropped", ["image"], **{"finetune.crop_and_flip": True})
+    crop = r"processor of 'cropped' resizes nothing, so that a window .*; set finetune\.crop_and_flip=none"
+    fails(EncoderError, crop, "cropped", ["image"], **{"finetune.crop_and_flip": "area"})
     size = r"finetune\.image_size=48 does not suit the backbone: its weights are for images of 32 pixels"
     fails(EncoderError, size, "open_clip", ["image"], **{"finetune.image_size": 48})

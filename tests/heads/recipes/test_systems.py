@@ -111,6 +111,12 @@ PUBLISHED = {
     "maxmatch/coco-butd-bigru": _DIVE | _MAXMATCH | {"loss.triplet.margin": 0.3},  # appendix B of MaxMatch
     "maxmatch/f30k-butd-bigru": _DIVE | _MAXMATCH | {"loss.global-discriminative.weight": 0.05},
 }
+CROPS = {  # data.py of the published code of each, lib/datasets/image_caption.py of VSE-infinity
+    "sides": ["vse-infty/coco-resnet152-bigru", "vse-infty/f30k-wsl-bert", "vsepp/coco-resnet152-bigru"],
+    "area": [f"{system}/coco-resnet152-bigru" for system in ("setdiv", "maxmatch", "pvse", "pcme")]
+    + [f"{system}/{data}-resnet152-gru-finetuned" for system in ("vsepp", "gaussian-vsepp") for data in DATA],
+    "large-area": ["setdiv/coco-wsl-bert", "maxmatch/f30k-wsl-bert"],  # gpo_aug
+}
 WRITTEN = ["data.unit", "data.batch_size", "model.dim", "optimizer.lr", "optimizer.weight_decay", "optimizer.clip"]
 WRITTEN += ["schedule.name", "schedule.epochs", "similarity.name", "aggregator.image.name", "aggregator.text.name"]
 METHOD = {"name", "paper", "expected", "similarity", "loss"}  # what MaxMatch changes of SetDiv, and its margin
@@ -169,6 +175,11 @@ def test_a_variant_fixes_its_features_and_says_what_is_trained(name):
 def test_values_are_those_of_the_paper_and_the_published_code(name):
     recipe = load_recipe(name).to_dict()
     assert {key: get(recipe, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in CROPS.items() for name in names])
+def test_crops_are_those_of_the_published_code(kind, name):
+    assert load_recipe(name).finetune.crop_and_flip == kind
 
 
 @pytest.mark.parametrize("name", VARIANTS)

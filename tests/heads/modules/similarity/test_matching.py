@@ -129,8 +129,15 @@ def test_the_sum_is_scipys_and_no_fixed_matching_has_more(seed, k1, k2):
     assert (used.diff(dim=2) > 0).all()
 
 
-@pytest.mark.parametrize(("k1", "k2"), [(8, 8), (9, 9), (3, 20), (20, 3), (12, 16)])
-def test_large_sets_are_matched_exactly(k1, k2):
+@pytest.mark.parametrize(
+    ("k1", "k2", "sums"),
+    [
+        *((k1, k2, matching.SUMS) for k1, k2 in [(8, 8), (9, 9), (3, 20), (20, 3), (12, 16)]),
+        (9, 9, 10**6),  # the way there takes 36 bits
+    ],
+)
+def test_large_sets_are_matched_exactly(k1, k2, sums, monkeypatch):
+    monkeypatch.setattr(matching, "SUMS", sums)
     images, captions = sets(2, k1, 8).float(), sets(3, k2, 8, seed=1).float()
     cosines = cosines_of(images, captions)
     totals = total_of(cosines, assignment(images, captions))

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from ..data.images import SUFFIXES
-from ..data.samples import ImageSample, Samples
+from ..data.samples import ImageSample, Samples, tokenize
 from .importers.source import Source, SourceError, Table
 
 
@@ -25,20 +25,24 @@ def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str,
     rows, kind = match_images(source.images.keys, samples)
     _check_splits(source.images, rows, samples)
     images = np.full(len(samples.images), -1, dtype=np.int64)
-    found = np.flatnonzero(rows >= 0)[::-1]  # backwards, so that the first of equal keys is the one that stays
+    _check_captions(source.images, rows, samples)
+    found = np.flatnonzero(rows >= 0)
     images[rows[found]] = found
+    _choose(source.images, images, rows[found], found)
     entries = {"images": images}
     if source.captions is not None:
         row_of = dict(zip(source.images.keys, rows.tolist(), strict=True))
-        known: dict[tuple[int, str], int] = {}
+        known: dict[tuple[int, str], list[int]] = {}
         for entry, (owner, text) in enumerate(zip(source.owners, source.captions.keys, strict=True)):
-            known.setdefault((row_of[owner], text.strip()), entry)
+            known.setdefault((row_of[owner], text.strip()), []).append(entry)
         captions = (
-            known.get((row, caption.text.strip()), -1)
+            known.get((row, caption.text.strip()), [-1])
             for row, image in enumerate(samples.images)
             for caption in image.captions
         )
-        entries["captions"] = np.fromiter(captions, np.int64)
+        table = source.captions
+        chosen = (own[0] if len(own) == 1 else table.choose(own) for own in captions)
+        entries["captions"] = np.fromiter(chosen, np.int64)
     return entries, kind, int((rows < 0).sum())
 
 
@@ -109,6 +113,36 @@ _KINDS: dict[str, tuple[Callable[[ImageSample], str], Callable[[str], str]]] = {
     "file name": (lambda image: image.file_name, str),
     "file name without folder and suffix": (lambda image: _stem(image.file_name), _stem),
 }
+
+
+def _choose(table: Table, images: np.ndarray, rows: np.ndarray, entries: np.ndarray) -> None:
+    """Set the entry of each image that several have."""
+    order = np.argsort(rows, kind="stable")
+    found, first, count = np.unique(rows[order], return_index=True, return_counts=True)
+    for row, at, several in zip(found[count > 1], first[count > 1], count[count > 1], strict=True):
+        images[row] = table.choose(entries[order[at : at + several]].tolist())
+
+
+def _check_captions(table: Table, rows: np.ndarray, samples: Samples) -> None:
+    """Refuse entries whose captions are not those of the image that their key means."""
+    for row, (where, own) in zip(rows.tolist(), table.captions, strict=False):
+        theirs = [] if row < 0 else [caption.text for caption in samples.images[row].captions]
+        if row < 0 or not own or not theirs or set(own) <= set(theirs):
+            continue
+        known, given = set(map(_words, theirs)), list(map(_words, own))
+        # Others cut and spell some captions differently, and a manifest may hold a part of them.
+        if 2 * len(known.intersection(given)) < min(len(known), len(set(given))):
+            odd = next(text for text, words in zip(own, given, strict=True) if words not in known)
+            image = samples.images[row]
+            raise SourceError(
+                f"{where}: a caption there is '{odd.strip()}', but the image '{image.file_name}', id '{image.id}', that"
+                f" this entry was matched to, has '{theirs[0]}'; use file names as ids in the source, or the source of"
+                f" '{samples.dataset}'"
+            )
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(tokenize(text)) or (text.strip(),)
 
 
 def _check_splits(table: Table, rows: np.ndarray, samples: Samples) -> None:

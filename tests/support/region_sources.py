@@ -74,7 +74,7 @@ class World:
             lines = [str(image[key]) for image in images for _ in range(repeat[ids])]
             (folder / f"{split}_ids.txt").write_text("\n".join(lines) + "\n")
             texts = [sentence["raw"] for image in images for sentence in image["sentences"]]
-            texts[0] += " with a separator\x1c that ends no line"
+            texts[0] += " \x1c ."  # a separator that ends no line
             (folder / f"{split}_caps.txt").write_text("\n".join(texts) + "\n")
         return folder
 

@@ -33,6 +33,8 @@ Line = tuple[str, str, str | None]  # file name, caption and split
 class Matrix(Table):
     """A vector a row, of one file or several; SourceError if one is no matrix of floats, or of another width."""
 
+    compared = False  # entries of one key with each other
+
     def __init__(self, paths: Sequence[Path]) -> None:
         shapes = [map_floats(path, 2).shape for path in paths]
         self.paths, self.lengths, self.channels = paths, [rows for rows, _ in shapes], shapes[0][1]
@@ -60,6 +62,15 @@ class Matrix(Table):
             here = of_part == number
             out[here] = map_floats(self.paths[number], 2)[rows[here] - self._first[number]]
         return out
+
+    def choose(self, entries: Sequence[int]) -> int:
+        """Return which entry of one sample counts; of images all are equal where several are."""
+        return entries[0] if self.compared else super().choose(entries)
+
+    def vectors(self, entry: int) -> np.ndarray | None:
+        """Return the vector of an entry, [1,C]; None if it holds what is no number."""
+        values = self.read(np.array([entry]))
+        return values if np.isfinite(values).all() else None
 
     def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
         """Read many rows at once."""
@@ -158,6 +169,11 @@ def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequ
     images.keys, captions.keys, captions.splits = names if len(images) == len(names) else once, texts, splits
     if images.keys is names and len(once) < len(names):
         _require_equal(images, names)
+        images.compared = True
+    of_each: dict[str, list[str]] = {}
+    for name, text in zip(names, texts, strict=True):
+        of_each.setdefault(name, []).append(text)
+    images.captions = [(str(where), of_each[name]) for name in images.keys]
     for matrix in (images, captions):
         matrix.identity = {"files": {path.name: sha256(path) for path in sorted([*matrix.paths, *index])}}
     return Source(images, captions, names)

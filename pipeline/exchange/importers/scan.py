@@ -7,6 +7,7 @@ a row belongs to; VSE-infinity's ``id_mapping.json`` beside the folder, ``precom
 pickled vocabularies beside the arrays are never opened.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,6 +38,7 @@ class ScanRegions(RegionTable):
         self._places: list[tuple[Path, int, int]] = []  # file, first row and number of equal rows of each image
         self.keys: list[str] = []
         self.splits: list[str | None] = []
+        self.captions: list[tuple[str, list[str]]] = []
         files = [mapping] if file_names else []
         for path in paths:
             shape = map_floats(path, 2, 3).shape
@@ -44,7 +46,8 @@ class ScanRegions(RegionTable):
             if shape[-1] != self.channels:
                 other = f"{shape[-1]} channels where {paths[0].name} has {self.channels}"
                 raise SourceError(f"{path} has {other}; keep files of one detector in a folder")
-            ids, firsts = _entries(path, shape[0])
+            ids, firsts, captions = _entries(path, shape[0])
+            self.captions += captions
             self.keys += [file_names.get(key, key) for key in ids]
             self.splits += [_SPLITS[path.name.removesuffix("_ims.npy")]] * len(ids)
             self.rows = max(self.rows, shape[1] if len(shape) == 3 else 1)
@@ -71,15 +74,17 @@ def _beside(path: Path, kind: str) -> Path:
     return other
 
 
-def _entries(path: Path, rows: int) -> tuple[list[str], list[int]]:
-    """Return id and first row of each image of one array."""
-    with _beside(path, "caps").open("rb") as file:  # bytes: a caption may hold what text files take for a line's end
-        captions = sum(1 for _ in file)
+def _entries(path: Path, rows: int) -> tuple[list[str], list[int], list[tuple[str, list[str]]]]:
+    """Return id, first row, and captions with their place, of each image of one array."""
+    beside = _beside(path, "caps")
+    with beside.open("rb") as file:  # bytes: a caption may hold what text files take for a line's end
+        texts = [line.decode("utf-8", "replace").strip() for line in file]
+    captions = len(texts)
     ids = [key.strip() for key in _beside(path, "ids").read_text(encoding="utf-8", errors="replace").split("\n")]
     ids = ids if ids[-1] else ids[:-1]
     if rows == captions == len(ids):
         firsts = [row for row in range(rows) if row == 0 or ids[row] != ids[row - 1]]
-        return [ids[row] for row in firsts], firsts
+        return [ids[row] for row in firsts], firsts, _captions(beside, texts, firsts)
     images = min(rows, len(ids))
     every = captions // images if images else 0
     if captions != every * images or {rows, len(ids)} - {images, captions}:
@@ -87,7 +92,12 @@ def _entries(path: Path, rows: int) -> tuple[list[str], list[int]]:
         raise SourceError(f"{path}: {found}; get files of one kind, with a row an image or a row a caption")
     if len(ids) == captions and any(ids[row] != ids[row - row % every] for row in range(captions)):
         raise SourceError(f"{path}: its ids do not repeat {every} times, as its captions do; download them again")
-    return ids[:: len(ids) // images], list(range(0, rows, rows // images))
+    starts = range(0, captions, every)
+    return ids[:: len(ids) // images], list(range(0, rows, rows // images)), _captions(beside, texts, starts)
+
+
+def _captions(path: Path, texts: list[str], starts: Sequence[int]) -> list[tuple[str, list[str]]]:
+    return [(f"{path}: line {at + 1}", texts[at:end]) for at, end in pairwise([*starts, len(texts)])]
 
 
 def _read_names(path: Path) -> dict[str, str]:

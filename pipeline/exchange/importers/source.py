@@ -31,8 +31,9 @@ class Table(ABC):
     """Features of a source that was looked through once. Entries are counted from 0.
 
     Attributes:
-        keys: what the source calls each entry; the first of several with one key is used.
+        keys: what the source calls each entry; `choose` says which of several with one key is used.
         splits: the split of the data set that each entry is in; None where the source does not say.
+        captions: of images, where the source says what captions an entry has, and these; empty where it does not say.
         rows: regions of an entry, the most that there are; 0: a vector each.
         channels: width of a feature.
         extras: which of ``boxes``, ``classes``, ``scores`` there are.
@@ -41,6 +42,7 @@ class Table(ABC):
 
     keys: Sequence[str]
     splits: Sequence[str | None] = ()
+    captions: Sequence[tuple[str, Sequence[str]]] = ()
     rows: int = 0
     channels: int
     extras: tuple[str, ...] = ()
@@ -52,6 +54,25 @@ class Table(ABC):
 
         SourceError if the whole source is not what it seemed, CacheError if a value does not fit the dtype.
         """
+
+    @abstractmethod
+    def vectors(self, entry: int) -> np.ndarray | None:
+        """Return the features [n,C] of an entry; None if they are damaged."""
+
+    def choose(self, entries: Sequence[int]) -> int:
+        """Return which of several entries of one sample counts: the first whole one.
+
+        SourceError if two that are whole differ.
+        """
+        whole = [(entry, values) for entry in entries if (values := self.vectors(entry)) is not None]
+        for entry, values in whole[1:]:
+            first = whole[0][1]
+            if first.shape != values.shape or not np.allclose(first, values, _SAME, _SAME * np.abs(first).max()):
+                raise SourceError(
+                    f"the source has '{self.keys[entry]}' more than once, with different features (its entries"
+                    f" {whole[0][0] + 1:,} and {entry + 1:,}); keep the right ones"
+                )
+        return whole[0][0] if whole else entries[0]
 
 
 @dataclass(frozen=True)
@@ -95,6 +116,15 @@ class RegionTable(Table):
             lay_out(arrays, place, regions)
             arrays["size"][place] = regions.size
         return faults
+
+    def vectors(self, entry: int) -> np.ndarray | None:
+        """Return the features of an entry; None if they are damaged."""
+        try:
+            regions = self.read(entry)
+            self._check(regions)
+        except Unreadable:
+            return None
+        return regions.local
 
     def _check(self, regions: Regions) -> None:
         """Raise Unreadable unless the arrays of an image have the shapes and values that the set holds."""

@@ -1,5 +1,6 @@
 """Embeddings that others computed: every value arrives, every fault is a sentence, stopping loses nothing."""
 
+import json
 import shutil
 import sys
 import tracemalloc
@@ -293,3 +294,34 @@ def test_memory_does_not_grow_with_the_matrices(tmp_path, monkeypatch):
         return found
 
     assert peak(8192) - peak(16) < 600 * 8192 * 4  # half of both matrices; a chunk has a twentieth of their rows
+
+
+def manifest_of(folder, pairs, texts):
+    """Write a manifest of JSON lines in which the pairs' images have other texts."""
+    rows = [
+        json.dumps({"file_name": name, "caption": text, "split": "test"})
+        for name, text in zip(pairs.names, texts, strict=True)
+    ]
+    (folder / "c.jsonl").write_text("\n".join(rows))
+    (folder / "m.yaml").write_text("name: m\nimages: .\ncaptions: c.jsonl\n")
+    return folder / "m.yaml"
+
+
+def test_an_index_whose_captions_are_of_other_images_is_refused(tmp_path):
+    pairs = Pairs(20)
+    manifest = manifest_of(tmp_path, pairs, pairs.texts[1:] + pairs.texts[:1])
+    with pytest.raises(SourceError, match=r"'caption number 0', but the image '00000/000000000\.jpg'"):
+        bring(pairs.folder(tmp_path / "e"), tmp_path / "s", "embeddings", manifest, on_error="skip")
+
+
+def test_two_lines_of_one_caption_with_other_embeddings_are_refused(tmp_path):
+    pairs = Pairs(20)
+    manifest = manifest_of(tmp_path, pairs, pairs.texts)
+    lines = list(zip(pairs.names, pairs.texts, strict=True))
+    pairs.images, pairs.captions = (np.concatenate([one, one[:1]]) for one in (pairs.images, pairs.captions))
+    source = pairs.folder(tmp_path / "e", [*lines, lines[0]])
+    bring(source, tmp_path / "s", "embeddings", manifest, splits=("test",))
+    pairs.captions[-1] *= -1
+    source = pairs.folder(tmp_path / "f", [*lines, lines[0]])
+    with pytest.raises(SourceError, match="'caption number 0' more than once"):
+        bring(source, tmp_path / "t", "embeddings", manifest, splits=("test",))

@@ -42,11 +42,13 @@ def test_scan_of_one_caption_an_image_and_of_one_vector_an_image(tmp_path):
     assert_holds(cache, [{**regions, "local": regions["local"][:1]} for regions in world.stored], size=False)
 
 
-def test_testall_counts_before_test(tmp_path):
+def test_an_image_of_test_and_testall_has_the_same_features_in_both(tmp_path):
     world = World(tmp_path / "w")
     source = world.scan()
-    np.save(source / "test_ims.npy", np.load(source / "test_ims.npy") + 1)
     assert_holds(bring(world, source, "scan")[1], world.stored, size=False)
+    np.save(source / "test_ims.npy", np.load(source / "test_ims.npy") + 1)
+    with pytest.raises(SourceError, match="more than once, with different features"):
+        bring(world, source, "scan", tmp_path / "s.zarr")
 
 
 @pytest.mark.parametrize("root", ["data/world", "data/world/precomp"])
@@ -219,7 +221,7 @@ def test_memory_is_that_of_a_chunk_not_of_the_source(tmp_path, format_, monkeypa
     monkeypatch.setattr(create, "CHUNK_BYTES", 1 << 19)
     world = World(tmp_path / "w", train=120, val=1, test=1)
     for image in world.images:
-        image["regions_of_test"]["local"] = np.full((4, 8192), image["imgid"], dtype=np.float32)
+        image["regions_of_test"]["local"] = np.full((4, 8192), image["imgid"] + 1, dtype=np.float32)
     source = {"butd-tsv": world.tsv, "scan": world.scan, "hdf5": world.hdf5}[format_]()
     bring(World(tmp_path / "small"), World(tmp_path / "other").tsv(), "butd-tsv")  # imports and first uses
     tracemalloc.start()

@@ -93,3 +93,46 @@ def test_leading_zeros_suffixes_and_shared_names():
     assert matching.match_images(["8", "8"], made)[0].tolist() == [1, 1]
     with pytest.raises(SourceError, match=r"'c/y\.jpg' and 'd/y\.jpg' in the source are both 'b/y\.png' of"):
         matching.match_images(["c/y.jpg", "d/y.jpg"], made)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_captions_of_another_image_refuse_a_match_by_row_numbers(tmp_path, on_error):
+    world = World(tmp_path / "w")
+    source = world.scan(splits=["train"])
+    (source / "train_ids.txt").write_text("".join(f"{row}\n" for row in range(20)))
+    first = next(row for row, image in enumerate(world.of("train")) if image["imgid"] != row)
+    meant, other = world.images[first]["filename"], world.of("train")[first]["imgid"]
+    line = rf"train_caps\.txt: line {2 * first + 1}:"
+    sentence = f"{line}.*'thing {other} in scene 0.*{meant}.*'thing {first} in"
+    with pytest.raises(SourceError, match=sentence):
+        bring(world, source, "scan", splits=("train",), on_error=on_error)
+    assert not (world.folder / "s.zarr").exists()
+
+
+def test_captions_may_be_cut_and_spelt_otherwise(tmp_path):
+    world = World(tmp_path / "w")
+    source = world.scan()
+    for path in source.glob("*_caps.txt"):
+        path.write_text(path.read_text().upper().replace(" IN ", " , IN ").replace("SCENE 1", "SC"))
+    assert_holds(bring(world, source, "scan")[1], world.stored, size=False)
+
+
+@pytest.mark.parametrize("whole", ["first", "second"])
+def test_of_two_lines_of_an_image_the_whole_one_counts(tmp_path, whole):
+    world = World(tmp_path / "w")
+    image = world.images[0]
+    line = world.line(image)
+    bad = line.replace(line.rstrip().split(b"\t")[-1], b"AAAA")
+    lines = [world.line(one) for one in world.images[1:]]
+    source = world.folder / "butd.tsv"
+    source.write_bytes(b"".join([line, *lines, bad] if whole == "first" else [bad, *lines, line]))
+    assert_holds(bring(world, source, "butd-tsv")[1], world.stored, ["boxes"])
+
+
+def test_two_whole_lines_of_an_image_that_differ_are_refused(tmp_path):
+    world = World(tmp_path / "w")
+    line = world.line(world.images[0])
+    world.images[0]["regions_of_test"]["local"] += 1
+    world.tsv().write_bytes(world.tsv().read_bytes() + line)
+    with pytest.raises(SourceError, match="'1000' more than once, with different features"):
+        bring(world, world.folder / "butd.tsv", "butd-tsv", on_error="skip")

@@ -85,7 +85,7 @@ def eval_(
     xret eval run --hubness
     xret eval run other --compare
     xret eval coco-run --protocol pmrp:annotations/instances_val2014.json
-    xret eval xret-demo/setdiv --diagnostics --data-root xret-demo/scenes
+    xret eval xret-demo/setdiv-k4 --diagnostics --data-root xret-demo/scenes
     xret eval coco-run --diagnostics --visual-genome DIR
     """
     from .. import evaluate

@@ -58,7 +58,8 @@ ON_ERROR = click.option(
     metavar="ENCODER",
     help="A torchvision classification network; hf:ID or hf:DIR, an image model of transformers from the hub or a"
     " folder (CLIP, SigLIP, DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); timm:NAME or timm:NAME.TAG; open_clip:ARCH/TAG;"
-    " butd, butd-grid, fasterrcnn_resnet50_fpn_v2; none; or a class of your own as MODULE:CLASS, which is run.",
+    " butd, butd-grid, fasterrcnn_resnet50_fpn_v2, plain-ground; none; or a class of your own as MODULE:CLASS, which is"
+    " run.",
 )
 @click.option(
     "--text",

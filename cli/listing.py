@@ -15,6 +15,7 @@ LISTS: dict[str, dict[str, str]] = {
         "butd": "for papers' 36 regions of bottom-up attention",
         "butd-grid": "for a grid of that network, without time for boxes",
         "fasterrcnn_resnet50_fpn_v2": "for regions without the weights of butd",
+        "plain-ground": "for the demo's drawings, without weights",
         "bert": "pretrained states of tokens, for few training texts",
         "words": "ids of words for a GRU, for many training texts",
     },

@@ -144,4 +144,4 @@ def test_what_the_command_line_refuses_is_refused_in_one_sentence(store, tmp_pat
 def test_splits_may_be_a_text(tmp_path, one_thread):
     manifest = generate_scenes(tmp_path / "scenes", train=2, val=2, test=2)
     found = xret.extract(manifest, tmp_path / "s.zarr", visual="none", text="words", splits="train")
-    assert [one.samples for one in found.sets] == [16]  # captions are computed by whole chunks, of eight
+    assert [one.samples for one in found.sets] == [8]

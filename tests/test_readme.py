@@ -238,17 +238,17 @@ def drawn(tmp_path):
 
 def test_the_example_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys, one_thread):
     printed = run_block("README.md", tmp_path, monkeypatch, capsys)
-    assert printed.count("RSUM") >= 3
+    assert printed.count("RSUM") >= 2
     assert len(re.findall(r"^\d -?[\d.]+ scene_\d+\.jpg$", printed, re.MULTILINE)) == 3
 
 
 @pytest.mark.slow
 def test_a_search_in_python_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
     store = str(tmp_path / "scenes.zarr")
-    options = build_options(visual="resnet18", visual_weights="random:0", text="words")
+    options = build_options(visual="plain-ground", text="words")
     extract(load_manifest(drawn), store, options)
-    settings = ["model.dim=256", "schedule.epochs=1", "data.batch_size=24"]
-    train(store, load_recipe("setdiv", settings), tmp_path / "xret-demo" / "setdiv")
+    settings = ["model.dim=128", "schedule.epochs=1", "data.batch_size=24"]
+    train(store, load_recipe("setdiv", settings), tmp_path / "xret-demo" / "setdiv-k4")
     printed = run_block("heads/README.md", tmp_path, monkeypatch, capsys)
     assert printed.startswith("torch.Size([4, 2])\n")
     assert [line[:6] for line in printed.splitlines()[-4:]] == [f"slot {slot}" for slot in range(4)]

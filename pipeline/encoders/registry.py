@@ -20,6 +20,7 @@ _IMAGES = {
     "butd": ".detectors.butd:ButdEncoder",
     "butd-grid": ".detectors.butd:ButdGridEncoder",
     "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
+    "plain-ground": ".detectors.plain_ground:PlainGroundEncoder",
     HUB: ".huggingface.images:HubImageEncoder",
     _TIMM: ".libraries.timm_images:TimmEncoder",
     _OPEN_CLIP: ".libraries.open_clip:ClipImageEncoder",

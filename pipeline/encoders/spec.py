@@ -17,9 +17,9 @@ class EncoderSpec:
 
     Attributes:
         name: of images any torchvision classification network, ``butd``, ``butd-grid``,
-            ``fasterrcnn_resnet50_fpn_v2``, ``hf:ID|DIR``, ``timm:NAME[.TAG]``, ``open_clip:ARCH[/TAG]``, or the import
-            path of a class, ``my_module:MyEncoder``; of captions ``bert``, ``words``, ``hf:ID|DIR`` or
-            ``open_clip:ARCH[/TAG]``. A hub id may end in ``@REVISION``.
+            ``fasterrcnn_resnet50_fpn_v2``, ``plain-ground``, ``hf:ID|DIR``, ``timm:NAME[.TAG]``,
+            ``open_clip:ARCH[/TAG]``, or the import path of a class, ``my_module:MyEncoder``; of captions ``bert``,
+            ``words``, ``hf:ID|DIR`` or ``open_clip:ARCH[/TAG]``. A hub id may end in ``@REVISION``.
         weights: a file, of ``bert`` a folder or hub id, or ``random:SEED``; None: the published ones, which
             ``imagenet`` means, too.
         image_size: side of the square input, pixels; None: the model's own, of torchvision 224.

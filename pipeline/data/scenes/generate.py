@@ -1,7 +1,6 @@
 """Writes generated scenes as any data set comes: JPEG files, a Karpathy JSON (with `regions`) and a manifest."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -9,10 +8,9 @@ from typing import Any
 from ...errors import ManifestError
 from ...files import making
 from ..samples import tokenize
-from .captions import describe, phrase
-from .pictures import Scene, draw, random_scene
+from .pictures import draw, random_scene
 
-VERSION = 1  # rises when the same seed no longer gives the same files
+VERSION = 2  # rises when the same seed no longer gives the same files
 
 
 def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val: int = 100, test: int = 100) -> Path:
@@ -72,27 +70,20 @@ def _manifest(seed: int, counts: dict[str, int]) -> str:
 
 
 def _write_scene(folder: Path, seed: int, number: int, split: str) -> dict[str, Any]:
-    """Draw one picture and return its element of the Karpathy JSON; `scene` and `claim` say what is meant."""
+    """Draw one picture and return its element of the Karpathy JSON: a caption and a region for each object."""
     random = Random(f"scene {VERSION} {seed} {number}")
     scene = random_scene(random)
-    captions = describe(scene, random)
     name = f"scene_{number:05}.jpg"
     draw(scene, random).save(folder / name, quality=90)
-    sentids = list(range(number * len(captions), (number + 1) * len(captions)))
     sentences = [
-        {"raw": text, "tokens": tokenize(text), "imgid": number, "sentid": sentid, "claim": claim}
-        for sentid, (text, claim) in zip(sentids, captions, strict=True)
+        {"raw": text, "tokens": tokenize(text), "imgid": number, "sentid": number * len(scene.things) + position}
+        for position, text in enumerate(thing.caption for thing in scene.things)
     ]
     return {
         "filename": name,
         "imgid": number,
         "split": split,
-        "sentids": sentids,
+        "sentids": [sentence["sentid"] for sentence in sentences],
         "sentences": sentences,
-        "regions": _regions(scene),
-        "scene": asdict(scene),
+        "regions": [{"bbox": thing.box, "phrase": thing.phrase, "class": thing.shape} for thing in scene.things],
     }
-
-
-def _regions(scene: Scene) -> list[dict[str, Any]]:
-    return [{"bbox": list(thing.box), "phrase": phrase(thing), "class": thing.shape} for thing in scene.things]

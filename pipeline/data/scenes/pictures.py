@@ -1,6 +1,5 @@
 """What a generated scene is made of, scenes at random, and their pictures."""
 
-import itertools
 import math
 from dataclasses import dataclass
 from random import Random
@@ -24,9 +23,9 @@ COLOURS = {
     "black": (25, 25, 30),
 }
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "heart", "ring")
-SIZES = {"big": (84, 100), "small": (46, 56)}  # shortest and longest side of the box in pixels
+SIZES = {"big": (58, 68), "small": (34, 42)}  # shortest and longest side of the box in pixels
 TEXTURES = ("plain", "striped", "dotted")
-PATTERNS = ("plain", "shaded", "striped", "checkered", "dotted", "speckled")
+THINGS = 4  # objects of a scene, each in a ninth of the picture of its own
 
 Box = tuple[int, int, int, int]  # x, y, width, height in pixels
 Points = list[tuple[float, float]]
@@ -43,128 +42,77 @@ class Thing:
     box: Box
 
     @property
-    def place(self) -> str:
-        """The ninth of the picture that its centre lies in: ``top left``, ``middle``, ``right`` …"""
+    def phrase(self) -> str:
+        """Its looks: ``a big striped red circle``."""
+        texture = () if self.texture == "plain" else (self.texture,)
+        return " ".join(("a", self.size, *texture, self.colour, self.shape))
+
+    @property
+    def caption(self) -> str:
+        """Its looks and its place, the ninth that its centre lies in: ``a small red star at the top left``."""
         x, y, width, height = self.box
         row = ("top", "", "bottom")[int(3 * (y + height / 2) / SIDE)]
         column = ("left", "", "right")[int(3 * (x + width / 2) / SIDE)]
-        return f"{row} {column}".strip() or "middle"
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What lies behind the objects: one colour if plain, else two in the order of `COLOURS`."""
-
-    pattern: str
-    colours: tuple[str, ...]
-
-    @property
-    def tone(self) -> str:
-        """``dark`` or ``light`` if all its colours are, else ``mixed``."""
-        tones = {_tone(colour) for colour in self.colours}
-        return tones.pop() if len(tones) == 1 else "mixed"
+        place = f"{row} {column}".strip()
+        return f"{self.phrase} at the {place}" if place else f"{self.phrase} in the middle"
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Two to five objects on a ground; no two have shape and colour in common, none lies on another."""
+    """Objects on a ground of one colour that none of them has; no two have shape and colour in common."""
 
-    ground: Ground
+    ground: str
     things: tuple[Thing, ...]
 
 
 def random_scene(random: Random) -> Scene:
-    """Make up a scene; no object has a colour of the ground."""
-    pattern = random.choice(PATTERNS)
-    chosen = random.sample(list(COLOURS), 1 if pattern == "plain" else 2)
-    ground = Ground(pattern, tuple(colour for colour in COLOURS if colour in chosen))
-    boxes = _random_boxes(random, random.randint(2, 5))
-    free = [colour for colour in COLOURS if colour not in chosen]
-    looks = random.sample(list(itertools.product(SHAPES, free)), len(boxes))
-    things = [
-        Thing(shape, colour, size, random.choice(TEXTURES), box)
-        for (shape, colour), (size, box) in zip(looks, boxes, strict=True)
-    ]
-    return Scene(ground, tuple(things))
+    """Make up a scene."""
+    ground = random.choice(list(COLOURS))
+    looks = random.sample([(shape, colour) for shape in SHAPES for colour in COLOURS if colour != ground], THINGS)
+    ninths = random.sample(range(9), THINGS)
+    return Scene(ground, tuple(_random_thing(random, *look, ninth) for look, ninth in zip(looks, ninths, strict=True)))
 
 
-def _random_boxes(random: Random, number: int) -> list[tuple[str, Box]]:
-    """Draw sizes and places, all apart from each other; begin again where they do not fit."""
-    boxes: list[tuple[str, Box]] = []
-    tries = 0
-    while len(boxes) < number:
-        if tries == 50:
-            boxes, tries = [], 0
-        tries += 1
-        size = random.choice(list(SIZES))
-        side = random.randint(*SIZES[size])
-        x, y = (random.randint(4, SIDE - 4 - side) for _ in range(2))
-        if all(_apart((x, y, side, side), box) for _, box in boxes):
-            boxes.append((size, (x, y, side, side)))
-    return boxes
-
-
-def _apart(one: Box, other: Box, gap: int = 5) -> bool:
-    (x1, y1, w1, h1), (x2, y2, w2, h2) = one, other
-    return x1 + w1 + gap <= x2 or x2 + w2 + gap <= x1 or y1 + h1 + gap <= y2 or y2 + h2 + gap <= y1
+def _random_thing(random: Random, shape: str, colour: str, ninth: int) -> Thing:
+    size = random.choice(list(SIZES))
+    side = random.randint(*SIZES[size])
+    x, y = (place * SIDE // 3 + random.randint(3, SIDE // 3 - 3 - side) for place in (ninth % 3, ninth // 3))
+    return Thing(shape, colour, size, random.choice(TEXTURES), (x, y, side, side))
 
 
 def draw(scene: Scene, random: Random) -> Image.Image:
-    """Draw a scene, RGB, `SIDE` pixels square; `random` gives shades, directions and grain."""
-    side = SIDE * SCALE
-    shades = [_shade(colour, random) for colour in scene.ground.colours]
-    step = side // random.randint(5, 8)
-    canvas = _surface(scene.ground.pattern, side, step, shades[0], shades[-1], random)
+    """Draw a scene, RGB, `SIDE` pixels square; `random` gives shades and the direction of stripes."""
+    canvas = Image.new("RGB", (SIDE * SCALE, SIDE * SCALE), _shade(scene.ground, random))
     for thing in scene.things:
         x, y, width, _ = (SCALE * number for number in thing.box)
-        light = _tone(thing.colour) == "light"
+        light = _is_light(thing.colour)
         edge, ink = ((20, 20, 20), (60, 60, 60)) if light else ((250, 250, 250), (225, 225, 225))
-        fill = _surface(thing.texture, width, width // 5, _shade(thing.colour, random), ink, random)
+        fill = Image.new("RGB", (width, width), _shade(thing.colour, random))
+        fill.paste(ink, (0, 0), _texture(thing.texture, width, random))
         canvas.paste(edge, (x, y), _mask(thing.shape, width, 1.0))
         canvas.paste(fill, (x, y), _mask(thing.shape, width, 0.9))
     return canvas.reduce(SCALE)
 
 
-def _tone(colour: str) -> str:
+def _is_light(colour: str) -> bool:
     red, green, blue = COLOURS[colour]
-    return "dark" if 0.299 * red + 0.587 * green + 0.114 * blue < 128 else "light"
+    return 0.299 * red + 0.587 * green + 0.114 * blue >= 128
 
 
 def _shade(colour: str, random: Random) -> tuple[int, ...]:
     return tuple(min(255, max(0, value + random.randint(-10, 10))) for value in COLOURS[colour])
 
 
-def _surface(
-    pattern: str, side: int, step: int, first: tuple[int, ...], second: tuple[int, ...], random: Random
-) -> Image.Image:
-    """Fill a square with the first colour, and with the second where the pattern has it."""
-    base = Image.new("RGB", (side, side), first)
-    if pattern == "plain":
-        return base
-    if pattern == "shaded":
-        where = Image.linear_gradient("L").resize((side, side))
-    elif pattern == "speckled":
-        grains = Image.frombytes("L", (56, 56), random.randbytes(56 * 56))
-        where = grains.point(lambda value: 255 * (value > 127)).resize((side, side), Image.Resampling.NEAREST)
-    else:
-        where = Image.new("L", (side, side))
-        _rule(pattern, ImageDraw.Draw(where), side, step)
-    if pattern in ("shaded", "striped") and random.random() < 0.5:
-        where = where.transpose(Image.Transpose.ROTATE_90)
-    base.paste(second, (0, 0), where)
-    return base
-
-
-def _rule(pattern: str, pen: ImageDraw.ImageDraw, side: int, step: int) -> None:
-    """Draw stripes, checks or dots, one each `step` pixels."""
-    for row, y in enumerate(range(0, side, step)):
-        if pattern == "striped":
+def _texture(texture: str, side: int, random: Random) -> Image.Image:
+    """Return the stripes or dots of a surface in white on black, five along a side."""
+    where, step = Image.new("L", (side, side)), side // 5
+    pen = ImageDraw.Draw(where)
+    for y in range(0, side, step):
+        if texture == "striped":
             pen.rectangle((0, y, side, y + step // 2 - 1), fill=255)
-        for column, x in enumerate(range(0, side, step)):
-            if pattern == "checkered" and (row + column) % 2:
-                pen.rectangle((x, y, x + step - 1, y + step - 1), fill=255)
-            if pattern == "dotted":
-                pen.ellipse((x + step // 5, y + step // 5, x + step * 4 // 5, y + step * 4 // 5), fill=255)
+        for x in range(0, side, step) if texture == "dotted" else ():
+            pen.ellipse((x + step // 5, y + step // 5, x + step * 4 // 5, y + step * 4 // 5), fill=255)
+    return where.transpose(Image.Transpose.ROTATE_90) if random.random() < 0.5 else where
 
 
 def _mask(shape: str, side: int, scale: float) -> Image.Image:

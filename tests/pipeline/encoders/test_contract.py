@@ -174,6 +174,11 @@ def test_large_encoders_keep_the_contract(extracted):
     is_kept_for_pictures(*extracted)
 
 
+@cases("visual", {"plain-ground": {"name": "plain-ground"}})
+def test_regions_without_weights_keep_the_contract(extracted):
+    is_kept_for_pictures(*extracted)
+
+
 @cases("text", TEXT)
 def test_text_encoders_keep_the_contract(extracted):
     cache, spec, _ = extracted

@@ -20,9 +20,19 @@ from .parsing import NEW_FOLDER, show
 )
 @click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
 @click.option("--split", default="test", show_default=True, help="Whose images and captions.")
+@click.option(
+    "--dims", type=click.IntRange(min=1), help="Rotate embeddings that cosine compares to so many dimensions."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="int8: a byte for each number.",
+)
 @click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
-def export(run: str, out: Path, **options: Any) -> None:
+def export(run: str, out: Path, dims: int | None, dtype: str, **options: Any) -> None:
     """Write the embeddings of a run into files.
 
     They are those that RUN gives the images and captions of a split, with their ids, names and texts.
@@ -30,15 +40,18 @@ def export(run: str, out: Path, **options: Any) -> None:
     \b
     xret export run --out test.parquet
     xret export run --split train --out train.safetensors
+    xret export run --out small.npy --dims 64 --dtype int8
     xret export run --out embeddings  # a folder of .npy and .jsonl
     """
     from ..heads.retrieval.export import export_embeddings
     from ..heads.retrieval.retriever import Retriever
 
-    summary = export_embeddings(Retriever(run, **options), out)
+    summary = export_embeddings(Retriever(run, **options), out, dims=dims, dtype=dtype)
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
+    small = summary.get("mean_recall")
+    recall = "" if small is None else f"; mean recall {small['before']:.2f}, now {small['after']:.2f}"
     show(
         summary,
         f"{out}: {counted(summary['images'], 'image')} and {counted(summary['captions'], 'caption')} as"
-        f" {summary['kind']}s ({shapes}), {in_bytes(summary['bytes'])}",
+        f" {summary['kind']}s ({shapes}), {in_bytes(summary['bytes'])}{recall}",
     )

@@ -30,6 +30,7 @@ from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
 from ..modules.padding import valid_rows
 from .gallery import Gallery
 from .retriever import Retriever
+from .smaller import made_smaller, mean_recall, require_cosines, rotation
 
 _HEADER = 90_000_000  # bytes of metadata that readers of safetensors surely take
 _pyarrow = partial(require_pyarrow, RunError, "Parquet needs", ", or export to .safetensors")
@@ -38,14 +39,18 @@ Arrays = dict[str, np.ndarray]
 About = dict[str, Any]
 
 
-def export_embeddings(retriever: Retriever, out: str | Path) -> About:
+def export_embeddings(
+    retriever: Retriever, out: str | Path, *, dims: int | None = None, dtype: str = "float32"
+) -> About:
     """Write the embeddings of a gallery's images and captions, and what they belong to; whole, or not at all.
 
     `out` is a new ``.parquet`` or ``.safetensors`` file, or a folder (without a suffix, or ending in ``.npy``).
 
     Returns:
         What every file says of itself, and `out`, how many `images` and `captions`, the `shapes` of the arrays, and the
-        `bytes` of all.
+        `bytes` of all; of smaller ones also the `mean_recall` before and after.
+
+    `dims` and `dtype` (``float32``, ``int8``) make smaller ones, see `smaller`; a rotation is written as ``rotation``.
 
     Raises:
         OutputError: `out` exists already.
@@ -58,6 +63,8 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> About:
     if not folder and out.suffix not in writers:
         raise RunError(f"{out}: export to a file ending in .parquet or .safetensors, or to a folder of .npy files")
     require_new(out, folder=folder)
+    if dims is not None or dtype != "float32":
+        require_cosines(retriever)
     if out.suffix == ".parquet":
         _pyarrow()
     gallery, run = retriever.gallery, retriever.run
@@ -77,6 +84,14 @@ def export_embeddings(retriever: Retriever, out: str | Path) -> About:
         for modality, embedding in (("images", gallery.images), ("captions", gallery.captions))
         for name, part in tensors_of(embedding).items()
     }
+    if dims is not None or dtype != "float32":
+        turn = None if dims is None else rotation(retriever, dims)
+        small = [made_smaller(one, turn, dtype) for one in (gallery.images, gallery.captions)]
+        whole = [made_smaller(one, None, "float32") for one in (gallery.images, gallery.captions)]
+        arrays = {name: one.cpu().numpy() for name, one in zip(("images", "captions"), small, strict=True)}
+        arrays |= {} if turn is None else {"rotation": turn.cpu().numpy()}
+        recalls = [mean_recall(retriever, *both) for both in (whole, small)]
+        about |= {"dtype": dtype, "mean_recall": {"before": recalls[0], "after": recalls[1]}}
     if retriever.hubness and retriever.scale is not None:
         about["hubness"] = retriever.scale
         biases = {modality: retriever.bias(modality) for modality in ("images", "captions")}
@@ -130,7 +145,11 @@ def _write_parquet(path: Path, gallery: Gallery, arrays: Arrays, about: About) -
         "caption": [None] * images + gallery.texts,
     }
     table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
-    sides = [_columns(pa, embedding) for embedding in (gallery.images, gallery.captions)]
+    whole = "dtype" not in about
+    images_, captions_ = (
+        (gallery.images, gallery.captions) if whole else map(torch.from_numpy, (arrays["images"], arrays["captions"]))
+    )
+    sides = [_columns(pa, embedding) for embedding in (images_, captions_)]
     table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
     if "images.bias" in arrays:
         table["bias"] = pa.array(np.concatenate([arrays["images.bias"], arrays["captions.bias"]]))

@@ -1,0 +1,73 @@
+"""Embeddings in fewer dimensions and in bytes, for cosines of vectors and of the elements of sets.
+
+The rotation is that of a principal component analysis without a mean, of unit elements of the training split: of all
+of so many dimensions it keeps most of the squared products.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ...pipeline.errors import RunError
+from ..evaluation.hubness import LEARN
+from ..evaluation.metrics import ranks, recall_table
+from ..evaluation.scoring import BATCH, embed_all
+from ..modules.embedding import Embedding
+from ..modules.similarity import in_blocks
+from ..runs.features import batches_of, sets_of_run
+from .retriever import Retriever
+
+OF_COSINES = ("cosine", "mil", "chamfer", "smooth-chamfer")
+
+
+@torch.no_grad()
+def rotation(retriever: Retriever, dims: int) -> Tensor:
+    """Return the rotation to so many dimensions, float32 `[D, dims]`, fitted on images and captions of training.
+
+    RunError where the embeddings have fewer dimensions.
+    """
+    model, device = retriever.model, retriever.device
+    batches = batches_of(sets_of_run(retriever.run, retriever.cache), model, LEARN, device)
+    moment = torch.zeros(())
+    for embed, parts in (
+        (model.embed_images, batches.image_features(BATCH)),
+        (model.embed_captions, batches.caption_features(BATCH)),
+    ):
+        of_side = torch.zeros(())
+        for part in parts:
+            rows = _unit(embed_all(embed, [part])).flatten(0, -2).double()
+            of_side = rows.T @ rows + of_side.to(rows)
+        moment = moment.to(of_side) + of_side / of_side.trace()  # both sides weigh the same
+    if dims > len(moment):
+        raise RunError(f"the embeddings of {retriever.run.path} have {len(moment)} dimensions; take --dims up to that")
+    found: Tensor = torch.linalg.eigh(moment).eigenvectors[:, -dims:].flip(1).float()
+    return found.contiguous()  # safetensors writes arrays of numpy as they lie in memory
+
+
+def made_smaller(embedding: Embedding, turn: Tensor | None, dtype: str) -> Tensor:
+    """Return unit vectors or elements, rotated by `turn`; of ``int8`` 127 is the largest value of all."""
+    rows = _unit(embedding)
+    if turn is not None:
+        rows = functional.normalize(rows @ turn, dim=-1)
+    return (rows * (127 / rows.abs().max())).round().to(torch.int8) if dtype == "int8" else rows
+
+
+def mean_recall(retriever: Retriever, images: Tensor, captions: Tensor) -> float:
+    """Return the mean of the six recalls (%) of a gallery by the run's similarity of these embeddings."""
+    both = [one.to(retriever.device).float() for one in (images, captions)]
+    owner = torch.from_numpy(retriever.gallery.caption_image)
+    return recall_table(*ranks(in_blocks(retriever.model.compare, *both), owner)).rsum / 6
+
+
+def require_cosines(retriever: Retriever) -> None:
+    """Raise RunError where the run's similarity is not one of cosines."""
+    if (name := retriever.run.recipe.similarity["name"]) not in OF_COSINES:
+        raise RunError(
+            f"{retriever.run.path} compares by {name}, and only what cosines compare ({', '.join(OF_COSINES)})"
+            " can be made smaller; leave --dims and --dtype out"
+        )
+
+
+def _unit(embedding: Embedding) -> Tensor:
+    assert isinstance(embedding, Tensor), "cosines are of vectors and sets"
+    return functional.normalize(embedding, dim=-1)

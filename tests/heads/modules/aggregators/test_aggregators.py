@@ -116,7 +116,8 @@ def test_shape_and_samples_without_rows(part, parameters):
 @every_part
 def test_every_weight_is_trained(part, parameters):
     module, (local, global_) = make(part, parameters).double().train(), inputs()
-    local.requires_grad_()  # some have no weights
+    for features in (local, global_):  # some have no weights
+        features.requires_grad_()
     embedding = values(module(local, LENGTH, global_))
     (embedding * torch.randn(embedding.shape[-1])).square().sum().backward()
     for name, weight in module.named_parameters():

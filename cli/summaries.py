@@ -33,8 +33,10 @@ def _lines(summary: "Extraction") -> Iterator[str]:
         for line in some_of([f"failed: {reason}" for reason in features.reasons]):
             yield f"    {line}"
     if (words := summary.counts) and words.words and words.unknown_tokens is not None:
-        unknown = 100 * words.unknown_tokens / max(words.tokens, 1)
-        yield f"  vocabulary: {counted(words.words, 'word')}, {unknown:.1f}% of the tokens are unknown"
+        shares = (f"{100 * share:.1f}% of {split}" for split, share in (words.unknown_by_split or {}).items())
+        yield f"  vocabulary: {counted(words.words, 'word')}; unknown tokens: {', '.join(shares)}"
+    if words and words.captions_unknown:
+        yield f"  captions without a known word: {words.captions_unknown:,}"
     if words and words.captions_without_words:
         yield f"  captions without words: {words.captions_without_words:,}"
     if words and words.captions_truncated:

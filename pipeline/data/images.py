@@ -83,6 +83,8 @@ def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
         bits = tags.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0]
         grey = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+        if not grey.any() and np.asarray(image).any():
+            raise ValueError("its numbers use so little of 16 bits that it would be black; convert it to 8 bits")
         # Pillow inverts what counts from white, but for 16 bits.
         dark = tags.get(TiffImagePlugin.PHOTOMETRIC_INTERPRETATION) == 0
         return Image.fromarray(255 - grey if dark else grey).convert("RGB")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -14,6 +15,17 @@ UNK = "<unk>"
 MIN_COUNT = 4  # of a word in the vocabulary, as in the papers
 FEW_CAPTIONS = 10_000  # with fewer to learn from, every word is in it
 TOKENIZER = "lower-case words"  # `samples.tokenize`; a change of its result needs another name here
+# Chinese, Japanese, Thai, Lao, Burmese and Khmer, which are written without spaces.
+_UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
+_LONG = 8  # letters of a word that is a phrase; a Chinese or Japanese character counts twice
+
+
+def without_spaces(texts: Iterable[str]) -> bool:
+    """Return whether most words of texts are of such a script and as long as phrases: nobody has put in spaces."""
+    words = [word for text in texts for word in tokenize(text)]
+    unspaced = [word for word in words if _UNSPACED.search(word)]
+    letters = sum(1 + (letter >= "\u3000") for word in unspaced for letter in word)
+    return 2 * len(unspaced) > len(words) and letters > _LONG * len(unspaced)
 
 
 class WordsEncoder(TextEncoder):

@@ -4,6 +4,7 @@ An import that was stopped resumes, and one that is complete writes nothing. A s
 time, because its SHA-256 decides which set it belongs to.
 """
 
+import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +25,7 @@ from ..store import FAILED, NOT_DONE, OK, CaptionSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set, require_dtype
 from ..store.inspect import broken_chunks
 from ..store.store import open_for_writing, require_place
-from ..wording import printable
+from ..wording import counted, printable, some_of
 from .importers.arrays import ArrayTable
 from .importers.embeddings import open_clip_retrieval, open_folder
 from .importers.hdf5 import Hdf5Regions
@@ -35,6 +36,8 @@ from .importers.tsv import TsvRegions
 from .matching import match, match_own
 
 KINDS = ("roi", "frames")  # of features with rows
+
+log = logging.getLogger("xret")
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
         )
     short = {encoder: _short(encoder) for encoder in encoders}
     source = _open_source(options)
+    if source.left_out:
+        log.warning("%s left out: %s.", counted(len(source.left_out), "row"), "; ".join(some_of(list(source.left_out))))
     tables = source.tables
     if options.kind == "frames" and (pairs or source.images.extras):
         found = "embeddings have no rows" if pairs else f"these have {', '.join(source.images.extras)}, as regions do"
@@ -143,7 +148,7 @@ def _open_source(options: ImportOptions) -> Source:
     if options.arrays and options.format_ != "hdf5":
         raise SourceError(f"--arrays names the arrays of an HDF5 file, but --from is {options.format_}; leave it out")
     if options.format_ in _PAIRS:
-        return _PAIRS[options.format_](path)
+        return _PAIRS[options.format_](path, options.on_error == "skip")
     regions = Hdf5Regions(path, options.arrays) if options.format_ == "hdf5" else _REGIONS[options.format_](path)
     return Source(regions)
 
@@ -159,7 +164,11 @@ def _own_samples(source: Source, options: ImportOptions) -> Samples:
             raise SourceError(f"{options.source}: '{name}' is in split '{entry.split}' and in '{split}'; correct one")
         entry.captions.append((text, number))
     place = options.source.absolute()
-    return build_samples(list(entries.values()), Manifest(options.format_, images=place, captions=place, path=place))
+    return build_samples(
+        list(entries.values()),
+        Manifest(options.format_, images=place, captions=place, path=place),
+        left_out=source.left_out,
+    )
 
 
 def _require_all(

@@ -48,9 +48,10 @@ def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str,
 
 def match_own(source: Source, samples: Samples) -> dict[str, np.ndarray]:
     """Return the entries of the source's own images and captions; a caption's number is its entry."""
-    first = np.fromiter((image.captions[0].sentid for image in samples.images), np.int64)
-    if len(source.images.keys) < len(source.owners):  # an entry an image, in the order of their first captions
-        first = np.unique(first, return_inverse=True)[1]
+    known: dict[str, int] = {}
+    for entry, key in enumerate(source.images.keys):
+        known.setdefault(key, entry)
+    first = np.fromiter((known[image.file_name] for image in samples.images), np.int64)
     captions = (caption.sentid for image in samples.images for caption in image.captions)
     return {"images": first, "captions": np.fromiter(captions, np.int64)}
 

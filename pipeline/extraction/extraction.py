@@ -115,7 +115,7 @@ def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extra
 def _load_text(spec: EncoderSpec, samples: Samples, device: str) -> Any:
     """Return the caption encoder; that of ``words`` has the vocabulary of the training captions."""
     from ..encoders import load_text
-    from ..encoders.words import WordsEncoder
+    from ..encoders.words import WordsEncoder, without_spaces
 
     if spec.name != "words":
         return load_text(spec, device)
@@ -125,7 +125,14 @@ def _load_text(spec: EncoderSpec, samples: Samples, device: str) -> Any:
             " map one to 'train' with merge_splits in the manifest, or use --text bert"
         )
     training = samples.images[slice(*samples.splits["train"])]
-    return WordsEncoder.build([caption.text for image in training for caption in image.captions])
+    texts = [caption.text for image in training for caption in image.captions]
+    if without_spaces(texts[:_CAPTIONS]):
+        log.warning(
+            "The captions of '%s' have no spaces between words, so that --text words takes phrases for words; take"
+            " --text hf:MODEL or bert:MODEL of their language.",
+            printable(samples.dataset),
+        )
+    return WordsEncoder.build(texts)
 
 
 def _facts(encoder: Any, options: Options, spec: EncoderSpec, device: str, **extra: Any) -> SetFacts:
@@ -149,18 +156,40 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, Captio
     """Return the tokens of each caption, int64 [M], and what tokenisation has met."""
     lengths = np.zeros(cache.captions, dtype=np.int64)
     counts: Counter[str] = Counter(captions_without_words=0, captions_truncated=0)
+    shares: dict[str, float] = {}
     with Progress("tokens", cache.captions, "captions") as progress:
-        for first in range(0, cache.captions, _CAPTIONS):
-            texts = cache.caption_texts(first, min(first + _CAPTIONS, cache.captions))
-            ids = encoder.tokenize(texts)
-            lengths[first : first + len(texts)] = [len(caption) for caption in ids]
-            counts["captions_without_words"] += sum(not tokenize(text) for text in texts)
-            counts["captions_truncated"] += encoder.count_truncated(texts)
-            if encoder.vocabulary is not None:
-                counts["unknown_tokens"] += sum(caption.count(0) for caption in ids)
-            progress.update(len(texts))
-    words = None if encoder.vocabulary is None else len(encoder.vocabulary)
-    return lengths, CaptionCounts(**counts, words=words, tokens=int(lengths.sum()))
+        for split, rows in cache.splits.items():
+            (start, stop), before = cache.captions_of(*rows), counts["unknown_tokens"]
+            for first in range(start, stop, _CAPTIONS):
+                texts = cache.caption_texts(first, min(first + _CAPTIONS, stop))
+                ids = encoder.tokenize(texts)
+                lengths[first : first + len(texts)] = [len(caption) for caption in ids]
+                counts["captions_without_words"] += sum(not tokenize(text) for text in texts)
+                counts["captions_truncated"] += encoder.count_truncated(texts)
+                if encoder.vocabulary is not None:
+                    counts["unknown_tokens"] += sum(caption.count(0) for caption in ids)
+                    both = zip(ids, texts, strict=True)
+                    counts["captions_unknown"] += sum(
+                        not any(caption) and tokenize(text) != [] for caption, text in both
+                    )
+                progress.update(len(texts))
+            shares[split] = (counts["unknown_tokens"] - before) / max(1, int(lengths[start:stop].sum()))
+    if encoder.vocabulary is None:
+        del counts["unknown_tokens"]
+        return lengths, CaptionCounts(**counts, tokens=int(lengths.sum()))
+    if counts["captions_unknown"]:
+        log.warning(
+            "%s no word of the vocabulary, so that nothing tells them apart; with few training captions take an encoder"
+            " with a vocabulary of its own, --text bert or hf:MODEL.",
+            counted(counts["captions_unknown"], "caption") + (" holds" if counts["captions_unknown"] == 1 else " hold"),
+        )
+    found = CaptionCounts(
+        **{"captions_unknown": 0, **counts},
+        words=len(encoder.vocabulary),
+        unknown_by_split=shares,
+        tokens=int(lengths.sum()),
+    )
+    return lengths, found
 
 
 def _fill(

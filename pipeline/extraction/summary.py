@@ -43,6 +43,8 @@ class CaptionCounts:
         captions_truncated: captions that are longer than the encoder takes.
         words: in the vocabulary; None where the encoder has its own.
         unknown_tokens: tokens that are not in the vocabulary; None likewise.
+        captions_unknown: captions that hold words, but none that is in the vocabulary.
+        unknown_by_split: share of the tokens of each split that is not in the vocabulary.
         tokens: of all captions.
     """
 
@@ -50,9 +52,11 @@ class CaptionCounts:
     captions_truncated: int
     words: int | None = None
     unknown_tokens: int | None = None
+    captions_unknown: int | None = None
+    unknown_by_split: Mapping[str, float] | None = None
     tokens: int = 0
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         """Return the counts that are known."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 

@@ -38,6 +38,8 @@ class Folder:
         self.url = str(url).rstrip("/") or str(url)
         if not self.url:
             raise CacheError("the name of the store is empty; give a local path or an fsspec URL")
+        if "::" in self.url and "://" not in self.url:
+            raise CacheError(f"{url} cannot be a store: '::' joins URLs in fsspec; give a path without it")
         try:
             self.fs, self.root = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError) as error:

@@ -466,7 +466,7 @@ def _sample_arrays(samples: Samples) -> dict[str, tuple[tuple[str, ...], np.ndar
         "caption_count": (("image",), np.array([len(image.captions) for image in samples.images], dtype=np.int32)),
     }
     if samples.source != FOLDER:
-        arrays["place"] = ("image", "place"), np.array([image.place for image in samples.images], dtype=np.int64)
+        arrays["place"] = ("image", "part"), np.array([image.place for image in samples.images], dtype=np.int64)
     texts = {
         "id": [image.id for image in samples.images],
         "file_name": [image.file_name for image in samples.images],

@@ -27,7 +27,8 @@ _AT_ONCE = 1 << 14  # rows that are read
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
 _KINDS = {"img_emb": ".npy", "text_emb": ".npy", "metadata": ".parquet"}  # of clip-retrieval
 _COLUMNS = ("image_path", "caption")
-Line = tuple[str, str, str | None]  # file name, caption and split
+Line = tuple[str | None, str | None, str | None]  # file name, caption and split; without the first two it is left out
+_NOTHING: Line = (None, None, None)
 
 
 class Matrix(Table):
@@ -45,18 +46,26 @@ class Matrix(Table):
                     " folder"
                 )
         self._first = np.cumsum([0, *self.lengths])
+        self._rows: np.ndarray | None = None
+        self._dtype = np.result_type(np.float32, *(map_floats(path, 2).dtype for path in paths))
 
     def __len__(self) -> int:
-        return int(self._first[-1])
+        return int(self._first[-1]) if self._rows is None else len(self._rows)
+
+    def select(self, rows: list[int]) -> None:
+        """Leave out all other rows."""
+        self._rows = np.array(rows, dtype=np.int64)
 
     def place(self, row: int) -> str:
         """Return where a row lies, for messages."""
+        row = row if self._rows is None else int(self._rows[row])
         part = int(np.searchsorted(self._first, row, side="right")) - 1
         return f"row {row - self._first[part]} of {self.paths[part].name}"
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Return these rows, float32 [n,C]."""
-        out = np.empty((len(rows), self.channels), dtype=np.float32)
+        """Return these rows, float32 or float64 [n,C]."""
+        rows = rows if self._rows is None else self._rows[rows]
+        out = np.empty((len(rows), self.channels), dtype=self._dtype)
         of_part = np.searchsorted(self._first, rows, side="right") - 1
         for number in np.unique(of_part).tolist():
             here = of_part == number
@@ -78,34 +87,47 @@ class Matrix(Table):
         for first in range(0, len(at), _AT_ONCE):
             places, rows = at[first : first + _AT_ONCE], entries[first : first + _AT_ONCE]
             values = self.read(rows)
-            finite = np.isfinite(values).all(axis=1)
-            require_fitting(values[finite], arrays["global"].dtype)
-            arrays["global"][places[finite]] = values[finite]
-            lost = zip(places[~finite].tolist(), rows[~finite].tolist(), strict=True)
-            faults |= {place: f"{self.place(row)} holds NaN or infinity" for place, row in lost}
+            finite, filled = np.isfinite(values).all(axis=1), values.any(axis=1)
+            good = finite & filled
+            require_fitting(values[good], arrays["global"].dtype)
+            arrays["global"][places[good]] = values[good]
+            for lost, fault in ((~finite, "holds NaN or infinity"), (~filled, "is all 0, as what was never written")):
+                lost_rows = zip(places[lost].tolist(), rows[lost].tolist(), strict=True)
+                faults |= {place: f"{self.place(row)} {fault}" for place, row in lost_rows}
         return faults
 
 
-def open_folder(folder: Path) -> Source:
-    """Look through a folder of ``images``, ``captions`` and ``index``; SourceError if one is missing or of no use."""
+def open_folder(folder: Path, skip: bool) -> Source:
+    """Look through a folder of ``images``, ``captions`` and ``index``; SourceError if one is missing or of no use.
+
+    `skip`: lines without an image and a caption are left out with their rows.
+    """
     index = [path for name in ("index.csv", "index.jsonl") if (path := folder / name).is_file()]
     images, captions = folder / "images.npy", folder / "captions.npy"
     if len(index) != 1 or not images.is_file() or not captions.is_file():
         raise SourceError(f"--from embeddings needs images.npy, captions.npy and index.csv or index.jsonl in {folder}")
-    return _source(Matrix([images]), Matrix([captions]), _index_lines(index[0]), index)
+    return _source(Matrix([images]), Matrix([captions]), _index_lines(index[0], skip), index)
 
 
-def _index_lines(index: Path) -> Iterator[Line]:
-    reader = RowReader(index, skip=None)
+def _index_lines(index: Path, skip: bool) -> Iterator[Line]:
+    reader, gone = RowReader(index, skip=skip), 0
     for row in caption_rows(index, reader):
+        yield from [_NOTHING] * (len(reader.left_out) - gone)  # before this row
+        gone = len(reader.left_out)
         if not isinstance(row.image, str) or not row.image.strip() or len(row.captions) != 1:
             raise SourceError(f"{row.where}: file_name is missing, or there is not one caption; correct it")
-        yield posixpath.normpath(row.image), row.captions[0], row.split
+        yield _normal(row.image), row.captions[0], row.split
+    yield from [_NOTHING] * (len(reader.left_out) - gone)
     reader.refuse_unread_splits()
 
 
-def open_clip_retrieval(folder: Path) -> Source:
-    """Look through clip-retrieval's folder.
+def _normal(name: str) -> str:
+    """Return a path in its shortest form; a URL as it is."""
+    return name if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) else posixpath.normpath(name)
+
+
+def open_clip_retrieval(folder: Path, skip: bool) -> Source:
+    """Look through clip-retrieval's folder; `skip` as of `open_folder`.
 
     SourceError if files are missing or not of their form, or do not fit each other; or pyarrow is not installed.
     """
@@ -117,16 +139,21 @@ def open_clip_retrieval(folder: Path) -> Source:
         raise SourceError(f"{folder} lacks {', '.join(some_of(lacking))}; complete the folder, of images and texts")
     images, captions = (Matrix([parts[kind][number] for number in numbers]) for kind in ("img_emb", "text_emb"))
     index = [parts["metadata"][number] for number in numbers]
-    return _source(images, captions, _metadata_lines(images, captions, index), index)
+    return _source(images, captions, _metadata_lines(images, captions, index, skip), index)
 
 
 def _parts(folder: Path, kind: str) -> dict[int, Path]:
     """Return the files of a kind by their number."""
     paths = [path for place in (folder / kind, folder) for path in sorted(place.glob(f"{kind}_*{_KINDS[kind]}"))]
-    return {int(found[1]): path for path in paths if (found := re.fullmatch(rf"{kind}_(\d+)", path.stem))}
+    numbers: dict[int, Path] = {}
+    for path in paths:
+        found = re.fullmatch(rf"{kind}_(\d+)", path.stem)
+        if found and numbers.setdefault(int(found[1]), path) != path:
+            raise SourceError(f"{path} and {numbers[int(found[1])]} are both part {int(found[1])}; remove one")
+    return numbers
 
 
-def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path]) -> Iterator[Line]:
+def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path], skip: bool) -> Iterator[Line]:
     """Yield image and caption of each row of the metadata, whose parts have as many rows as those of the matrices."""
     pa = require_pyarrow(SourceError, "clip-retrieval's metadata needs")
     for path, image, caption in zip(index, images.lengths, captions.lengths, strict=True):
@@ -142,9 +169,13 @@ def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path]) -> 
                     )
                 for batch in file.iter_batches(columns=list(_COLUMNS)):
                     for name, text in zip(*(batch.column(column).to_pylist() for column in _COLUMNS), strict=True):
-                        if not name or not isinstance(name, str) or not isinstance(text, str):
-                            raise SourceError(f"{path}: image_path or caption is no text in a row ({name!r}, {text!r})")
-                        yield posixpath.normpath(name), text, None
+                        good = bool(name) and isinstance(name, str) and isinstance(text, str)
+                        if not good and not skip:
+                            raise SourceError(
+                                f"{path}: image_path or caption is no text in a row ({name!r}, {text!r}); leave it out"
+                                " with --on-error skip"
+                            )
+                        yield (_normal(name), text, None) if good else _NOTHING
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"{path} is no Parquet file, is damaged or was cut off; copy it again") from error
 
@@ -152,22 +183,33 @@ def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path]) -> 
 def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Source:
     """Match matrices with the lines of an index, which lie in these files; SourceError where they do not fit."""
     where = index[0] if len(index) == 1 else index[0].parent
-    names: list[str] = []
+    every: list[str | None] = []
+    kept: list[int] = []
     texts: list[str] = []
     splits: list[str | None] = []
-    for name, text, split in lines:
-        names.append(name)
-        texts.append(text)
-        splits.append(split and sys.intern(split))
-    names = _within_folder(names, where)
-    once = list(dict.fromkeys(names))
-    if not names or len(captions) != len(names) or len(images) not in (len(names), len(once)):
+    for row, (name, text, split) in enumerate(lines):
+        every.append(name)
+        if name is not None and text is not None:
+            kept.append(row)
+            texts.append(text)
+            splits.append(split and sys.intern(split))
+    once = list(dict.fromkeys(name for name in every if name is not None))
+    if not kept or len(captions) != len(every) or len(images) not in (len(every), len(once)):
         raise SourceError(
             f"{images.paths[0]} has {len(images):,} rows, {captions.paths[0]} {len(captions):,}, and {where}"
-            f" {len(names):,} captions of {len(once):,} images; an image has a row, or each caption its image's"
+            f" {len(every):,} captions of {len(once):,} images; an image has a row, or each caption its image's"
         )
-    images.keys, captions.keys, captions.splits = names if len(images) == len(names) else once, texts, splits
-    if images.keys is names and len(once) < len(names):
+    a_line = len(images) == len(every)
+    left_out: list[str] = []
+    if len(kept) < len(every):
+        good = set(kept)
+        left_out = [captions.place(row) for row in range(len(every)) if row not in good]
+        for matrix in (images, captions) if a_line else (captions,):
+            matrix.select(kept)
+    below = dict(zip(once, _within_folder(once, where), strict=True))
+    names = [below[name] for row in kept if (name := every[row]) is not None]
+    images.keys, captions.keys, captions.splits = names if a_line else list(below.values()), texts, splits
+    if a_line and len(set(names)) < len(names):
         _require_equal(images, names)
         images.compared = True
     of_each: dict[str, list[str]] = {}
@@ -176,7 +218,7 @@ def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequ
     images.captions = [(str(where), of_each[name]) for name in images.keys]
     for matrix in (images, captions):
         matrix.identity = {"files": {path.name: sha256(path) for path in sorted([*matrix.paths, *index])}}
-    return Source(images, captions, names)
+    return Source(images, captions, names, [f"{place} has no image and caption" for place in left_out])
 
 
 def _require_equal(images: Matrix, names: list[str]) -> None:

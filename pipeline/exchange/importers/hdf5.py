@@ -38,11 +38,17 @@ class Hdf5Regions(RegionTable):
             hint = nearest(unknown[0], list(_ROLES))
             raise SourceError(f"--arrays: '{unknown[0]}' is unknown{hint}; known are {', '.join(_ROLES)}")
         try:
-            self._file = h5py.File(path, "r", rdcc_nbytes=_CACHE)
+            self._file = h5py.File(path, "r", rdcc_nbytes=_CACHE, locking="best-effort")
             self._look_through(path, arrays)
         except SourceError:
             raise
         except Exception as error:  # h5py raises anything on damage
+            if "unable to lock" in str(error):
+                raise SourceError(
+                    f"{path} is open for writing in another program; close it there, or copy it"
+                ) from error
+            if "already open for" in str(error):
+                raise SourceError(f"{path}: its writer has not closed it; wait, or run `h5clear -s` on it") from error
             raise SourceError(f"{path} is no HDF5 file, is damaged or was cut off; check --source") from error
 
     def _look_through(self, path: Path, arrays: Mapping[str, str]) -> None:
@@ -53,6 +59,8 @@ class Hdf5Regions(RegionTable):
                     f"{path} has no array{name} for {role}; name it with --arrays: {_contents(self._file)}"
                 )
         self._arrays: dict[str, h5py.Dataset] = {role: self._file[name] for role, name in arrays.items()}
+        for array in self._arrays.values():
+            _require_filters(path, array)
         local = self._arrays["local"]
         rows = local.shape[1] if local.ndim == 3 else 1
         for role, array in self._arrays.items():
@@ -87,6 +95,18 @@ class Hdf5Regions(RegionTable):
         width, height = values.pop("size", (0, 0))
         values["local"] = np.atleast_2d(values["local"])
         return Regions(**{role: array[:count] for role, array in values.items()}, size=(int(width), int(height)))
+
+
+def _require_filters(path: Path, array: h5py.Dataset) -> None:
+    """Refuse an array that was compressed by what is not installed here."""
+    made = array.id.get_create_plist()
+    for code, _, _, name in map(made.get_filter, range(made.get_nfilters())):
+        if not h5py.h5z.filter_avail(code):
+            raise SourceError(
+                f"{path}: '{array.name}' is compressed by the HDF5 filter {code} ({name.decode('utf-8', 'replace')}),"
+                " which is not installed; write it with gzip (h5repack -f GZIP=4), or name the folder of the filter in"
+                " HDF5_PLUGIN_PATH"
+            )
 
 
 def _contents(file: h5py.File) -> str:

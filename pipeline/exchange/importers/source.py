@@ -83,11 +83,13 @@ class Source:
         images: features of images.
         captions: features of captions, whose keys are their texts; None where there are none.
         owners: the key of the image of each caption.
+        left_out: rows that are no image and caption, and why.
     """
 
     images: Table
     captions: Table | None = None
     owners: Sequence[str] = ()
+    left_out: Sequence[str] = ()
 
     @property
     def tables(self) -> dict[str, Table]:

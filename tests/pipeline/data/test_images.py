@@ -130,6 +130,12 @@ def test_greys_of_tiff_keep_their_meaning(data, bits, photometric, first):
     assert opened.getpixel((0, 0)) == (first,) * 3
 
 
+def test_eight_bits_in_sixteen_would_be_black():
+    with pytest.raises(SampleError, match="black"):
+        open_image(tiff(struct.pack("<8H", *range(0, 200, 25)), bits=16, photometric=1))
+    assert open_image(tiff(bytes(16), bits=16, photometric=1)).getpixel((0, 0)) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 def test_signed_numbers_are_no_colours(bits):
     with pytest.raises(SampleError, match="signed"):

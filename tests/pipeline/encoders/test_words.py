@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xret.pipeline.data.samples import tokenize
-from xret.pipeline.encoders.words import UNK, WordsEncoder
+from xret.pipeline.encoders.words import UNK, WordsEncoder, without_spaces
 from xret.pipeline.errors import EncoderError
 
 CAPTIONS = ["A red dog.", "a dog runs", "A cat runs", "the red cat", "A bird"]
@@ -61,3 +61,21 @@ def test_it_needs_no_torch():
     code = f"import sys, {names}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("男人骑着一匹马", True),
+        ("男人 骑着 一匹 马", False),
+        ("公園で男の人が馬に乗っている", True),
+        ("スケートボード に 乗る 少年", False),
+        ("ผู้ชายกำลังขี่ม้าอยู่ในสวน", True),
+        ("ผู้ชาย กำลัง ขี่ ม้า", False),
+        ("남자가 말을 타고 있다", False),
+        ("a man rides 一匹马", False),
+        ("", False),
+    ],
+)
+def test_texts_of_languages_without_spaces(text, expected):
+    assert without_spaces([text] * 3) == expected

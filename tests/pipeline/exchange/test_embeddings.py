@@ -285,7 +285,7 @@ def test_memory_does_not_grow_with_the_matrices(tmp_path, monkeypatch):
 
     def peak(width):
         pairs = Pairs(600, np.float32)
-        pairs.images = pairs.captions = np.zeros((600, width), np.float32)
+        pairs.images = pairs.captions = np.ones((600, width), np.float32)
         source = pairs.folder(tmp_path / f"e{width}", splits=["train"] * 600)
         tracemalloc.start()
         bring(source, tmp_path / f"s{width}", "embeddings")
@@ -325,3 +325,45 @@ def test_two_lines_of_one_caption_with_other_embeddings_are_refused(tmp_path):
     source = pairs.folder(tmp_path / "f", [*lines, lines[0]])
     with pytest.raises(SourceError, match="'caption number 0' more than once"):
         bring(source, tmp_path / "t", "embeddings", manifest, splits=("test",))
+
+
+@pytest.mark.parametrize("form", ["clip-retrieval", "embeddings"])
+def test_rows_without_a_caption_are_left_out_with_their_features(tmp_path, caplog, form):
+    pairs = Pairs(120)
+    texts = list(pairs.texts)
+    pairs.texts[7] = pairs.texts[80] = None
+    source = (
+        pairs.clip_retrieval(tmp_path / "e")
+        if form == "clip-retrieval"
+        else pairs.folder(tmp_path / "e", index="jsonl")
+    )
+    with pytest.raises((SourceError, ManifestError), match="--on-error skip"):
+        bring(source, tmp_path / "s", form)
+    _, cache = bring(source, tmp_path / "s", form, on_error="skip")
+    assert cache.images == cache.captions == 118
+    assert_holds(cache, pairs.names, texts, pairs.images, pairs.captions)
+    assert len(cache.left_out) == 2
+    assert "2 rows left out: row 7 of " in caplog.text
+
+
+def test_urls_are_names(tmp_path):
+    pairs = Pairs(30)
+    pairs.names = [f"https://x.org/a//{row}.jpg" for row in range(30)]
+    _, cache = bring(pairs.folder(tmp_path / "e"), tmp_path / "s", "embeddings")
+    assert sorted(cache.file_names(0, 30)) == sorted(pairs.names)
+
+
+def test_two_files_of_one_part(tmp_path):
+    source = Pairs(60).clip_retrieval(tmp_path / "e")
+    shutil.copy(source / "img_emb/img_emb_01.npy", source / "img_emb/img_emb_1.npy")
+    with pytest.raises(SourceError, match="both part 1"):
+        bring(source, tmp_path / "s")
+
+
+@pytest.mark.parametrize(("scale", "dtype"), [(1e-9, np.float32), (1e-300, np.float64), (1e30, np.float64)])
+def test_values_that_float16_would_lose(tmp_path, scale, dtype):
+    pairs = Pairs(30, np.float64)
+    pairs.images = (pairs.images * scale).astype(dtype)
+    source = pairs.folder(tmp_path / "e")
+    with pytest.raises((CacheError, SourceError), match="--dtype float32" if scale == 1e-9 else "no features"):
+        bring(source, tmp_path / "s", "embeddings")

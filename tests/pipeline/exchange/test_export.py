@@ -8,12 +8,14 @@ import fsspec
 import h5py
 import numpy as np
 import pytest
+from embedding_sources import Pairs
 from imported import bring
 from region_sources import ARRAYS, World
 from small_store import make_store
 
 from xret.pipeline.errors import OutputError, XretError
 from xret.pipeline.exchange.export import export
+from xret.pipeline.exchange.importing import ImportOptions, import_features
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.sets import ImageSet
 
@@ -174,3 +176,14 @@ def test_a_damaged_store_and_a_full_disk_leave_nothing(tmp_path):
     path.write_bytes(data[:9] + bytes([data[9] ^ 16]) + data[10:])
     assert "local/c.1.0.0 is damaged" in refused(url, tmp_path / "o")
     assert not list(tmp_path.glob("*o*"))
+
+
+def test_a_caption_that_hdf5_cannot_hold(tmp_path):
+    pairs = Pairs(30)
+    pairs.texts[4] = "before\0after"
+    source = pairs.folder(tmp_path / "e", index="jsonl", splits=["train", "val", "test"] * 10)  # 4 is of val
+    import_features(None, str(tmp_path / "s"), ImportOptions("embeddings", source, encoder=("m",)))
+    export(str(tmp_path / "s"), tmp_path / "test.h5", splits=("test",))
+    with pytest.raises(XretError, match="NUL"):
+        export(str(tmp_path / "s"), tmp_path / "all.h5")
+    assert not (tmp_path / "all.h5").exists()

@@ -1,6 +1,8 @@
 """Faults of features that others extracted: each is a sentence, and no shard looks whole that is not."""
 
 import pickle
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -315,3 +317,26 @@ def test_boxes_fit_their_picture(tmp_path, change, sentence):
     regions["boxes"] = change(regions["boxes"]).astype(np.float32)
     with pytest.raises(SampleError, match=sentence):
         bring(world, world.npz(), "detectron-npz")
+
+
+# HDF5 files of others
+
+
+def test_an_hdf5_file_that_is_written_elsewhere(tmp_path):
+    world = World(tmp_path / "w")
+    source = world.hdf5()
+    writer = "import h5py, sys, time; file = h5py.File(sys.argv[1], 'a'); print(flush=True); time.sleep(100)"
+    with subprocess.Popen([sys.executable, "-c", writer, str(source)], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        try:
+            with pytest.raises(SourceError, match=r"open for writing in another program|has not closed"):
+                bring(world, source, "hdf5", arrays=ARRAYS)
+        finally:
+            process.kill()
+
+
+def test_an_hdf5_filter_that_is_not_installed(tmp_path, monkeypatch):
+    world = World(tmp_path / "w")
+    monkeypatch.setattr(h5py.h5z, "filter_avail", lambda code: False)
+    with pytest.raises(SourceError, match=r"'/regions/local' is compressed by the HDF5 filter 1 .*not installed"):
+        bring(world, world.hdf5(), "hdf5", arrays=ARRAYS)

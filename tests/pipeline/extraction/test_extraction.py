@@ -125,6 +125,7 @@ def test_words_count_what_tokenisation_meets(manifest, tmp_path):
     known = {word for of_image in texts[:20] for words in of_image for word in words}
     unknown = sum(word not in known for of_image in texts for words in of_image for word in words)
     assert (counts.captions_without_words, counts.unknown_tokens) == (1, unknown)
+    assert counts.unknown_by_split["train"] == 0
     assert (counts.words, counts.tokens) == (len(known) + 1, sum(len(words) for one in texts for words in one))
 
 
@@ -411,3 +412,18 @@ def test_splits_are_names_or_one_text(manifest, tmp_path):
         xret.extract(manifest.path, tmp_path / "s.zarr", splits=splits, **how)
     captions = FeatureCache.open(tmp_path / "s.zarr").caption_set()
     assert captions.complete("train") and captions.complete("val")
+
+
+def test_captions_of_a_language_without_spaces(manifest, tmp_path, caplog):
+    content = captions_of(manifest)
+    for row, image in enumerate(content["images"]):
+        for number, one in enumerate(image["sentences"]):
+            one["raw"] = f"男人骑着一匹马在第{'甲乙丙丁戊己庚辛壬癸'[row % 10]}{'子丑寅卯辰'[number]}街" + "头" * (
+                row // 10
+            )
+    manifest.captions.write_text(json.dumps(content))
+    counts = extract(manifest, tmp_path / "s.zarr", replace(SMALL, visual=None)).counts
+    assert "have no spaces" in caplog.text
+    assert counts.unknown_by_split["train"] == 0
+    assert counts.unknown_by_split["test"] == 1
+    assert counts.captions_unknown == sum(len(one["sentences"]) for one in content["images"] if one["split"] != "train")

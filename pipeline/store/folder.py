@@ -5,6 +5,7 @@ stores write whole objects by themselves; what they raise becomes one `StoreErro
 """
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -23,6 +24,8 @@ from ..files import partials_in, remove, remove_whole, to_disk
 LOCK = ".lock"
 DAMAGED = (KeyError, ValueError, TypeError, AssertionError)  # what Zarr raises of damaged metadata
 _LOCAL = ("file", "local")
+
+log = logging.getLogger("xret")
 
 
 class Folder:
@@ -134,6 +137,9 @@ class Folder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise CacheError(f"another process is writing to {self.url}; wait until it has ended") from error
+            except OSError as error:
+                way = "let only one process write there at a time"
+                log.warning("%s: its file system has no locks (%s); %s", self.url, error.strerror, way)
             for partial in partials_in(root):  # what killed writers left
                 remove(partial)
             yield

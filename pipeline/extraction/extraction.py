@@ -175,8 +175,8 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, Captio
                 progress.update(len(texts))
             shares[split] = (counts["unknown_tokens"] - before) / max(1, int(lengths[start:stop].sum()))
     if encoder.vocabulary is None:
-        del counts["unknown_tokens"]
-        return lengths, CaptionCounts(**counts, tokens=int(lengths.sum()))
+        without, truncated = counts["captions_without_words"], counts["captions_truncated"]
+        return lengths, CaptionCounts(without, truncated, tokens=int(lengths.sum()))
     if counts["captions_unknown"]:
         log.warning(
             "%s no word of the vocabulary, so that nothing tells them apart; with few training captions take an encoder"
@@ -184,8 +184,11 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, Captio
             counted(counts["captions_unknown"], "caption") + (" holds" if counts["captions_unknown"] == 1 else " hold"),
         )
     found = CaptionCounts(
-        **{"captions_unknown": 0, **counts},
+        captions_without_words=counts["captions_without_words"],
+        captions_truncated=counts["captions_truncated"],
         words=len(encoder.vocabulary),
+        unknown_tokens=counts["unknown_tokens"],
+        captions_unknown=counts["captions_unknown"],
         unknown_by_split=shares,
         tokens=int(lengths.sum()),
     )

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .heads.ablation.ablation import Ablation
     from .heads.evaluation.evaluation import evaluate
     from .heads.retrieval.retriever import Retriever
+    from .heads.training.callbacks import Callback
     from .heads.training.trainer import TrainSummary
     from .heads.tuning.tuning import Tuning
     from .pipeline.extraction.summary import Extraction
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     Settings = Mapping[str, Any]  # of a recipe, such as {"model.dim": 256}
 
 _LAZY = {  # what is imported when it is asked for
+    "Callback": "heads.training.callbacks",
     "FeatureCache": "pipeline.store",
     "FeatureDataset": "pipeline.reading.dataset",
     "evaluate": "heads.evaluation.evaluation",
@@ -50,6 +52,7 @@ _LAZY = {  # what is imported when it is asked for
 _MODULES = ("errors", "losses", "metrics", "nn", "similarities")
 
 __all__ = [
+    "Callback",
     "FeatureCache",
     "FeatureDataset",
     "ablate",
@@ -175,6 +178,7 @@ def train(
     seed: int = 0,
     init_from: "str | Path | None" = None,
     resume: bool = False,
+    callbacks: "Sequence[Callback]" = (),
 ) -> "TrainSummary":
     """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
 
@@ -188,6 +192,7 @@ def train(
         seed: of the first weights and the order of samples.
         init_from: a run whose best weights it begins with, all of which must fit.
         resume: go on after the last step, also for more epochs.
+        callbacks: are told of steps and epochs, see `Callback`.
 
     Raises:
         RecipeError: the recipe, its settings or the feature sets do not fit.
@@ -203,7 +208,8 @@ def train(
         raise CacheError("there is no store to learn from; name one")
     first, *also = stores
     chosen = load_recipe(str(recipe), settings or {})
-    return train(first, chosen, out, also=also, device=device, seed=seed, init_from=init_from, resume=resume)
+    how: dict[str, Any] = {"device": device, "seed": seed, "init_from": init_from, "resume": resume}
+    return train(first, chosen, out, also=also, callbacks=callbacks, **how)
 
 
 def finetune(
@@ -218,6 +224,7 @@ def finetune(
     store: "str | Path | None" = None,
     device: str = "auto",
     resume: bool = False,
+    callbacks: "Sequence[Callback]" = (),
 ) -> "TrainSummary":
     """Put the backbones of a trained head back, and train all of it from images and captions (``xret finetune``).
 
@@ -231,6 +238,7 @@ def finetune(
         store: the feature cache; None: the run's own.
         device: ``auto``, ``cpu`` or ``cuda``.
         resume: go on after the last step.
+        callbacks: are told of steps and epochs, see `Callback`.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -252,6 +260,7 @@ def finetune(
         store=None if store is None else str(store),
         device=device,
         resume=resume,
+        callbacks=callbacks,
     )
 
 
@@ -358,6 +367,7 @@ def load(
     text_weights: str | None = None,
     images: "str | Path | None" = None,
     index: "str | Path | None" = None,
+    hubness: bool = False,
     trust: bool = False,
 ) -> "Retriever":
     """Open a run, ready to embed and to search (``xret search``, ``xret serve``).
@@ -372,6 +382,7 @@ def load(
         images: a folder of pictures to search instead of the split. It is looked through once: pictures that are added
             later are seen by a new `load`.
         index: a folder that ``xret index`` made of the same run, store and split.
+        hubness: hold back items that answer too many queries, by a bank of training queries.
         trust: let a file of weights, or parts of somebody's own in a run of the hub, run code.
 
     Raises:
@@ -390,6 +401,7 @@ def load(
         text_weights=text_weights,
         images=images,
         index=index,
+        hubness=hubness,
         trust=trust,
     )
 

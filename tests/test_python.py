@@ -44,7 +44,7 @@ BEHIND = {  # what each hands its arguments to
     xret.tune: (tune,),
     xret.load: (Retriever,),
 }
-PRINTED = {"files", "k", "diagnostics"}  # of the terminal alone; `diagnose` is a function of its own
+PRINTED = {"files", "k", "diagnostics", "compare"}  # of the terminal alone, or functions of their own
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,21 +1,15 @@
-"""The log of a training: a bar, lines for `logging`, `train.log` in the run's folder, TensorBoard, Weights & Biases."""
+"""The log of a training: a bar, lines for `logging`, and `train.log` in the run's folder."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from ...pipeline.errors import RunError
-from ..evaluation.metrics import Recalls
-from ..runs.run import Run
-
 LOG = "train.log"
-Record = Callable[[dict[str, float], int], None]
 _log = logging.getLogger("xret")
 
 
@@ -81,48 +75,3 @@ def describe(values: Sequence[float], terms: Sequence[str]) -> str:
     """Return the loss, and the terms that are named."""
     inner = ", ".join(f"{term} {part:.4f}" for term, part in zip(terms, values[1:], strict=False))
     return f"loss {values[0]:.4f}" + (f" ({inner})" if inner else "")
-
-
-def require_log(kind: str) -> None:
-    """Raise RunError if what `runtime.log` names is not installed."""
-    if kind != "none" and find_spec(kind) is None:
-        raise RunError(f"runtime.log={kind} needs the package {kind}: `pip install {kind}`, or take runtime.log=none")
-
-
-@contextmanager
-def event_log(kind: str, run: Run, step: int) -> Iterator[Record]:
-    """Give a function that records named values at a step; what was recorded after `step` is taken back.
-
-    `kind` is ``none``, ``tensorboard`` (in the run's folder) or ``wandb`` (project ``xret``, named as the folder).
-    """
-    if kind == "tensorboard":
-        from torch.utils.tensorboard import SummaryWriter
-
-        with SummaryWriter(str(run.path / "tensorboard"), purge_step=step + 1) as writer:
-
-            def add(values: dict[str, float], at: int) -> None:
-                for tag, value in values.items():
-                    writer.add_scalar(tag, value, at)
-
-            yield add
-    elif kind == "wandb":
-        import wandb  # type: ignore[import-not-found, unused-ignore]
-
-        how = {"project": "xret", "name": run.path.name, "dir": run.path, "config": run.recipe.to_dict()}
-        with wandb.init(**how, resume="auto") as session:
-            yield lambda values, at: session.log(values, step=at)
-    else:
-        yield lambda values, at: None
-
-
-def step_tags(values: Sequence[float], terms: Sequence[str], lr: float) -> dict[str, float]:
-    """Return the tags of a step, those of VSE++'s code and its descendants: the loss, followed by its terms."""
-    return {"Le": values[0], "lr": lr, **{f"Le/{term}": v for term, v in zip(terms, values[1:], strict=True)}}
-
-
-def epoch_tags(epoch: int, table: Recalls) -> dict[str, float]:
-    """Return the tags of a validation: `r1 r5 r10 medr` image to text, `r1i …` text to image, and `rsum`."""
-    tags: dict[str, float] = {"epoch": epoch, "rsum": table.rsum}
-    for values, suffix in ((table.image_to_text, ""), (table.text_to_image, "i")):
-        tags |= {f"{name.lower().replace('@', '')}{suffix}": value for name, value in values.items()}
-    return tags

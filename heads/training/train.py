@@ -33,10 +33,10 @@ from ..recipes.schema import difference, flat
 from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
 from ..runs.info import RunInfo, absolute
 from ..runs.run import MAY_CHANGE, Run, require_free
-from .log import require_log
+from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
-from .trainer import AfterEpoch, Trainer, TrainSummary, stopped_early
+from .trainer import Trainer, TrainSummary, stopped_early
 
 R = TypeVar("R", bound=Run)
 _WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"
@@ -54,7 +54,7 @@ class TrainOptions:
     also: Sequence[str] = ()  # other stores whose split `train` is learnt as well, of features of the same encoders
     init_from: str | Path | None = None  # a run whose best weights it begins with, all of which must fit
     resident: Resident | None = None  # features that other trainings of this process share in memory
-    after_epoch: AfterEpoch | None = None  # see `Trainer.train`
+    callbacks: Sequence[Callback] = ()  # are told of steps and epochs
     title: str | None = ""  # of one training among several, see `TrainLog`
 
 
@@ -116,7 +116,7 @@ def train(store: str, recipe: Recipe, out: str | Path, **options: Any) -> TrainS
             else:
                 take_weights(model, base, split)
                 take_losses(losses, recipe, base)
-        summary = trainer.train(run, split, val_split, given.after_epoch, given.title)
+        summary = trainer.train(run, split, val_split, given.callbacks, given.title)
         untrained = evaluate_untrained(sets, "val", protocol="full", device=target)
         return replace(summary, untrained_rsum=None if untrained is None else untrained.results[0].rsum)
 

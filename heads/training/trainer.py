@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -21,11 +21,11 @@ from ..evaluation.scoring import compare, embed
 from ..model import Model
 from ..modules.losses.triplet import Triplet
 from ..runs.run import CHECKPOINT, Run
-from .log import Record, TrainLog, describe, epoch_tags, event_log, step_tags
+from .callbacks import LOGS, Callback, epoch_values, step_values
+from .log import TrainLog, describe
 from .objective import Objective
 from .optimisation import average_of, drop_frozen, learning_rate, set_rates, warmup, weights_of
 
-AfterEpoch = Callable[[int, float], None]
 COLLAPSED = 100  # steps at which the loss sits at its constant
 _NEAR = 0.01  # of the constant
 _READ = 256  # samples that are looked through together when a validation failed
@@ -126,15 +126,14 @@ class Trainer:
         return {"state": state, "metrics": self.metrics, "best": self.best, "info": info}
 
     def train(
-        self, run: Run, split: Batches, val: Batches, after_epoch: AfterEpoch | None = None, title: str | None = ""
+        self, run: Run, split: Batches, val: Batches, callbacks: Sequence[Callback] = (), title: str | None = ""
     ) -> TrainSummary:
         """Train the epochs that are left, or until `schedule.patience` ends it.
 
         Args:
             run: where all is written. Its seed is that of the samples' order and of what a step draws.
             split, val: learnt from, and what decides which epoch is the best.
-            after_epoch: is called with each complete epoch, from 1, and its validation RSUM, those before a stop
-                included; what it raises ends the training.
+            callbacks: are told of steps and epochs, as is what `runtime.log` names.
             title: of one training among several, see `TrainLog`.
 
         Raises:
@@ -149,31 +148,45 @@ class Trainer:
         done = self.epoch * items + min(self.steps * data.batch_size, items)
         with (
             TrainLog(run.path, (epochs, items, done), data.unit, title) as log,
-            event_log(self.recipe.runtime.log, run, self.step) as record,
+            self._told(run, callbacks),
         ):
             at = f"goes on after epoch {self.epoch}, step {self.steps}," if self.step else "begins"
             log.write(f"{at} {self.recipe.name} on {run.info.store}, {split.placement}, on {self.device}")
-            if after_epoch is not None:  # what a stop may have kept from it
-                for line in self.metrics:
-                    after_epoch(line["epoch"], line["rsum"])
             while self.epoch < epochs and not stopped_early(self.epoch, self.best_epoch, patience):
-                self._train_epoch(log, record)
-                if after_epoch is not None:
-                    after_epoch(self.epoch, self.metrics[-1]["rsum"])
+                self._train_epoch(log)
             if before < self.epoch < epochs:
                 log.say(f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better")
             seconds = time.perf_counter() - started
             log.write(f"ended well: {counted(self.epoch - before, 'epoch')} in {seconds:.1f} s")
         return TrainSummary(str(run.path), self.epoch, self.epoch - before, self.best_epoch, self.best_rsum, seconds)
 
-    def _train_epoch(self, log: TrainLog, record: Record) -> None:
+    @contextmanager
+    def _told(self, run: Run, callbacks: Sequence[Callback]) -> Iterator[None]:
+        """Tell the callbacks of the beginning and the end, in between as `_callbacks`."""
+        kind, error = self.recipe.runtime.log, None
+        self._callbacks = [*([LOGS[kind]()] if kind != "none" else []), *callbacks]
+        begun: list[Callback] = []
+        try:
+            for one in self._callbacks:
+                one.on_begin(run, self.step, tuple(self.metrics))
+                begun.append(one)
+            yield
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            for one in begun:
+                one.on_end(error)
+
+    def _train_epoch(self, log: TrainLog) -> None:
         """Learn from the batches that are left of an epoch, validate, and write down what came of it."""
         began, data, schedule = time.perf_counter(), self.recipe.data, self.recipe.schedule
         order: dict[str, Any] = {"unit": data.unit, "batch_size": data.batch_size, "captions": data.captions}
         self.model.train()
         for batch in self._split.epoch(**order, seed=self._run.info.seed, epoch=self.epoch, first=self.steps):
             values = self._learn(batch, log)
-            record(step_tags(values, self._terms, self._last_rate), self.step)
+            for one in self._callbacks:
+                one.on_step(self.step, step_values(values, self._terms, self._last_rate))
             units = batch.images if data.unit == "image" else batch.captions
             log.step(self.epoch, len(units.length), values)
         if self.average is not None and self.epoch >= schedule.epochs - self.recipe.optimizer.swa_epochs:
@@ -199,8 +212,9 @@ class Trainer:
         checkpoint = self.checkpoint()
         self._run.save(checkpoint)
         self._run.export(checkpoint, self.kept, weights=better)
-        record(epoch_tags(self.epoch, table), self.step)
         log.epoch(self.metrics[-1], self.best_epoch, self.best_rsum)
+        for one in self._callbacks:
+            one.on_epoch(self.epoch, self.step, epoch_values(table))
 
     def _learn(self, batch: Batch, log: TrainLog) -> list[float]:
         """Take a step, count it, and save the state where the recipe says so; return the loss and its terms."""

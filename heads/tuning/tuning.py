@@ -40,6 +40,7 @@ from ..recipes.recipe import load_recipe
 from ..recipes.settings import normalised
 from ..runs.run import copy_sources, recipe_text
 from ..series import as_text, claim, fitting_sets, full_url, identity, make_folder, set_names, skipped
+from ..training.callbacks import Callback
 from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
 
@@ -209,22 +210,28 @@ def _train_trials(study: _Study) -> None:
         _train_trial(study, opened, trial, resident)
 
 
+class _Pruner(Callback):
+    """Reports the best validation RSUM of a trial after each epoch, and ends one that falls behind."""
+
+    def __init__(self, trial: optuna.Trial, epochs: int) -> None:
+        self.trial, self.epochs, self.best = trial, epochs, float("-inf")
+
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        self.best = max(self.best, values["rsum"])
+        self.trial.report(self.best, epoch)
+        if epoch < self.epochs and self.trial.should_prune():
+            raise optuna.TrialPruned
+
+
 def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resident: Resident) -> None:
     """Train a trial and record its outcome."""
-    run, best, epochs = study.root / "trials" / str(trial.number), float("-inf"), study.recipe.schedule.epochs
+    run, pruner = study.root / "trials" / str(trial.number), _Pruner(trial, study.recipe.schedule.epochs)
     state, error = TrialState.FAIL, None
-
-    def after_epoch(epoch: int, rsum: float) -> None:
-        nonlocal best
-        best = max(best, rsum)
-        trial.report(best, epoch)
-        if epoch < epochs and trial.should_prune():
-            raise optuna.TrialPruned
 
     try:
         recipe = load_recipe(study.name, study.settings | trial.params)
         how: dict[str, Any] = {"device": study.device, "seed": study.seed, "title": f"trial {trial.number}"}
-        train(study.store, recipe, run, resident=resident, after_epoch=after_epoch, **how)
+        train(study.store, recipe, run, resident=resident, callbacks=[pruner], **how)
         state = TrialState.COMPLETE
     except optuna.TrialPruned:
         state = TrialState.PRUNED
@@ -233,10 +240,10 @@ def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resid
         trial.set_user_attr("error", error)
     finally:
         with _locked(study.root / "lock"):
-            opened.tell(trial, best if state is TrialState.COMPLETE else None, state)
+            opened.tell(trial, pruner.best if state is TrialState.COMPLETE else None, state)
             _keep_best(opened, study.root)
     over = len(opened.get_trials(states=tuple(_STATUS)))
-    words = (trial.number, over, study.trials, _STATUS[state], error or f"validation RSUM {best:.2f}")
+    words = (trial.number, over, study.trials, _STATUS[state], error or f"validation RSUM {pruner.best:.2f}")
     logger.info("trial %d: %d of %d: %s, %s", *words)
 
 

@@ -39,7 +39,7 @@ from ...recipes.settings import Settings
 from ...runs.features import RetokenizedCaptions, batches_of, open_store, sets_of_run, views_to_draw
 from ...runs.info import BRANCHES, BranchName, absolute, versions
 from ...runs.run import CHECKPOINT, Run
-from ..log import require_log
+from ..callbacks import Callback, require_log
 from ..objective import require_whole_batches
 from ..optimisation import build_optimizer, decay_of, weights_of
 from ..train import on_split, opened, placement_of, ready, require_splits
@@ -66,6 +66,7 @@ class FinetuneOptions:
     store: str | None = None  # the feature cache; None: the run's own, of several the first
     device: str = "auto"  # auto, cpu or cuda
     resume: bool = False  # go on after the last step
+    callbacks: Sequence[Callback] = ()  # are told of steps and epochs
 
 
 def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
@@ -132,7 +133,7 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
     new = ready(TunedRun, new, out, on_split(replace(base.info, **facts), split))
     with new.locked(created), _enough_memory(target):
         trainer.resume(new)
-        return trainer.train(new, split, val)
+        return trainer.train(new, split, val, given.callbacks)
 
 
 class TunedRun(Run):

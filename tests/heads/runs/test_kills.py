@@ -12,6 +12,7 @@ from small_trainings import assert_equal, numbers
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
+from xret.heads.training.callbacks import Callback
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
@@ -83,8 +84,9 @@ def test_after_any_power_failure_it_goes_on(store, tmp_path, count):
 def test_a_run_is_trained_by_one_at_a_time(store, tmp_path):
     recipe = load_recipe("vsepp", SMALL)
 
-    def again(*_):
-        with pytest.raises(RunError, match=r"another process is training in .*run; wait until it has ended"):
-            train(store, recipe, tmp_path / "run", device="cpu", resume=True)
+    class Again(Callback):
+        def on_epoch(self, epoch, step, values):
+            with pytest.raises(RunError, match=r"another process is training in .*run; wait until it has ended"):
+                train(store, recipe, tmp_path / "run", device="cpu", resume=True)
 
-    train(store, recipe, tmp_path / "run", device="cpu", after_epoch=again)
+    train(store, recipe, tmp_path / "run", device="cpu", callbacks=[Again()])

@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from contextlib import contextmanager
 from types import ModuleType
 
 import pytest
@@ -10,6 +9,7 @@ from small_store import make_store
 from small_trainings import recipe_of
 
 from xret.heads.runs.run import Run
+from xret.heads.training.callbacks import Callback
 from xret.heads.training.log import LOG
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
@@ -55,12 +55,12 @@ def test_the_start_says_what_differs_from_the_recipe_and_what_is_too_small(store
 
 
 def test_the_log_goes_on_with_the_run_and_stops_none(store, tmp_path):
-    def stop(epoch, _):
-        if epoch == 1:
+    class Stop(Callback):
+        def on_epoch(self, epoch, step, values):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(store, recipe_of("vsepp", 2), tmp_path / "run", device="cpu", after_epoch=stop)
+        train(store, recipe_of("vsepp", 2), tmp_path / "run", device="cpu", callbacks=[Stop()])
     train(store, recipe_of("vsepp", 2), tmp_path / "run", device="cpu", resume=True)
     log = (tmp_path / "run" / LOG).read_text()
     assert "stopped by Ctrl-C" in log and "goes on after epoch 1, step 0, vsepp" in log
@@ -71,7 +71,7 @@ def test_the_log_goes_on_with_the_run_and_stops_none(store, tmp_path):
 
 @pytest.mark.parametrize("kind", ["tensorboard", "wandb"])
 def test_what_is_not_installed_is_said_before_anything_is_made(store, tmp_path, kind, monkeypatch):
-    monkeypatch.setattr("xret.heads.training.log.find_spec", lambda name: None)
+    monkeypatch.setattr("xret.heads.training.callbacks.find_spec", lambda name: None)
     with pytest.raises(RunError, match=f"^runtime.log={kind} needs the package {kind}: `pip install {kind}`, or take"):
         train(store, recipe_of("vsepp", 1, f"runtime.log={kind}"), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()
@@ -113,16 +113,53 @@ def test_wandb(store, tmp_path, monkeypatch):
             for tag, value in values.items():
                 recorded.setdefault(tag, {})[step] = value
 
-    @contextmanager
+        def finish(self, exit_code):
+            begun["exit_code"] = exit_code
+
     def init(**options):
         begun.update(options)
-        yield Session()
+        return Session()
 
     module.init = init
     monkeypatch.setitem(sys.modules, "wandb", module)
-    monkeypatch.setattr("xret.heads.training.log.find_spec", lambda name: name)
+    monkeypatch.setattr("xret.heads.training.callbacks.find_spec", lambda name: name)
     recipe = recipe_of("vsepp", 2, "runtime.log=wandb")
     train(store, recipe, tmp_path / "run", device="cpu")
     check(recorded, tmp_path / "run")
     assert (begun["project"], begun["name"], begun["dir"]) == ("xret", "run", tmp_path / "run")
-    assert begun["config"] == recipe.to_dict()
+    assert (begun["config"], begun["exit_code"]) == (recipe.to_dict(), 0)
+
+
+class Told(Callback):
+    """Writes down what it is told, and ends the training after an epoch where it shall."""
+
+    def __init__(self, until=None):
+        self.said, self.until = [], until
+
+    def on_begin(self, run, step, epochs):
+        self.said.append(("begin", run.path.name, step, [line["epoch"] for line in epochs]))
+
+    def on_step(self, step, values):
+        assert values["Le"] == values["Le/triplet"] and values["lr"] > 0
+        self.said.append(("step", step))
+
+    def on_epoch(self, epoch, step, values):
+        self.said.append(("epoch", epoch, step, values["rsum"]))
+        if epoch == self.until:
+            raise ValueError("enough")
+
+    def on_end(self, error):
+        self.said.append(("end", error and str(error)))
+
+
+def test_callbacks_are_told_in_order_also_of_an_error_and_a_resumption(store, tmp_path):
+    first, second, recipe = Told(until=1), Told(), recipe_of("vsepp", 2)
+    with pytest.raises(ValueError, match="enough"):
+        train(store, recipe, tmp_path / "run", device="cpu", callbacks=[first])
+    train(store, recipe, tmp_path / "run", device="cpu", resume=True, callbacks=[second])
+    lines = Run(tmp_path / "run").metrics()
+    steps = lines[0]["step"]
+    said = [("epoch", line["epoch"], line["step"], line["rsum"]) for line in lines]
+    counted = [[("step", number) for number in range(1 + k * steps, 1 + (k + 1) * steps)] for k in range(2)]
+    assert first.said == [("begin", "run", 0, []), *counted[0], said[0], ("end", "enough")]
+    assert second.said == [("begin", "run", steps, [1]), *counted[1], said[1], ("end", None)]

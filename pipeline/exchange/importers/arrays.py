@@ -13,6 +13,7 @@ import numpy as np
 
 from ...data.regions import Regions
 from ...progress import Progress
+from .hdf5 import open_hdf5, require_filters
 from .source import RegionTable, SourceError, Unreadable, sha256, shown, usual_shape
 
 
@@ -20,11 +21,14 @@ class ArrayTable(RegionTable):
     """A folder of ``.npy`` files, with those in folders below it, or an HDF5 file; SourceError if there is no array."""
 
     def __init__(self, path: Path) -> None:
-        self._file = None if path.is_dir() else _opened(path)
+        damaged = f"{path} is no folder of .npy files and no HDF5 file; check --from and --source"
+        self._file = None if path.is_dir() else open_hdf5(path, damaged)
         self._folder = path
         self.keys = _names(path, self._file)
         if not self.keys:
             raise SourceError(f"{path} holds no array, one an image or video; check --from and --source")
+        if self._file is not None:
+            require_filters(path, self._file[self.keys[0]])
         digest, shapes = hashlib.sha256(), []
         with Progress(f"read {path.name}", len(self.keys), "arrays") as progress:
             for entry, name in enumerate(self.keys):
@@ -61,13 +65,6 @@ class ArrayTable(RegionTable):
         if array.ndim not in (2, 3) or array.shape[:-2] not in ((), (1,)):
             raise Unreadable(f"its array is {shown(array)}, not rows x channels")
         return array
-
-
-def _opened(path: Path) -> h5py.File:
-    try:
-        return h5py.File(path, "r")
-    except OSError as error:
-        raise SourceError(f"{path} is no folder of .npy files and no HDF5 file; check --from and --source") from error
 
 
 def _names(folder: Path, file: h5py.File | None) -> list[str]:

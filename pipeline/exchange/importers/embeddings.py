@@ -5,8 +5,8 @@ keys are file_name, caption and at most split besides. A line of the index is a 
 row a line as well, or a row for each image in the order in which the index first names them.
 
 ``clip-retrieval`` is the folder that its inference writes: ``img_emb/img_emb_N.npy`` and ``text_emb/text_emb_N.npy``, a
-row a pair, and ``metadata/metadata_N.parquet`` with the columns ``image_path`` and ``caption``, N from 0, with leading
-zeros; or all files in one folder. ``image_path`` is a file as it was found, or the key in a tar.
+row a pair, and ``metadata/metadata_N.parquet`` with the columns ``image_path``, ``caption`` and at most ``split``, N
+from 0, with leading zeros; or all files in one folder. ``image_path`` is a file as it was found, or the key in a tar.
 """
 
 import posixpath
@@ -167,15 +167,23 @@ def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path], ski
                         f"{path} has {file.metadata.num_rows:,} rows, and the parts of that number {image:,} images and"
                         f" {caption:,} captions; they do not belong together"
                     )
-                for batch in file.iter_batches(columns=list(_COLUMNS)):
-                    for name, text in zip(*(batch.column(column).to_pylist() for column in _COLUMNS), strict=True):
+                split = [name for name in file.schema_arrow.names if name.strip().lower() == "split"]
+                if len(split) > 1:
+                    raise SourceError(f"{path} has the columns {' and '.join(split)}; leave one")
+                for batch in file.iter_batches(columns=[*_COLUMNS, *split]):
+                    found = [batch.column(column).to_pylist() for column in (*_COLUMNS, *split)]
+                    for name, text, *own in zip(*found, strict=True):
+                        if own and not isinstance(own[0], str):
+                            raise SourceError(
+                                f"{path}: '{split[0]}' is no text in a row ({name!r}, {own[0]!r}); correct it"
+                            )
                         good = bool(name) and isinstance(name, str) and isinstance(text, str)
                         if not good and not skip:
                             raise SourceError(
                                 f"{path}: image_path or caption is no text in a row ({name!r}, {text!r}); leave it out"
                                 " with --on-error skip"
                             )
-                        yield (_normal(name), text, None) if good else _NOTHING
+                        yield (_normal(name), text, own[0] if own else None) if good else _NOTHING
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"{path} is no Parquet file, is damaged or was cut off; copy it again") from error
 

@@ -6,6 +6,7 @@ regions count, ``boxes`` [S,N,4], ``classes`` and ``scores`` [S,N] and ``size`` 
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -37,19 +38,14 @@ class Hdf5Regions(RegionTable):
         if unknown := [role for role in arrays if role not in _ROLES]:
             hint = nearest(unknown[0], list(_ROLES))
             raise SourceError(f"--arrays: '{unknown[0]}' is unknown{hint}; known are {', '.join(_ROLES)}")
+        damaged = f"{path} is no HDF5 file, is damaged or was cut off; check --source"
+        self._file = open_hdf5(path, damaged, rdcc_nbytes=_CACHE)
         try:
-            self._file = h5py.File(path, "r", rdcc_nbytes=_CACHE, locking="best-effort")
             self._look_through(path, arrays)
         except SourceError:
             raise
         except Exception as error:  # h5py raises anything on damage
-            if "unable to lock" in str(error):
-                raise SourceError(
-                    f"{path} is open for writing in another program; close it there, or copy it"
-                ) from error
-            if "already open for" in str(error):
-                raise SourceError(f"{path}: its writer has not closed it; wait, or run `h5clear -s` on it") from error
-            raise SourceError(f"{path} is no HDF5 file, is damaged or was cut off; check --source") from error
+            raise SourceError(damaged) from error
 
     def _look_through(self, path: Path, arrays: Mapping[str, str]) -> None:
         for role in ("local", "id", *arrays):
@@ -60,7 +56,7 @@ class Hdf5Regions(RegionTable):
                 )
         self._arrays: dict[str, h5py.Dataset] = {role: self._file[name] for role, name in arrays.items()}
         for array in self._arrays.values():
-            _require_filters(path, array)
+            require_filters(path, array)
         local = self._arrays["local"]
         rows = local.shape[1] if local.ndim == 3 else 1
         for role, array in self._arrays.items():
@@ -97,7 +93,19 @@ class Hdf5Regions(RegionTable):
         return Regions(**{role: array[:count] for role, array in values.items()}, size=(int(width), int(height)))
 
 
-def _require_filters(path: Path, array: h5py.Dataset) -> None:
+def open_hdf5(path: Path, damaged: str, **how: Any) -> h5py.File:
+    """Open an HDF5 file to read; SourceError where another program writes it, or with what is said where it is none."""
+    try:
+        return h5py.File(path, "r", locking="best-effort", **how)
+    except Exception as error:  # h5py raises anything on damage
+        if "unable to lock" in str(error):
+            raise SourceError(f"{path} is open for writing in another program; close it there, or copy it") from error
+        if "already open for" in str(error):
+            raise SourceError(f"{path}: its writer has not closed it; wait, or run `h5clear -s` on it") from error
+        raise SourceError(damaged) from error
+
+
+def require_filters(path: Path, array: h5py.Dataset) -> None:
     """Refuse an array that was compressed by what is not installed here."""
     made = array.id.get_create_plist()
     for code, _, _, name in map(made.get_filter, range(made.get_nfilters())):

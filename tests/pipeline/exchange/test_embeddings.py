@@ -41,6 +41,24 @@ def assert_holds(cache, names, texts, images, captions):
     assert np.array_equal(of_captions.global_(np.arange(cache.captions)), expected.astype(of_captions.dtype))
 
 
+@pytest.mark.parametrize("column", ["split", "Split"])
+def test_a_split_column_of_clip_retrieval_counts(tmp_path, column):
+    pairs = Pairs()
+    source = pairs.clip_retrieval(tmp_path / "e", parts=1)
+    (path,) = (source / "metadata").glob("*.parquet")
+    table = parquet.read_table(path)
+    splits = ["train"] * (len(table) - 20) + ["test"] * 20
+    parquet.write_table(table.append_column(column, pa.array(splits)), path)
+    _, cache = bring(source, tmp_path / "s")
+    assert {name: last - first for name, (first, last) in cache.splits.items()} == {
+        "train": len(set(pairs.names[:-20])),
+        "test": len(set(pairs.names[-20:])),
+    }
+    parquet.write_table(table.append_column(column, pa.array([None] * len(table), pa.string())), path)
+    with pytest.raises(SourceError, match=rf"'{column}' is no text"):
+        bring(source, tmp_path / "t")
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("flat", [False, True])
 def test_the_folder_of_clip_retrieval(tmp_path, capsys, caplog, dtype, flat):

@@ -56,7 +56,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     help="A new folder, or one in which a demo was stopped: it goes on.",
 )
 def demo(out: Path) -> None:
-    """Run the whole loop on generated pictures, and show what sets are for.
+    """Run all stages on generated pictures: what sets are for.
 
     Draws pictures of four objects with four captions, each of one object. An image is the rows that a perfect detector
     would give: the encoder `plain-ground` finds each object, and keeps its thumbnail, colours and place. Trains heads

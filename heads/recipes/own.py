@@ -7,12 +7,12 @@ resolved recipe holds the digest of its file as ``code``; a run keeps a copy of 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -46,14 +46,19 @@ def part_of(registry: Registry[P], name: str, sources: Sources) -> type[P]:
     return part
 
 
-def sources_of(names: Iterable[str], folders: Iterable[Path], known: Sources) -> dict[str, str]:
+def sources_of(names: Iterable[str], folders: Sequence[Path], known: Sources) -> dict[str, str]:
     """Return where the modules of these names are: where it is known, or in the folders, or elsewhere.
 
     Raises:
-        RecipeError: a module is nowhere.
+        RecipeError: a module is nowhere, or a name is not of the form ``module:Class``.
     """
     found = dict(known)
-    for module in {name.partition(":")[0] for name in names} - {*known}:
+    for name in names:
+        module = name.partition(":")[0]
+        if module in found:
+            continue
+        if not all(map(str.isidentifier, name.replace(":", ".").split("."))):
+            raise RecipeError(f"'{name}' is no part of one's own; write module:Class, such as mine:Focal")
         file = file_of(module)
         there = [folder / file for folder in (*folders, Path.cwd()) if (folder / file).is_file()]
         if not there and not _is_installed(module):
@@ -73,7 +78,8 @@ def digests(sources: Sources) -> dict[str, str]:
 def digest_of(module: str, file: str) -> str:
     """Return the SHA-256 of a module's file; RecipeError where it cannot be read."""
     try:
-        return sha256(Path(file or _spec(module).origin or "").read_bytes()).hexdigest()
+        spec = None if file else importlib.util.find_spec(module)
+        return sha256(Path(file or (spec and spec.origin) or "").read_bytes()).hexdigest()
     except OSError as error:
         raise RecipeError(f"the module '{module}' of a part of one's own cannot be read ({reason(error)})") from error
 
@@ -103,7 +109,3 @@ def _is_installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):  # of its package
         return False
-
-
-def _spec(module: str) -> Any:
-    return importlib.util.find_spec(module)

@@ -124,7 +124,7 @@ def resolve(
     faults: list[str] = []
     values = {key: value for key, value in values.items() if key != "code"}
     try:
-        found = sources_of(_own_names(values), folders, sources or {})
+        found = sources_of(own_names(values), folders, sources or {})
         schema = _schema(values, found)
     except RecipeError as error:  # of a part of one's own: what its block may hold is not known
         raise refused(title, [str(error)]) from error
@@ -137,7 +137,7 @@ def resolve(
     if faults:
         raise refused(title, faults)
     made = {key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()}
-    needed = {name.partition(":")[0] for name in _own_names(complete)}
+    needed = {name.partition(":")[0] for name in own_names(complete)}
     found = {module: file for module, file in found.items() if module in needed}
     return Recipe(**made, code=digests(found), sources=found)
 
@@ -166,7 +166,7 @@ def _contradictions(recipe: Recipe) -> list[str]:
     return faults
 
 
-def _own_names(values: Mapping[str, Any]) -> list[str]:
+def own_names(values: Mapping[str, Any]) -> list[str]:
     """Return the names of parts of one's own."""
     terms = get(values, "loss")
     named = [*(get(values, f"{path}.name") for path in PARTS), *(terms if isinstance(terms, Mapping) else ())]

@@ -8,6 +8,7 @@
 Such a folder is a run: every command takes it. What only serves to go on training is left out.
 """
 
+import json
 import re
 import shutil
 import tempfile
@@ -16,7 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -25,6 +25,7 @@ from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
 from ..recipes.own import file_of
+from ..recipes.recipe import own_names
 from ..runs.encoders import weights_of_each
 from ..runs.info import BRANCHES, BranchName, RunInfo
 from ..runs.run import write_facts
@@ -123,11 +124,18 @@ def local_folder(name: str | Path, trust: bool = False) -> Path:
             f"there is no run {name} here, and as a model of the Hugging Face hub it cannot be loaded"
             f" ({reason(error)}); check the name and the connection"
         ) from error
-    code = yaml.safe_load((folder / "recipe.yaml").read_text(encoding="utf-8")).get("code")
-    if code and not trust:
-        files = " and ".join(str(folder / file_of(module)) for module in code)
+    if not trust and (parts := _own_parts(folder / "run.json")):
+        files = " and ".join(dict.fromkeys(str(folder / file_of(part.partition(":")[0])) for part in parts))
         raise RunError(f"{name} brings code of its own: read {files}, and load it with --trust (in Python trust=True)")
     return folder
+
+
+def _own_parts(file: Path) -> list[str]:
+    """Return which parts of its own a run names; none where it cannot be read, which opening it says."""
+    try:
+        return own_names(json.loads(file.read_text(encoding="utf-8"))["recipe"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return []
 
 
 def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInfo:

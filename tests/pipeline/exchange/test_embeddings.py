@@ -3,13 +3,13 @@
 import json
 import shutil
 import sys
-import tracemalloc
 
 import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
 from embedding_sources import WIDTH, Pairs
+from memory import peak_of
 from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
@@ -298,18 +298,17 @@ def test_options_that_are_missing_or_of_no_use(tmp_path, monkeypatch):
     assert not (tmp_path / "s").exists()
 
 
-def test_memory_does_not_grow_with_the_matrices(tmp_path, monkeypatch):
-    monkeypatch.setattr(create, "GLOBAL_CHUNK_BYTES", 1 << 19)
+def bring_in_small_chunks(source, store):
+    create.GLOBAL_CHUNK_BYTES = 1 << 19
+    bring(source, store, "embeddings")
 
+
+def test_memory_does_not_grow_with_the_matrices(tmp_path):
     def peak(width):
         pairs = Pairs(600, np.float32)
         pairs.images = pairs.captions = np.ones((600, width), np.float32)
         source = pairs.folder(tmp_path / f"e{width}", splits=["train"] * 600)
-        tracemalloc.start()
-        bring(source, tmp_path / f"s{width}", "embeddings")
-        found = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        return found
+        return peak_of(bring_in_small_chunks, source, tmp_path / f"s{width}")
 
     assert peak(8192) - peak(16) < 600 * 8192 * 4  # half of both matrices; a chunk has a twentieth of their rows
 

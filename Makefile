@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # setuptools warns of every editable installation
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet
 
-.PHONY: demo test check format clean
+.PHONY: demo test check dist format clean
 
 demo: $(VENV)/.run
 	rm -rf xret-demo
@@ -22,6 +22,12 @@ check: $(VENV)/.dev
 	cp tests/support/typed_program.py .build/site
 	cd .build/site && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p xret -m typed_program
 	cd .build/site && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
+
+# The archives for PyPI; the wheel is built from the source archive, and says its version outside the repository.
+dist: $(VENV)/.dev
+	rm -rf dist .build build && $(BIN)/python -m build --outdir dist .
+	$(PIP) --no-deps --target .build/wheel dist/*.whl
+	cd .build/wheel && ../../$(BIN)/python -P -m xret.cli --version
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .

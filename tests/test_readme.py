@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 
 import click
@@ -34,6 +35,7 @@ from xret.pipeline.extraction.options import build_options
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("pipeline/README.md", "heads/README.md", "tests/benchmarks/README.md")
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *ROOMS, "docs/library.md", "tests/golden/README.md")
+REPOSITORY = "https://github.com/xret/xret/blob/main/"  # the README's links, which PyPI shows, too
 PLACEHOLDERS = ("NAME", "VARIANT", "TABLE", "SYSTEM")  # of paths that CONTRIBUTING tells to make
 
 
@@ -119,14 +121,22 @@ def test_every_benchmark_has_its_place_in_the_figures():
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)]+)\)", outside_blocks(document)):
-        if target.startswith(("http://", "https://")):
+        path, _, name = target.removeprefix(REPOSITORY).partition("#")
+        if path.startswith(("http://", "https://")):
             continue
-        path, _, name = target.partition("#")
-        file = (ROOT / document).parent / path if path else ROOT / document
+        file = (ROOT if REPOSITORY in target else (ROOT / document).parent) / path if path else ROOT / document
         assert file.exists(), f"{document} links to {target}"
+        assert document != "README.md" or not path or REPOSITORY in target, f"PyPI cannot follow {target}"
         if name:
             there = [anchor(heading) for _, heading in headings(file.resolve().relative_to(ROOT))]
             assert name in there, f"{document} links to {target}, and there is no such heading"
+
+
+def test_the_version_is_the_same_everywhere():
+    version = tomllib.loads(text_of("pyproject.toml"))["project"]["version"]
+    assert f"\nversion: {version}\n" in text_of("CITATION.cff")
+    assert f"version = {{{version}}}" in text_of("README.md")
+    assert f"\n## {version} - 2" in text_of("CHANGELOG.md")
 
 
 @pytest.mark.parametrize("document", ROOMS)

@@ -1,0 +1,20 @@
+# The command line in a container, on the CPU or, with PyPI's build of PyTorch, on CUDA:
+#
+#     docker build --tag xret .
+#     docker build --tag xret:cuda --build-arg INDEX=https://pypi.org/simple .
+#     docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD:/data" xret demo
+#     docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD:/data" --gpus all xret:cuda extract …
+FROM python:3.12-slim
+ARG INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --no-cache-dir torch torchvision --index-url "$INDEX"
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE py.typed *.py ./
+COPY cli cli
+COPY data_manifests data_manifests
+COPY heads heads
+COPY pipeline pipeline
+RUN pip install --no-cache-dir '.[parquet,plots,s3]'
+# Downloaded weights stay in the folder that is mounted.
+ENV HOME=/data
+WORKDIR /data
+ENTRYPOINT ["xret"]

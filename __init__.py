@@ -276,6 +276,7 @@ def ablate(
     split: str | None = None,
     views: bool = False,
     seeds: int = 1,
+    hubness: bool = False,
     device: str = "auto",
     jobs: int | str = 1,
 ) -> "Ablation":
@@ -294,6 +295,7 @@ def ablate(
         split: what is evaluated; None: ``test``, or what the grid's paper took.
         views: evaluate by the mean over all cached views of an image.
         seeds: how many; they are counted from 0.
+        hubness: correct it as well, in tables of their own.
         device: ``auto``, ``cpu`` or ``cuda``.
         jobs: how many at once, in processes of this machine; or the address of a Dask cluster.
 
@@ -311,7 +313,7 @@ def ablate(
     name = None if recipe is None else str(recipe)
     beside = [str(one) for one in _several(baselines)]
     plan = make_plan(name, vary, grid, settings=settings, baselines=beside, split=split, views=views)
-    return ablate(str(store), plan, out, seeds=seeds, device=device, jobs=jobs)
+    return ablate(str(store), plan, out, seeds=seeds, hubness=hubness, device=device, jobs=jobs)
 
 
 def tune(
@@ -323,6 +325,7 @@ def tune(
     space: Mapping[str, Any] | None = None,
     settings: "Settings | None" = None,
     seed: int = 0,
+    hubness: bool = False,
     device: str = "auto",
 ) -> "Tuning":
     """Find the values of a recipe that suit a store, by validation RSUM, and keep the best run (``xret tune``).
@@ -339,6 +342,7 @@ def tune(
             ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
         settings: changes for all trials.
         seed: of every run, and of the values that are drawn.
+        hubness: evaluate the best run also with hubness corrected.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Returns:
@@ -352,8 +356,8 @@ def tune(
     require_packages("tuning needs", {"Optuna": "optuna"}, "tune")
     from .heads.tuning.tuning import tune
 
-    how: dict[str, Any] = {"trials": trials, "space": space, "settings": settings, "seed": seed, "device": device}
-    return tune(str(store), str(recipe), out, **how)
+    how: dict[str, Any] = {"trials": trials, "space": space, "settings": settings, "seed": seed}
+    return tune(str(store), str(recipe), out, **how, hubness=hubness, device=device)
 
 
 def load(

@@ -70,6 +70,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 @device_option
 @click.option("--split", help="What is evaluated; by default test, or what the grid's paper took.")
 @click.option("--views", is_flag=True, help="Evaluate by the mean over all views that are cached of an image.")
+@click.option("--hubness", is_flag=True, help="Also print the table with hubness corrected, see `xret eval`.")
 @click.option(
     "--jobs",
     type=str,

@@ -29,6 +29,7 @@ from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, setti
     type=click.IntRange(0, 2**63 - 1),
     help="Decides every run, and the values that are drawn.",
 )
+@click.option("--hubness", is_flag=True, help="Evaluate the best run also with hubness corrected, see `xret eval`.")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The folder; the same command resumes, and joins in.")
 @device_option
 def tune(store: str, recipe: str, out: Path, **options: Any) -> None:

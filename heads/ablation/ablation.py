@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import reason
 from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untrained
+from ..evaluation.hubness import require_bank
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..recipes.blocks import Recipe
@@ -50,6 +51,7 @@ class Cell:
     seed: int
     split: str
     views: bool
+    hubness: bool
     device: str
     alone: bool  # in its process, so that its training may show progress
 
@@ -72,7 +74,9 @@ class Cell:
         except (OSError, ValueError, KeyError, TypeError):
             return None
         other = (found.views[0] > 1) != self.views or any(result.split != self.split for result in found.results)
-        return None if other or not found.results else found
+        if other or not found.results or (self.hubness and found.hubness is None):
+            return None
+        return found if self.hubness else replace(found, hubness=None)
 
 
 @dataclass(frozen=True)
@@ -109,7 +113,14 @@ class Ablation:
 
 
 def ablate(
-    store: str, plan: Plan, out: str | Path, *, seeds: int = 1, device: str = "auto", jobs: int | str = 1
+    store: str,
+    plan: Plan,
+    out: str | Path,
+    *,
+    seeds: int = 1,
+    hubness: bool = False,
+    device: str = "auto",
+    jobs: int | str = 1,
 ) -> Ablation:
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
@@ -121,6 +132,7 @@ def ablate(
         plan: of `make_plan`.
         out: the folder of all runs; it belongs to one plan and data set, to which values and seeds may be added.
         seeds: how many; they are counted from 0.
+        hubness: correct it as well, in tables of their own; see `evaluation.hubness`.
         device: ``auto``, ``cpu`` or ``cuda``.
         jobs: cells at once in processes of this machine, which divide the cores of a CPU (a number of threads decides
             last digits); or the address of a Dask cluster, whose workers must reach `store` and `out`.
@@ -129,20 +141,22 @@ def ablate(
         RecipeError: `seeds` or `jobs` is below 1; or a variant does not fit the feature sets, all of them at once,
             before anything is trained.
         CacheError: the store or the cluster cannot be used.
-        RunError: `out` belongs to something else, or is in use.
+        RunError: `out` belongs to something else, or is in use; or hubness cannot be corrected on the plan's split.
     """
     if min(seeds, jobs if isinstance(jobs, int) else 1) < 1:
         raise RecipeError("seeds and jobs must be at least 1")
     root, url = Path(out).resolve(), full_url(store)
     cache = FeatureCache.open(url)
     sets_of = _sets_of_variants(cache, plan)
-    untrained = tuple(_untrained(plan, sets_of, device))
+    if hubness:
+        require_bank(cache, plan.split)
+    untrained = tuple(_untrained(plan, sets_of, hubness, device))
     cells = {}
     for variant in plan.variants:
         views = plan.views and sets_of[variant.name][0].views > 1
         for seed in range(seeds):
             run = str(root / variant.name / f"seed={seed}")
-            cells[run] = Cell(run, url, variant.recipe, seed, plan.split, views, device, jobs == 1)
+            cells[run] = Cell(run, url, variant.recipe, seed, plan.split, views, hubness, device, jobs == 1)
     used = [sets_of[variant.name] for variant in plan.variants if not variant.baseline]
     own: dict[str, Any] = {"manifest_sha256": cache.manifest_sha256, "sets": None}
     if all(set_names(one) == set_names(used[0]) for one in used):
@@ -161,10 +175,11 @@ def ablate(
             if isinstance(outcome, str):
                 entries.append(Entry(*first, error=outcome))
                 continue
-            for result in outcome.results:
+            for result, corrected in outcome.tables:
                 row = row_of(cache.dataset, result.protocol) or only
-                paper = variant.paper.get(row or "", {})
-                entries.append(Entry(*first, result, None, paper, row if paper else None, outcome.views[0]))
+                paper = {} if corrected else variant.paper.get(row or "", {})
+                row = row if paper else None
+                entries.append(Entry(*first, result, None, paper, row, outcome.views[0], corrected))
     return Ablation(tuple(entries), plan.source, untrained)
 
 
@@ -179,7 +194,8 @@ def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
     try:
         how: dict[str, Any] = {"device": cell.device, "seed": cell.seed, "resume": True}
         train(cell.store, cell.recipe, run, resident=resident, title=cell.title if cell.alone else None, **how)
-        found = evaluate(run, store=cell.store, split=cell.split, device=cell.device, views=cell.views)
+        also: dict[str, Any] = {"device": cell.device, "views": cell.views, "hubness": cell.hubness}
+        found = evaluate(run, store=cell.store, split=cell.split, **also)
         write_text(run / "eval.json", json.dumps(found.to_dict(), indent=1) + "\n", RunError)
     except XretError as error:
         return str(error)
@@ -264,13 +280,13 @@ def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:
     return found
 
 
-def _untrained(plan: Plan, sets_of: dict[str, Sets], device: str) -> Iterator[Entry]:
+def _untrained(plan: Plan, sets_of: dict[str, Sets], hubness: bool, device: str) -> Iterator[Entry]:
     """Yield what the frozen encoders of each pair of feature sets reach without a head."""
     for sets in {str(set_names(sets)): sets for sets in sets_of.values()}.values():
         views = plan.views and sets[0].views > 1
-        if found := evaluate_untrained(sets, plan.split, device=device, views=views):
-            for result in found.results:
-                yield Entry(found.runs[0], {}, 0, found.stores[0], result, views=found.views[0])
+        if found := evaluate_untrained(sets, plan.split, device=device, views=views, hubness=hubness):
+            for result, corrected in found.tables:
+                yield Entry(found.runs[0], {}, 0, found.stores[0], result, views=found.views[0], hubness=corrected)
 
 
 def _outcomes(cells: Sequence[Cell], jobs: int | str) -> dict[str, Evaluation | str]:

@@ -30,7 +30,8 @@ class Entry:
     """A cell under one protocol: a variant's label and values, a seed and its run, and what came of it.
 
     ``result`` is None of a failed cell, which has an ``error``; ``paper`` are the values by metric of the paper's
-    ``row``; ``views`` of each image, over which the mean is taken.
+    ``row``; ``views`` of each image, over which the mean is taken; ``hubness``: whether it is corrected, by a scale of
+    the cell's own, in so far as one is better on ``val`` than none.
     """
 
     label: str
@@ -42,6 +43,13 @@ class Entry:
     paper: dict[str, float] = field(default_factory=dict)
     row: str | None = None
     views: int = 1
+    hubness: bool = False
+
+    @property
+    def protocol(self) -> str | None:
+        """How it is measured, in words; None of a failed cell."""
+        words = ", hubness corrected" if self.hubness else ""
+        return None if self.result is None else self.result.protocol + words
 
     @property
     def rsum(self) -> float | None:
@@ -93,10 +101,10 @@ class Line:
 def summarise(entries: Sequence[Entry]) -> list[Line]:
     """Return the lines of the entries of an ablation: protocol by protocol, the variants in their order."""
     lines = []
-    for protocol in dict.fromkeys(one.result.protocol for one in entries if one.result) or ["-"]:
+    for protocol in dict.fromkeys(filter(None, (one.protocol for one in entries))) or ["-"]:
         for label in dict.fromkeys(entry.label for entry in entries):
             own = [entry for entry in entries if entry.label == label]
-            done = [entry for entry in own if entry.result and entry.result.protocol == protocol]
+            done = [entry for entry in own if entry.protocol == protocol]
             names = dict.fromkeys(name for entry in done for name in entry.metrics)
             known = {name: [one.metrics[name] for one in done if name in one.metrics] for name in names}
             mean = {name: statistics.fmean(values) for name, values in known.items()}
@@ -249,10 +257,10 @@ def _mean(line: Line, metric: str) -> str:
 
 
 def _title(lines: Sequence[Line]) -> str:
-    known = next((line.result for line in lines if line.result), None)
+    known, protocol = next(((line.result, line.protocol) for line in lines if line.result), (None, ""))
     if known is None:
         return "no cell is finished"
-    title = f"split {known.split}, protocol {known.protocol}, ties {known.ties}"
+    title = f"split {known.split}, protocol {protocol}, ties {known.ties}"
     if len(views := {line.views for line in lines}) == 1 and views != {1}:
         title += f", mean over {max(views)} views of each image"
     if (seeds := max(line.seeds + line.failed for line in lines)) > 1:

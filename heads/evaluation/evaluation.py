@@ -129,8 +129,17 @@ class Evaluation:
     @classmethod
     def of_one(cls, content: dict[str, Any]) -> "Evaluation":
         """Return the evaluation of one run that was written down with `to_dict`; KeyError or TypeError if it is not."""
-        results = tuple(Result(**one) for one in content["results"])
-        return cls((content["run"],), (content["store"],), (content["views"],), results)
+        results, hubness = tuple(Result(**one) for one in content["results"]), None
+        if given := content.get("hubness"):
+            own = tuple(Result(**one) for one in given["results"])
+            hubness = Hubness(**given | {"scales": tuple(given["scales"]), "results": own})
+        return cls((content["run"],), (content["store"],), (content["views"],), results, hubness)
+
+    @property
+    def tables(self) -> list[tuple[Result, bool]]:
+        """All results, those with hubness corrected at the end, and whether it is."""
+        corrected = () if self.hubness is None else self.hubness.results
+        return [*((one, False) for one in self.results), *((one, True) for one in corrected)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: a value where the runs have one in common, else a list of each run's."""
@@ -201,6 +210,7 @@ def evaluate_untrained(
     protocol: str = "auto",
     ties: Ties = "pessimistic",
     views: bool = False,
+    hubness: bool = False,
     device: torch.device | str = "auto",
 ) -> Evaluation | None:
     """Return what frozen encoders reach without a head; None where their features lie in no common space.
@@ -209,7 +219,8 @@ def evaluate_untrained(
     """
     if not in_one_space(sets):
         return None
-    return _evaluate([Ranker(None, sets[0].cache, sets)], split, protocol, ties, views, pick_device(str(device)))
+    rankers = [Ranker(None, sets[0].cache, sets)]
+    return _evaluate(rankers, split, protocol, ties, views, pick_device(str(device)), hubness)
 
 
 def _evaluate(
@@ -228,8 +239,8 @@ def _evaluate(
             f"'{name}' in {url} has one view of each image, so that there is no mean over views; leave --views out, or"
             " train on features of `xret extract --views`"
         )
-    if hubness:
-        require_bank(rankers, split)
+    for ranker in rankers if hubness else ():
+        require_bank(ranker.cache, split)
     measures = load_measures(rankers[0], protocol)
     whole = set(measures) != {"full"}
     if not hubness:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...pipeline.errors import RunError
 from ...pipeline.reading.prefetch import read_ahead
+from ...pipeline.store import FeatureCache
 from ..model import Model
 from ..modules.embedding import Embedding
 from ..modules.similarity import in_blocks
@@ -75,16 +76,15 @@ def skewness(similarity: Tensor, k: int = 10) -> float:
     return 0.0 if spread == 0 else float((apart**3).mean() / spread**3)
 
 
-def require_bank(rankers: Sequence[Ranker], split: str) -> None:
+def require_bank(cache: FeatureCache, split: str) -> None:
     """Raise RunError where a store has no training queries or nothing to choose on, or they are those evaluated."""
     if split == LEARN:
         raise RunError(f"the bank of --hubness has the queries of split '{LEARN}'; evaluate another split, or without")
-    for cache in (ranker.cache for ranker in rankers):
-        if missing := [name for name in (LEARN, CHOOSE) if name not in cache.splits]:
-            raise RunError(
-                f"--hubness takes its bank from split '{LEARN}' and its scale from split '{CHOOSE}', and {cache.url} "
-                f"has no '{missing[0]}'; leave it out"
-            )
+    if missing := [name for name in (LEARN, CHOOSE) if name not in cache.splits]:
+        raise RunError(
+            f"--hubness takes its bank from split '{LEARN}' and its scale from split '{CHOOSE}', and {cache.url} "
+            f"has no '{missing[0]}'; leave it out"
+        )
 
 
 def bank_biases(ranker: Ranker, scored: Scored, scales: Sequence[float], views: int = 1) -> Biases:

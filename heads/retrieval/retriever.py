@@ -141,7 +141,7 @@ class Retriever:
     def scale(self) -> float | None:
         """The scale by which hubness is corrected, chosen on val; None: none is better than without."""
         ranker = Ranker(self.run, self.cache, sets_of_run(self.run, self.cache))
-        require_bank([ranker], self.split)
+        require_bank(self.cache, self.split)
         with within_memory(self.device):
             best, (deviation,), tried = choose_scale([ranker], self.device, (1,), "pessimistic")
         if best is None:

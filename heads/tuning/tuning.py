@@ -93,7 +93,8 @@ class Tuning:
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
         facts = {key: value for key, value in asdict(self).items() if key != "evaluation"}
-        return facts | {"results": self.evaluation.to_dict()["results"]}
+        evaluation = self.evaluation.to_dict()
+        return facts | {key: evaluation[key] for key in ("results", "hubness") if key in evaluation}
 
     def __str__(self) -> str:
         ranked = sorted(self.trials, key=lambda trial: (trial.status != "done", -(trial.rsum or 0), trial.number))
@@ -122,6 +123,7 @@ class _Study:
     space: Space
     trials: int
     seed: int
+    hubness: bool
     device: str
 
     def open(self) -> optuna.Study:
@@ -148,6 +150,7 @@ def tune(
     space: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
     seed: int = 0,
+    hubness: bool = False,
     device: str = "auto",
 ) -> Tuning:
     """Find the values of a recipe that suit a data set, and keep the best run by validation RSUM.
@@ -163,6 +166,7 @@ def tune(
         space: what is varied beside the bundled space, or in its place; see `make_space`.
         settings: changes for all trials.
         seed: of every run, and of the values that are drawn.
+        hubness: evaluate the best run also with hubness corrected.
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
@@ -185,7 +189,7 @@ def tune(
     make_folder(root)
     own = {"name": loaded.name, "manifest_sha256": cache.manifest_sha256, "sets": set_names(sets), "seed": seed}
     own["skipped"] = skipped(sets)
-    study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, device)
+    study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, hubness, device)
     with _locked(root / "lock"):
         claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})
         if not study.open().trials:
@@ -275,7 +279,7 @@ def _result(study: _Study, space: dict[str, str]) -> Tuning:
     copy_sources(recipe, study.root)
     head = f"# {study.recipe.name}, tuned: validation RSUM {best.rsum:.2f} with --seed {study.seed} on {study.store}\n"
     write_text(study.root / "best.yaml", head + recipe_text(recipe.to_dict()), RunError)
-    evaluation = evaluate(study.root / "best", store=study.store, device=study.device)
+    evaluation = evaluate(study.root / "best", store=study.store, hubness=study.hubness, device=study.device)
     tuning = Tuning(study.recipe.name, str(study.root), space, trials, best, evaluation)
     write_text(study.root / "result.json", json.dumps(tuning.to_dict(), indent=1) + "\n", RunError)
     return tuning

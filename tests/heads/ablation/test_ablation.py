@@ -223,6 +223,27 @@ def test_frozen_encoders_in_one_space_have_a_row(tmp_path):
     assert [line.label for line in found.lines] == [untrained.label, "loss.triplet.margin=0.1"]
 
 
+def test_hubness_is_corrected_in_a_table_of_its_own_and_costs_no_training(tmp_path, monkeypatch):
+    store = make_store(tmp_path / "s.zarr", train=12, val=4, test=4, text="tokens", space="both")
+    plan, out = plan_of(), tmp_path / "out"
+    plain = ablated(store, plan, out)
+    found = ablate(store, plan, out, device="cpu", hubness=True)
+    assert [entry for entry in found.entries if not entry.hubness] == list(plain)
+    assert {len(Run(entry.run).metrics()) for entry in plain} == {2}
+    corrected = [entry for entry in (*found.untrained, *found.entries) if entry.hubness]
+    assert len(corrected) == 3
+    for entry in corrected:
+        assert entry.result == evaluate(entry.run, device="cpu", hubness=True).hubness.results[0]
+    titles = [line for line in str(found).splitlines() if line.startswith("split")]
+    assert ["corrected" in title for title in titles] == [False, True]
+    monkeypatch.setattr(module, "run_cell", None)
+    assert ablate(store, plan, out, device="cpu", hubness=True) == found
+    assert ablated(store, plan, out) == plain
+    with pytest.raises(RunError, match="evaluate another split"):
+        ablated(store, plan_of(split="train"), tmp_path / "other", hubness=True)
+    assert not (tmp_path / "other").exists()
+
+
 # --- What is refused before anything is trained
 
 

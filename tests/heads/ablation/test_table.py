@@ -60,6 +60,16 @@ def test_what_lies_below_the_best_by_more_than_the_spread_is_marked():
     assert "*" not in as_text(summarise(ENTRIES))
 
 
+def test_what_is_corrected_has_a_table_of_its_own_without_the_papers_values():
+    corrected = [replace(one, hubness=True, result=result(300.0), paper={}, row=None) for one in ENTRIES[:3]]
+    plain, other = as_text(summarise([*ENTRIES[:3], *corrected])).split("\n\n")
+    assert plain == as_text(summarise(ENTRIES[:3]))
+    assert ("hubness corrected" in other, "paper" in other, "300.00 ± 0.00" in other) == (True, False, True)
+    rows = list(csv.DictReader(io.StringIO(as_csv(summarise([*ENTRIES[:3], *corrected])))))
+    assert [row["protocol"] for row in rows] == ["full", "full, hubness corrected"]
+    assert [one.to_dict()["hubness"] for one in (ENTRIES[0], corrected[0])] == [False, True]
+
+
 def test_the_text_is_aligned():
     title, head, *rows = as_text(summarise(ENTRIES)).splitlines()
     assert title == (

@@ -1,6 +1,7 @@
 """A tuning: its best run, its stops and continuations, and what it refuses."""
 
 import json
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -82,6 +83,16 @@ def test_the_result_is_that_of_the_best_run_on_the_test_split(whole):
     )
     assert str(found).splitlines()[0].startswith(f"vsepp: {TRIALS} trials, ")
     assert str(found).splitlines()[1].split()[-2:] == ["adapter.words.dropout", "loss.triplet.margin"]
+
+
+def test_the_best_run_is_evaluated_with_hubness_corrected(stores, whole, tmp_path):
+    out = shutil.copytree(whole[0], tmp_path / "out")
+    found = tuned(stores(), out, hubness=True)
+    expected = evaluate(out / "best", device="cpu", hubness=True)
+    assert (found.evaluation.results, found.evaluation.hubness) == (expected.results, expected.hubness)
+    told = json.loads((out / "result.json").read_text())
+    assert told["hubness"]["results"][0]["rsum"] == expected.hubness.results[0].rsum
+    assert "hubness" in str(found)
 
 
 def test_the_same_command_trains_nothing_again(stores, whole, monkeypatch):

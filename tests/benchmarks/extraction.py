@@ -23,6 +23,7 @@ import click
 import numpy as np
 import torch
 from PIL import Image
+from sizes import small
 from torch import nn
 
 from xret.cli.memory import keep_freed_memory
@@ -50,6 +51,7 @@ def main() -> None:
 @click.option("--device", default="auto", show_default=True)
 @click.option("--visual", default="resnet50", show_default=True)
 @click.option("--visual-weights", default="random:0", show_default=True)
+@small(visual="squeezenet1_1")
 def images(
     dataset: str, data_root: Path | None, split: str, batch_size: int, device: str, visual: str, visual_weights: str
 ) -> None:
@@ -76,6 +78,7 @@ def images(
 @click.option("--batch-size", default=64, show_default=True)
 @click.option("--device", default="auto", show_default=True)
 @click.option("--text-weights", required=True)
+@small(batch_size=8)
 def captions(dataset: str, data_root: Path | None, split: str, batch_size: int, device: str, text_weights: str) -> None:
     """Compare extraction with the bare network on prepared batches of the same captions, sorted by length."""
     manifest, spec, device = load_manifest(dataset, data_root), EncoderSpec("bert", text_weights), target(device)
@@ -131,6 +134,7 @@ def compare(
 @main.command()
 @click.option("--few", default=2000, show_default=True)
 @click.option("--many", default=20000, show_default=True)
+@small(few=20, many=40)
 def memory(few: int, many: int) -> None:
     """Compare the peak memory of extracting few and many images, each in a process of its own."""
     peaks = {}
@@ -153,6 +157,7 @@ def peak(manifest: str, store: str) -> None:
 
 @main.command()
 @click.option("--samples", default=100_000, show_default=True)
+@small(samples=100)
 def resume(samples: int) -> None:
     """Time how long a finished extraction takes to see that nothing is left, beside reading the manifest."""
     with tempfile.TemporaryDirectory() as folder:

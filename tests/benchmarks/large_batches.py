@@ -7,15 +7,14 @@ A linear layer a side over 768-dimensional global features, with InfoNCE and wit
 Prints a markdown table. One thread of a CPU; its processor time is measured, so that other programs hardly count.
 """
 
-import multiprocessing
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import click
 import torch
-from training_parts import Step, Watched, print_table, replay, seconds_of, status_mb
+from sizes import small
+from training_parts import Step, Watched, freshly, print_table, replay, seconds_of, status_mb
 
 from xret.cli.memory import keep_freed_memory
 from xret.heads.model import FeatureFacts
@@ -78,17 +77,16 @@ def times(loss: str, pairs: int, rounds: int) -> tuple[float, float, float]:
 @click.option("--pairs", "sizes", multiple=True, type=int, default=(2048, 8192, 32768), show_default=True)
 @click.option("--whole", default=8192, show_default=True, help="Up to how many pairs the whole matrix is tried too.")
 @click.option("--rounds", default=3, show_default=True, help="Of which the median counts; above 10,000 pairs, one.")
+@small(sizes=(64,), whole=64, rounds=1)
 def main(sizes: tuple[int, ...], whole: int, rounds: int) -> None:
     """Time over the bare products, and peak memory, against the number of pairs."""
     torch.set_num_threads(1)
     rows = []
     for loss in LOSSES:
         for pairs in sizes:
-            # One process a figure: what an earlier one gave back must not be taken for free memory.
-            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as fresh:
-                ours = fresh.submit(peak_mb, loss, pairs, CHUNK).result()
-                matrix = f"{fresh.submit(peak_mb, loss, pairs, None).result():,.0f}" if pairs <= whole else ""
-                taken, bare, share = fresh.submit(times, loss, pairs, 1 if pairs > 10_000 else rounds).result()
+            ours = freshly(peak_mb, loss, pairs, CHUNK)
+            matrix = f"{freshly(peak_mb, loss, pairs, None):,.0f}" if pairs <= whole else ""
+            taken, bare, share = freshly(times, loss, pairs, 1 if pairs > 10_000 else rounds)
             vector = pairs * WIDTH * 4 / 1e6
             rows.append(
                 [

@@ -29,6 +29,7 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from sizes import small
 from torch.utils.data import DataLoader
 
 from xret.heads.recipes.recipe import load_recipe
@@ -116,6 +117,7 @@ def main() -> None:
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--step-ms", default=100.0, show_default=True, help="What a step takes when waiting is measured.")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@small(images=64, regions=4, channels=16, batch_size=16, rounds=1, step_ms=1.0)
 def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int, step_ms: float, device: str) -> None:
     """Measure rates against a memory-mapped array, and the share of time that a training waits."""
     with tempfile.TemporaryDirectory() as folder:
@@ -160,6 +162,7 @@ def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int
 @click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE.")
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--device", default="auto", show_default=True)
+@small(seeds=1, settings=("model.dim=16", "data.batch_size=12", "schedule.epochs=1"))
 def shuffle(store: str, recipe: str, settings: tuple[str, ...], seeds: int, device: str) -> None:
     """Train with whole and with block-shuffled epochs, and compare the validation RSUM."""
     found: dict[str, list[float]] = {"memory": [], "stream": []}

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from sizes import small
 
 BASELINES = ("linear", "mlp")
 ALIGNED = ("fusemix", "lit", "sail")
@@ -135,6 +136,7 @@ def train_row(store: str, folder: Path, row: str, captions: str, trials: int, se
 @click.option("--trials", default=12, show_default=True)
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--minutes", type=float, help="Begin no row after so long; by default all are trained.")
+@small(seeds=1, trials=1)
 def main(
     store: str,
     out: Path,

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import torch
+from sizes import small
 from torch import Tensor
 from torch.nn import functional
 
@@ -110,6 +111,7 @@ def say(what: str, **figures: Any) -> None:
 @click.option("--exact-queries", default=5, show_default=True, help="How many of them exact search is timed with.")
 @click.option("--threads", default=1, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), help="Where the index is built; removed at the end.")
+@small(sets=1000, dim=16, queries=4, exact_queries=1)
 def main(
     sets: int,
     size: int,

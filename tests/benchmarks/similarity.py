@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 import torch
+from sizes import small
 from torch import Tensor
 from training_parts import status_mb
 
@@ -92,6 +93,7 @@ def peak_mb(work: Callable[[], Any], device: str) -> float:
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, show_default=True)
 @click.option("--similarity", "names", multiple=True, type=click.Choice(list(SIMILARITIES)), default=USUAL)
+@small(images=20, captions=40, dim=16, rounds=1, names=tuple(SIMILARITIES))
 def main(
     images: int,
     captions: int,

@@ -1,24 +1,48 @@
 """Benchmarks run with one command, in seconds where they are small."""
 
+import importlib
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from benchmarks import pooling_study, retrieval_cost
+import small_store
 from click.testing import CliRunner
+from small_bert import save_bert
 
 from xret.heads.recipes.names import recipe_names
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+HERE = Path(__file__).parent
 
 
-def lines(module, *words):
-    result = CliRunner().invoke(module.main, ["--small", *words])
-    assert result.exit_code == 0, result.output
-    return [json.loads(line) for line in result.stdout.splitlines()]
+@pytest.fixture(autouse=True)
+def of_this_folder(monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+
+
+def printed(command, *words):
+    """Run ``NAME [COMMAND]`` small, and return what it prints."""
+    name, *part = command.split()
+    result = CliRunner().invoke(importlib.import_module(name).main, [*part, "--small", *map(str, words)])
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def lines(command, *words):
+    return [json.loads(line) for line in printed(command, *words).splitlines()]
+
+
+def table(command, *words):
+    """Return the rows of a markdown table by their first cell."""
+    rows = [line.strip("| ").split(" | ") for line in printed(command, *words).splitlines() if line.startswith("|")]
+    return {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
 
 
 def test_the_cost_of_retrieval():
-    found = lines(retrieval_cost)
+    found = lines("retrieval_cost")
     macs = {line["recipe"]: line["macs"] for line in found if line["what"] == "query"}
     assert set(macs) == {name for name in recipe_names() if "/" not in name}
     assert (macs["vse-infty"], macs["setdiv"], macs["scan"]) == (16, 16 * 16, 36 * 12 * 16 + 36 * 36 * 12)
@@ -28,7 +52,49 @@ def test_the_cost_of_retrieval():
 
 
 def test_the_pooling_study():
-    found = lines(pooling_study, "--json")
+    pooling_study, found = importlib.import_module("pooling_study"), lines("pooling_study", "--json")
     assert {line["generator"] for line in found} == set(pooling_study.PAPER)
     assert {line["pattern"] for line in found} == set(pooling_study.PATTERNS)
     assert all(0 <= line["seen"] < 1 for line in found)
+
+
+@pytest.mark.parametrize("command", ["similarity", "search", "reading speed", "extraction memory", "extraction resume"])
+def test_what_prints_lines(command):
+    assert all(isinstance(line, dict) for line in lines(command))
+
+
+@pytest.mark.parametrize(
+    ("command", "rows"),
+    [
+        ("training similarity", ["smooth-chamfer", "assignment"]),
+        ("training step", ["setdiv/f30k-butd-bigru", "maxmatch/f30k-butd-bigru"]),
+        ("training epoch", ["vsepp", "vse-infty", "setdiv", "linear"]),
+        ("large_batches", ["InfoNCE", "sigmoid"]),
+    ],
+)
+def test_what_prints_a_table(command, rows):
+    assert list(table(command)) == rows
+
+
+def test_extraction_beside_its_network(tiny_dataset, tmp_path):
+    (found,) = lines("extraction images", tiny_dataset())
+    assert found["samples"] == 6
+    (found,) = lines(
+        "extraction captions", tmp_path / "tiny" / "tiny.yaml", "--text-weights", save_bert(tmp_path / "b")
+    )
+    assert found["samples"] >= 15  # captions are encoded by whole chunks
+
+
+def test_what_reads_a_store(tmp_path):
+    store = small_store.make_store(tmp_path / "scenes.zarr")
+    assert [line.get("order") for line in lines("reading shuffle", store)] == ["memory", "stream", None]
+    assert len(printed("demo", tmp_path).splitlines()) == 4
+    chosen = "--out", tmp_path / "table", "--captions", "words", "--row", "linear"
+    assert list(table("rsicd_table", store, *chosen)) == ["words"]
+
+
+def test_kills():
+    paths = os.pathsep.join([str(HERE.parent / "support"), *sys.path])
+    made = [sys.executable, str(HERE / "kills.py"), "--small"]
+    found = subprocess.run(made, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr

@@ -8,21 +8,21 @@ Each prints a markdown table of ratios measured within one run; what is compared
 CPU one thread works, and its processor time is measured, so that other programs on the machine hardly count.
 """
 
-import multiprocessing
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from sizes import small
 from torch import Tensor, nn
 from training_epochs import epoch
 from training_parts import (
     WORD_IDS,
     Step,
     Watched,
+    freshly,
     medians,
     print_table,
     replay,
@@ -78,6 +78,7 @@ def peak_mb(name: str, ours: bool, sizes: tuple[int, int, int, int]) -> float:
 @click.option("--elements", default=4, show_default=True, help="Size of the sets.")
 @click.option("--dim", default=1024, show_default=True)
 @click.option("--rounds", default=7, show_default=True)
+@small(images=20, captions=40, dim=16, rounds=1)
 def similarity(images: int, captions: int, elements: int, dim: int, rounds: int) -> None:
     """Both set similarities against the reference, forward and backward, in float32 on a CPU.
 
@@ -106,9 +107,7 @@ def similarity(images: int, captions: int, elements: int, dim: int, rounds: int)
             raise click.ClickException(f"{name}: ours and the reference differ by {differ:.1e} of the largest value")
         time_of = medians({**jobs, "products": products}, rounds, CPU)
         ours, theirs, bare = time_of["ours"], time_of["reference"], time_of["products"]
-        # One process a figure: what an earlier one gave back must not be taken for free memory.
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as fresh:
-            ours_mb, reference_mb = fresh.map(peak_mb, [name] * 2, [True, False], [sizes] * 2)
+        ours_mb, reference_mb = (freshly(peak_mb, name, ours, sizes) for ours in (True, False))
         rows.append(
             [
                 name,
@@ -136,6 +135,7 @@ def similarity(images: int, captions: int, elements: int, dim: int, rounds: int)
 @click.option("--regions", default=36, show_default=True)
 @click.option("--channels", default=2048, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
+@small(images=20, captions=40, regions=4, channels=16, rounds=1, settings=("model.dim=16",))
 def step(
     names: tuple[str, ...],
     settings: tuple[str, ...],

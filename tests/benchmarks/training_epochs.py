@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from reading import make_store
+from sizes import small
 from torch import Tensor
 from training_parts import VOCABULARY, WORD_IDS, Step, flops_of, medians, print_table, seconds_of
 
@@ -70,6 +71,15 @@ def random_words(batch: Batch) -> Batch:
 @click.option("--head", "names", multiple=True, type=click.Choice(list(HEADS)), default=tuple(HEADS))
 @click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE, for these heads.")
 @click.option("--device", default="cpu", show_default=True)
+@small(
+    visual="squeezenet1_1",
+    image_size=64,
+    images=40,
+    network_images=2,
+    steps=1,
+    rounds=1,
+    settings=("data.batch_size=20", "model.dim=16"),
+)
 def epoch(
     visual: str,
     image_size: int,

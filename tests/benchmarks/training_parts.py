@@ -1,8 +1,10 @@
 """What the benchmarks of training share: clocks, a training step, generated batches, and the products of a step."""
 
+import multiprocessing
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -58,6 +60,14 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a markdown table."""
     for row in (head, ["---"] * len(head), *rows):
         click.echo("| " + " | ".join(map(str, row)) + " |")
+
+
+def freshly(work: Callable[..., Any], *given: Any) -> Any:
+    """Run in a process of its own: what earlier work gave back must not be taken for free memory."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["xret.heads.training.objective"])  # imported once
+    with ProcessPoolExecutor(1, server) as pool:
+        return pool.submit(work, *given).result()
 
 
 def status_mb(key: str) -> float:

@@ -27,9 +27,21 @@ from .parsing import NEW_FOLDER, show
     type=click.FloatRange(0, 1),
     help="Share of the exact top 10 to find; the smallest effort that reaches it on a sample of queries is chosen.",
 )
+@click.option(
+    "--dims", type=click.IntRange(min=1), help="Rotate embeddings that cosine compares to so many dimensions."
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "int8"]),
+    default="float32",
+    show_default=True,
+    help="Of the embeddings that rank what is found; int8: a byte for each number.",
+)
 @click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda; for embedding.")
-def index(run: str, out: Path, factory: str | None, recall: float, **options: Any) -> None:
+def index(
+    run: str, out: Path, factory: str | None, recall: float, dims: int | None, dtype: str, **options: Any
+) -> None:
     """Index the gallery of a run for searches among very many.
 
     A search with --index compares the query only with candidates, those that have elements near to the query's, and
@@ -37,18 +49,21 @@ def index(run: str, out: Path, factory: str | None, recall: float, **options: An
 
     \b
     xret index run --out run.index
+    xret index run --out small.index --dims 128 --dtype int8
     xret search run "a red square beside a blue circle" --index run.index
     """
     from ..heads.retrieval.index import index_run
     from ..heads.retrieval.retriever import Retriever
 
-    built = index_run(Retriever(run, **options), out, factory=factory, recall=recall)
+    built = index_run(Retriever(run, **options), out, factory=factory, recall=recall, dims=dims, dtype=dtype)
     lines = [f"{out}: index of {run}"]
     for name, facts in built.items():
         lines.append(
             f"{name:9}{facts['samples']:,} with {counted(facts['elements'], 'element')}, {facts['factory']}, "
             f"{in_bytes(facts['bytes'])}; recall of the exact top 10 {facts['recall']:.3f}, effort {facts['effort']}"
         )
+        if "whole_recall" in facts:
+            lines[-1] += f"; of that at full width {facts['whole_recall']:.3f}"
         if facts["recall"] < recall:
             lines.append(f"{'':9}below the {recall} that was wanted: try another --factory, or accept it")
     show({"run": run, "out": str(out), **built}, lines)

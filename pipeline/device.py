@@ -41,7 +41,9 @@ def cores() -> int:
 
 @contextmanager
 def within_memory(
-    device: torch.device, what: str = "the head", remedy: str = "choose a smaller data.batch_size or model.dim"
+    device: torch.device,
+    what: str = "what is computed",
+    remedy: str = "take a smaller split or folder of pictures, or a device with more memory",
 ) -> Iterator[None]:
     """Raise OutOfMemory, with what to do, where the memory of `device` or of the host is too small for `what`."""
     try:

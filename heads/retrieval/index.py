@@ -6,7 +6,8 @@ those of a query; their samples are compared with the query, from embeddings tha
     index.json             what was indexed, and how
     images/, captions/     elements.faiss, and the embeddings by the names of `tensors_of`, float32; of sequences the
                            rows one after another, and the lengths, int64; and, where hubness is corrected, the
-                           `bias` that is added to the score of each sample, float32
+                           `bias` that is added to the score of each sample, float32. Embeddings that were made smaller,
+                           see `smaller`, may be int8, and `rotation.npy` turns queries as they were turned
 """
 
 import json
@@ -28,6 +29,7 @@ from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_o
 from ..modules.padding import valid_rows
 from ..modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
 from .gallery import Modality, best
+from .smaller import made_smaller, require_cosines, rotation
 
 if TYPE_CHECKING:
     from .retriever import Retriever
@@ -41,14 +43,17 @@ DEPTH, MOST_EFFORT = 16, 1024  # elements fetched for an element of the query at
 PER_LIST = 39  # elements that FAISS wants to train a list from
 SMALL = 10_000  # elements that are looked through one after another
 CELLS, VALUES = 1 << 22, 1 << 22  # pairs of elements compared, and numbers read, in one go: 16 MiB
+HELD = (
+    1 << 27
+)  # numbers in memory while hubness is learned, 512 MiB; those of more are read in parts, the bank with each
 
 
 class Items:
     """N embeddings of one modality, mapped from a folder: of `elements`, `size` in a sample (of sequences the mean)."""
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
-        shapes = facts["shapes"].items()
-        self._arrays = {name: np.memmap(folder / name, np.float32, "c").reshape(-1, *shape) for name, shape in shapes}
+        shapes, dtype = facts["shapes"].items(), facts["dtype"]
+        self._arrays = {name: np.memmap(folder / name, dtype, "c").reshape(-1, *shape) for name, shape in shapes}
         first = next(iter(self._arrays.values()))
         self._starts, self._count, self.size = None, len(first), first.shape[1] if first.ndim == 3 else 1
         self.bias = np.fromfile(folder / "bias", np.float32) if (folder / "bias").exists() else None
@@ -57,6 +62,7 @@ class Items:
             self._starts = np.concatenate([[0], np.cumsum(np.fromfile(folder / "length", np.int64))])
             self._count, self.elements = len(self._starts) - 1, len(first)
             self.size = max(1, round(self.elements / self._count))
+        self.numbers = self.size * sum(array.shape[-1] for array in self._arrays.values())  # of a sample
 
     def __len__(self) -> int:
         return self._count
@@ -73,10 +79,12 @@ class Items:
                 tensors = {"rows": tensors["rows"][valid_rows(tensors["rows"], length)]}
                 with (folder / "length").open("ab") as file:
                     file.write(length.numpy().astype(np.int64).tobytes())
+            bytes_ = all(tensor.dtype == torch.int8 for tensor in tensors.values())
             for name, tensor in tensors.items():
                 with (folder / name).open("ab") as file:
-                    file.write(tensor.float().contiguous().numpy().data)
+                    file.write((tensor if bytes_ else tensor.float()).contiguous().numpy().data)
             facts = {"kind": kind_of(batch), "shapes": {name: list(t.shape[1:]) for name, t in tensors.items()}}
+            facts["dtype"] = "int8" if bytes_ else "float32"
         return facts
 
     def owners(self, elements: np.ndarray) -> np.ndarray:
@@ -91,7 +99,7 @@ class Items:
             numbers = np.arange(self._count)[rows]
             parts = [torch.from_numpy(self._arrays["rows"][self._starts[r] : self._starts[r + 1]]) for r in numbers]
             return Sequence(pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts]))
-        return embedding_of({name: torch.from_numpy(array[rows]) for name, array in self._arrays.items()})
+        return embedding_of({name: torch.from_numpy(array[rows]).float() for name, array in self._arrays.items()})
 
     def biased(self, scores: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
         """Return the scores of the samples in some rows with their biases, if there are any."""
@@ -113,8 +121,7 @@ class Items:
 
     def blocks(self, queries: int = 1) -> Iterator[tuple[int, Embedding]]:
         """Yield all embeddings with their first rows, in blocks for the comparison with some queries."""
-        width = sum(array.shape[-1] for array in self._arrays.values())
-        step = max(1, min(CELLS // (queries * self.size**2), VALUES // (self.size * width)))
+        step = max(1, min(CELLS // (queries * self.size**2), VALUES // self.numbers))
         return ((first, self[first : first + step]) for first in range(0, len(self), step))
 
 
@@ -163,10 +170,11 @@ class Index:
     def __init__(self, folder: Path, facts: dict[str, Any], similarity: Any) -> None:
         faiss, self._similarity, self._factory = load_faiss(), similarity, facts["factory"]
         try:
-            self.items = Items(folder, facts)
+            self.items, turn = Items(folder, facts), folder / "rotation.npy"
+            self._turn = torch.from_numpy(np.load(turn)) if turn.exists() else None
             mapped = faiss.IO_FLAG_MMAP if "IVF" in self._factory else faiss.IO_FLAG_MMAP_IFC
             self._faiss = faiss.read_index(str(folder / "elements.faiss"), mapped)
-        except (OSError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise RunError(f"{folder} is damaged; build the index again with `xret index RUN --out …`") from error
         self.set_effort(facts["effort"])
 
@@ -190,6 +198,7 @@ class Index:
     @torch.no_grad()
     def search(self, query: Embedding, k: int, compare: Compare) -> tuple[np.ndarray, np.ndarray]:
         """Return the rows and scores of one query's k best candidates; too few of them, and all samples are ranked."""
+        query = query if self._turn is None else made_smaller(query, self._turn)
         rows = self.candidates(query, k)
         if len(rows) < min(k, len(self.items)):
             return search_exactly(query, self.items, compare, k)[0]
@@ -233,43 +242,92 @@ def build(
     size = sum(file.stat().st_size for file in folder.iterdir())
     facts |= {"factory": factory, "effort": 1, "samples": len(items), "elements": items.elements, "bytes": size}
     opened = Index(folder, facts, similarity)
-    truth = [rows for rows, _ in search_exactly(queries, items, compare, K)]
-    single = [each(itemgetter(slice(row, row + 1)), queries) for row in range(len(truth))]
+    exact, single = search_exactly(queries, items, compare, K), one_by_one(queries)
     for effort in (1 << power for power in range(MOST_EFFORT.bit_length())):
         opened.set_effort(effort)
-        pairs = zip(single, truth, strict=True)
-        shares = [len(np.intersect1d(opened.candidates(query, K), rows)) / len(rows) for query, rows in pairs]
-        facts |= {"effort": effort, "recall": float(np.mean(shares))}
+        facts |= {"effort": effort, "recall": share_found((opened.candidates(query, K) for query in single), exact)}
         if facts["recall"] >= recall or DEPTH * effort >= items.elements:
             break
     return facts
 
 
+def one_by_one(queries: Embedding) -> list[Embedding]:
+    """Return Q embeddings as Q batches of one."""
+    count = len(next(iter(tensors_of(queries).values())))
+    return [each(itemgetter(slice(row, row + 1)), queries) for row in range(count)]
+
+
+def share_found(found: Iterable[np.ndarray], exact: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Return how much of what `search_exactly` gave is in the rows that were found, a mean over the queries."""
+    pairs = zip(found, exact, strict=True)
+    return float(np.mean([len(np.intersect1d(some, rows)) / len(rows) for some, (rows, _) in pairs]))
+
+
 def index_run(
-    retriever: "Retriever", out: Path, *, factory: str | None = None, recall: float = 0.99
+    retriever: "Retriever",
+    out: Path,
+    *,
+    factory: str | None = None,
+    recall: float = 0.99,
+    dims: int | None = None,
+    dtype: str = "float32",
 ) -> dict[Modality, dict[str, Any]]:
     """Make a folder with an index of a gallery's images and one of its captions; it appears when it is whole.
 
-    No modality is held in memory as a whole, but where hubness is corrected. Of each the `samples`, `elements`,
-    `factory`, `effort`, `recall` and `bytes` are returned; arguments and errors are those of `build`.
+    No modality is held in memory as a whole. Embeddings are made smaller by `dims` and `dtype`, see `smaller`; they
+    rank what is found, too.
+
+    Returns:
+        Of each modality the `samples`, `elements`, `factory`, `effort`, `recall` and `bytes`; of a smaller one also
+        `whole_recall`, the share of the exact top 10 at full width that a search answers.
+
+    Raises:
+        RunError: as `build`; or `out` exists, or the embeddings cannot be made smaller.
     """
     load_faiss()
     if out.exists():
         raise RunError(f"{out} exists; take another --out")
+    smaller = dims is not None or dtype != "float32"
+    if smaller:
+        require_cosines(retriever)
     modalities: tuple[Modality, Modality] = ("images", "captions")
+    turn, similarity, chosen = None if dims is None else rotation(retriever, dims), retriever.model.compare, {}
     with making(out, RunError, "make room, or take another --out") as partial:
         facts = {name: Items.write(partial / name, retriever.gallery.embedded(name)) for name in modalities}
-        for modality in modalities if retriever.hubness else ():
-            if (bias := retriever.bias(modality)) is not None:
-                bias.cpu().numpy().astype(np.float32).tofile(partial / modality / "bias")
         for modality, other in zip(modalities, modalities[::-1], strict=True):
-            queries = Items(partial / other, facts[other])
-            sample = queries[np.sort(np.random.default_rng(1).permutation(len(queries))[:SAMPLE])]
-            compare, similarity = retriever.comparison(modality), retriever.model.compare
-            build(partial / modality, facts[modality], sample, compare, similarity, factory=factory, recall=recall)
+            items = Items(partial / modality, facts[modality])
+            chosen[other] = items[np.sort(np.random.default_rng(1).permutation(len(items))[:SAMPLE])]
+            if retriever.hubness and retriever.scale is not None:
+                step = max(1, HELD // items.numbers)
+                parts = (items[first : first + step] for first in range(0, len(items), step))
+                bias = torch.cat([retriever.bias_of(modality, part) for part in parts])
+                bias.cpu().numpy().astype(np.float32).tofile(partial / modality / "bias")
+        for modality in modalities:
+            folder, queries, compare = partial / modality, chosen[modality], retriever.comparison(modality)
+            if smaller:
+                exact = search_exactly(queries, Items(folder, facts[modality]), compare, K)
+                facts[modality] = make_smaller(folder, facts[modality], turn, dtype)
+            asked = made_smaller(queries, turn) if smaller else queries
+            found = build(folder, facts[modality], asked, compare, similarity, factory=factory, recall=recall)
+            if smaller:
+                index = Index(folder, found, similarity)
+                answers = (index.search(query, K, compare)[0] for query in one_by_one(queries))
+                found["whole_recall"] = share_found(answers, exact)
         (partial / RECORD).write_text(json.dumps({**retriever.index_facts(), **facts}, indent=1))
-    reported = ("samples", "elements", "factory", "effort", "recall", "bytes")
-    return {modality: {name: facts[modality][name] for name in reported} for modality in modalities}
+    reported = ("samples", "elements", "factory", "effort", "recall", "bytes", "whole_recall")
+    return {name: {key: facts[name][key] for key in reported if key in facts[name]} for name in modalities}
+
+
+def make_smaller(folder: Path, facts: dict[str, Any], turn: Tensor | None, dtype: str) -> dict[str, Any]:
+    """Make the embeddings that `Items.write` put into a folder smaller, see `smaller`; return their facts."""
+    items, small = Items(folder, facts), folder / "small"
+    largest = torch.stack([made_smaller(block, turn).abs().max() for _, block in items.blocks()]).max()
+    facts = Items.write(small, (made_smaller(block, turn, dtype, largest) for _, block in items.blocks()))
+    (small / "embedding").replace(folder / "embedding")
+    small.rmdir()
+    if turn is not None:
+        np.save(folder / "rotation.npy", turn.cpu().numpy())
+    return facts
 
 
 def open_index(folder: Path, modality: Modality, retriever: "Retriever") -> Index:

@@ -95,7 +95,7 @@ class Retriever:
             raise QueryError("an index is of a split of a store, and a folder of pictures has none; leave one out")
         if index is not None and hubness:
             raise QueryError("an index says by itself whether hubness is corrected; leave --hubness to `xret index`")
-        self.hubness, self._biases = hubness, dict[Modality, Tensor | None]()
+        self.hubness, self._biases = hubness, dict[Modality, Tensor]()
         self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
         self._store, self.data_root, self._trust = store, None if data_root is None else Path(data_root), trust
         self._images, self._index = None if images is None else Path(images), None if index is None else Path(index)
@@ -154,14 +154,17 @@ class Retriever:
         if not self.hubness or self.scale is None:
             return None
         if modality not in self._biases:
-            sets, items = sets_of_run(self.run, self.cache), self.searched.of(modality)
-            with within_memory(self.device):
-                if modality == "images":
-                    found = image_bias(sets, self.model, self.device, [items], [self.scale])
-                else:
-                    found = caption_bias(sets, self.model, self.device, items, [self.scale])
-            self._biases[modality] = found[0]
+            self._biases[modality] = self.bias_of(modality, self.searched.of(modality))
         return self._biases[modality]
+
+    def bias_of(self, modality: Modality, items: Embedding) -> Tensor:
+        """Return what is added to the scores of some items of a modality, float64 [N], where there is a `scale`."""
+        sets, items = sets_of_run(self.run, self.cache), each(lambda t: t.to(self.device), items)
+        assert self.scale is not None
+        with within_memory(self.device):
+            if modality == "images":
+                return image_bias(sets, self.model, self.device, [items], [self.scale])[0]
+            return caption_bias(sets, self.model, self.device, items, [self.scale])[0]
 
     def encode_text(self, texts: Sequence[str], *, warn: bool = True) -> Embedding:
         """Embed B texts: float32 [B, D], [B, K, D], or a Gaussian or Sequence of B.

@@ -4,6 +4,8 @@ The rotation is that of a principal component analysis without a mean, of unit e
 of so many dimensions it keeps most of the squared products.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -15,13 +17,15 @@ from ..evaluation.scoring import BATCH, embed_all
 from ..modules.embedding import Embedding
 from ..modules.similarity import in_blocks
 from ..runs.features import batches_of, sets_of_run
-from .retriever import Retriever
+
+if TYPE_CHECKING:
+    from .retriever import Retriever
 
 OF_COSINES = ("cosine", "mil", "chamfer", "smooth-chamfer")
 
 
 @torch.no_grad()
-def rotation(retriever: Retriever, dims: int) -> Tensor:
+def rotation(retriever: "Retriever", dims: int) -> Tensor:
     """Return the rotation to so many dimensions, float32 `[D, dims]`, fitted on images and captions of training.
 
     RunError where the embeddings have fewer dimensions.
@@ -44,22 +48,26 @@ def rotation(retriever: Retriever, dims: int) -> Tensor:
     return found.contiguous()  # safetensors writes arrays of numpy as they lie in memory
 
 
-def made_smaller(embedding: Embedding, turn: Tensor | None, dtype: str) -> Tensor:
-    """Return unit vectors or elements, rotated by `turn`; of ``int8`` 127 is the largest value of all."""
+def made_smaller(
+    embedding: Embedding, turn: Tensor | None, dtype: str = "float32", largest: Tensor | None = None
+) -> Tensor:
+    """Return unit vectors or elements, rotated by `turn`; 127 as ``int8`` is the `largest`, by default of all."""
     rows = _unit(embedding)
     if turn is not None:
-        rows = functional.normalize(rows @ turn, dim=-1)
-    return (rows * (127 / rows.abs().max())).round().to(torch.int8) if dtype == "int8" else rows
+        rows = functional.normalize(rows @ turn.to(rows.device), dim=-1)
+    if dtype == "int8":
+        rows = (rows * (127 / (rows.abs().max() if largest is None else largest))).round().to(torch.int8)
+    return rows
 
 
-def mean_recall(retriever: Retriever, images: Tensor, captions: Tensor) -> float:
+def mean_recall(retriever: "Retriever", images: Tensor, captions: Tensor) -> float:
     """Return the mean of the six recalls (%) of a gallery by the run's similarity of these embeddings."""
     both = [one.to(retriever.device).float() for one in (images, captions)]
     owner = torch.from_numpy(retriever.gallery.caption_image)
     return recall_table(*ranks(in_blocks(retriever.model.compare, *both), owner)).rsum / 6
 
 
-def require_cosines(retriever: Retriever) -> None:
+def require_cosines(retriever: "Retriever") -> None:
     """Raise RunError where the run's similarity is not one of cosines."""
     if (name := retriever.run.recipe.similarity["name"]) not in OF_COSINES:
         raise RunError(

@@ -329,7 +329,7 @@ def take_losses(losses: nn.ModuleDict, recipe: Recipe, base: Run) -> None:
 def enough_memory(device: torch.device, recipe: Recipe) -> Iterator[None]:
     """Raise OutOfMemory where memory does not suffice, which also names keys of the recipe that need less."""
     try:
-        with within_memory(device):
+        with within_memory(device, "the head", "choose a smaller data.batch_size or model.dim"):
             yield
     except OutOfMemory as error:
         way = "" if recipe.data.chunk else "; or embed a batch in parts with data.chunk=32, for the same gradients"

@@ -51,6 +51,15 @@ def same(found, expected):
     torch.testing.assert_close(tensors_of(found), tensors_of(expected), atol=2e-3, rtol=2e-3)
 
 
+def test_memory_that_does_not_suffice_names_what_a_search_can_change(made, monkeypatch):
+    def embed(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr("xret.heads.retrieval.gallery.embed_all", embed)
+    with pytest.raises(RunError, match="does not fit in the memory of cpu; take a smaller split"):
+        open_run(made, made.run()).search("red")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_cached_captions_and_images_get_their_embeddings_again(made, recipe):
     retriever = open_run(made, made.run(recipe))

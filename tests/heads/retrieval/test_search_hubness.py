@@ -5,6 +5,7 @@ import pytest
 from command_line import refused
 from safetensors.numpy import load_file
 
+from xret.heads.retrieval import index
 from xret.heads.retrieval import retriever as room
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.index import index_run
@@ -41,10 +42,14 @@ def test_each_answer_has_its_bias(corrected, made):
         assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
 
 
-def test_an_index_has_the_biases_itself(corrected, tmp_path):
+def test_an_index_has_the_biases_itself_and_learns_them_in_parts(corrected, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    retriever = corrected[0]
+    retriever, sizes, learn = corrected[0], [], room.image_bias
+    monkeypatch.setattr(index, "HELD", 4 * 16)  # four vectors
+    monkeypatch.setattr(room, "image_bias", lambda *args: sizes.append(len(args[3][0])) or learn(*args))
     index_run(retriever, tmp_path / "index")
+    assert sizes == [4, 2]
+    assert not {"images", "captions"} & set(vars(retriever.gallery))
     text = retriever.gallery.texts[3]
     found = Retriever(retriever.run.path, index=tmp_path / "index").search(text, 5)
     assert [(hit.id, round(hit.score, 4)) for hit in found] == [

@@ -1,4 +1,4 @@
-"""Smaller exports against a principal component analysis in numpy."""
+"""Smaller exports and indexes against a principal component analysis in numpy."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,9 @@ from command_line import refused, run
 from plain_evaluation import plain_rsum
 from safetensors.numpy import load_file
 
+from xret.heads.retrieval import index as room
 from xret.heads.retrieval.export import export_embeddings
-from xret.heads.retrieval.retriever import Retriever
+from xret.heads.retrieval.retriever import Query, Retriever
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -37,6 +38,50 @@ def test_the_rotation_is_that_of_the_training_split(made, tmp_path):
     assert told["mean_recall"]["before"] == pytest.approx(plain_rsum(whole, owner) / 6)
 
 
+def answers_of(retriever, modality):
+    """Return the scores [Q, N] by which a modality answers each query of the other one."""
+    gallery, found = retriever.gallery, []
+    ids = gallery.names(modality)[0]
+    for query in gallery.of("captions" if modality == "images" else "images").split(1):
+        scores = {hit.id: hit.score for hit in retriever.search(Query(query, modality), 1000)}
+        found.append([scores[name] for name in ids])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("recipe", ["vsepp", "setdiv"])
+def test_an_index_answers_by_the_ranks_of_the_smaller_embeddings(made, tmp_path, recipe):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    path = made.run(recipe)
+    told = export_embeddings(Retriever(path), tmp_path / "e.safetensors", dims=5)
+    room.index_run(Retriever(path), tmp_path / "index", dims=5)
+    small = Retriever(path, index=tmp_path / "index")
+    to_images, to_captions = (answers_of(small, modality) for modality in ("images", "captions"))
+    np.testing.assert_allclose(to_images, to_captions.T, atol=1e-5)
+    rsum = plain_rsum(to_captions, small.gallery.caption_image.tolist())
+    assert told["mean_recall"]["after"] == pytest.approx(rsum / 6)
+
+
+def test_an_index_of_bytes_ranks_by_them_and_tells_what_that_costs(made, tmp_path, monkeypatch):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    monkeypatch.setattr(room, "K", 2)
+    path = made.run()
+    export_embeddings(Retriever(path), tmp_path / "e.safetensors", dims=3, dtype="int8")
+    arrays, whole = load_file(tmp_path / "e.safetensors"), Retriever(path)
+    facts = room.index_run(Retriever(path), tmp_path / "index", dims=3, dtype="int8")
+    small = Retriever(path, index=tmp_path / "index")
+    for modality, other in (("images", "captions"), ("captions", "images")):
+        asked = unit(unit(whole.gallery.of(other).numpy()) @ arrays["rotation"])
+        found, exact = answers_of(small, modality), answers_of(whole, modality)
+        np.testing.assert_allclose(found, asked @ unit(arrays[modality]).T, atol=1e-5)
+        kept = [len({*np.argsort(-a, kind="stable")[:2]} & {*np.argsort(-b, kind="stable")[:2]}) / 2
+                for a, b in zip(found, exact, strict=True)]  # fmt: skip
+        assert facts[modality]["whole_recall"] == pytest.approx(np.mean(kept))
+        files = list((tmp_path / "index" / modality).iterdir())
+        assert (tmp_path / "index" / modality / "embedding").stat().st_size == found.shape[1] * 3
+        assert facts[modality]["bytes"] == sum(file.stat().st_size for file in files)
+    assert min(one["whole_recall"] for one in facts.values()) < 1
+
+
 def test_all_dimensions_change_nothing(made, tmp_path):
     retriever = Retriever(made.run("setdiv"))
     width = retriever.gallery.images.shape[-1]
@@ -54,3 +99,9 @@ def test_the_command(made, tmp_path):
     assert "mean recall" in run(*words, "--out", tmp_path / "e.parquet").stdout
     assert str(parquet.read_table(tmp_path / "e.parquet").schema.field("embedding").type.value_type) == "int8"
     assert "up to that" in refused("export", made.run(), "--dims", "4000", "--out", tmp_path / "f")
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    said = run("index", made.run(), "--dims", "4", "--dtype", "int8", "--out", tmp_path / "index").stdout
+    assert said.count("at full width") == 2
+    assert "up to that" in refused("index", made.run(), "--dims", "4000", "--out", tmp_path / "g")
+    assert "only what cosines compare" in refused("index", made.run("scan"), "--dims", "4", "--out", tmp_path / "g")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["e.parquet", "index"]

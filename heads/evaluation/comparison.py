@@ -4,7 +4,7 @@ The bootstrap (Efron; paired, as in Sakai, *Evaluating Evaluation Metrics based 
 images with replacement, each with its captions: captions of one image are no independent queries.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from ...pipeline.device import pick_device
 from ...pipeline.wording import counted
 from .evaluation import in_order, open_ranker
-from .metrics import WAYS, Ties, expected_ranks, hits, ranks, require_ties
+from .metrics import WAYS, Ranks, Ties, expected_ranks, hits, require_ties
 from .number_table import NumberTable, Rows
 from .scoring import embed_split
 
@@ -98,12 +98,18 @@ def compare_runs(
     target = pick_device(device)
     require_ties(ties)
     rankers = [open_ranker(one, store, features) for one in (first, second)]
-    ours, theirs = (embed_split(one, split, target, one.sets[0].views if views else 1) for one in rankers)
-    rows, columns = in_order(ours, theirs, f"{rankers[1].name} and {rankers[0].name} cannot be compared")
-    owner = ours.caption_image
-    both = [ranks(one, owner) for one in (ours.similarity, theirs.similarity[rows][:, columns])]
+    counts = [one.sets[0].views if views else 1 for one in rankers]
+    ours = embed_split(rankers[0], split, target, counts[0], whole=False)
+    both, owner = [ours.ranks()], ours.caption_image
+    ours = replace(ours.without_embeddings(), similarity=torch.empty(0), pairs=None)  # room for the other run's
+    theirs = embed_split(rankers[1], split, target, counts[1], whole=False)
+    rows, columns = map(np.array, in_order(ours, theirs, f"{rankers[1].name} and {rankers[0].name} cannot be compared"))
     count = torch.bincount(owner, minlength=len(ours.ids)).numpy()
     asked = np.flatnonzero(count)
+    places = np.searchsorted(np.unique(theirs.caption_image), rows[asked]), columns  # of our queries among theirs
+    of_ways = zip(theirs.ranks(), places, strict=True)
+    to_text, to_image = (Ranks(*(one.cpu()[place] for one in way)) for way, place in of_ways)
+    both.append((to_text, to_image))
     found = [
         [np.stack([hits(one, k, ties).cpu().numpy() for k in DEPTHS], 1) for one in of_run] for of_run in both
     ]  # of each run and way [Q, 3]

@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from ...pipeline.errors import RunError
 from ..evaluation.hubness import LEARN
-from ..evaluation.metrics import ranks, recall_table
+from ..evaluation.metrics import block_ranks, recall_table
+from ..evaluation.pairs import Pairs, Part
 from ..evaluation.scoring import BATCH, embed_all
 from ..modules.embedding import Embedding
-from ..modules.similarity import in_blocks
 from ..runs.features import batches_of, sets_of_run
 
 if TYPE_CHECKING:
@@ -62,9 +62,10 @@ def made_smaller(
 
 def mean_recall(retriever: "Retriever", images: Tensor, captions: Tensor) -> float:
     """Return the mean of the six recalls (%) of a gallery by the run's similarity of these embeddings."""
-    both = [one.to(retriever.device).float() for one in (images, captions)]
-    owner = torch.from_numpy(retriever.gallery.caption_image)
-    return recall_table(*ranks(in_blocks(retriever.model.compare, *both), owner)).rsum / 6
+    images, captions = (one.to(retriever.device).float() for one in (images, captions))
+    owner = torch.from_numpy(retriever.gallery.caption_image).to(retriever.device)
+    pairs = Pairs((Part(retriever.model, (images,), captions),), owner, torch.arange(len(owner), device=owner.device))
+    return recall_table(*block_ranks(pairs.blocks, len(images), owner)).rsum / 6
 
 
 def require_cosines(retriever: "Retriever") -> None:

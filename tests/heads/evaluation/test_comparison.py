@@ -9,9 +9,10 @@ from click.testing import CliRunner
 from plain_evaluation import plain_similarity, run_on
 
 from xret.cli import main
-from xret.heads.evaluation import comparison
+from xret.heads.evaluation import comparison, pairs, scoring
 from xret.heads.evaluation.comparison import bootstrap, compare_runs
 from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.modules.similarity import Cosine
 from xret.pipeline.errors import RunError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -77,6 +78,23 @@ def test_queries_are_matched_by_their_ids_and_others_are_refused(setdiv, vsepp, 
     other = make_captioned_store(tmp_path / "other.zarr", captions=2)
     with pytest.raises(RunError, match="cannot be compared: of 12 and 12 images"):
         compare_runs(one, run_on(setdiv, other, tmp_path / "three"), device="cpu")
+
+
+def test_no_matrix_of_all_pairs_is_made_of_a_large_split(vsepp, tmp_path, monkeypatch):
+    stores = [
+        make_captioned_store(tmp_path / "there.zarr", captions=3),
+        make_captioned_store(tmp_path / "turned.zarr", captions=3, order=[*range(7, 12), *range(7)]),
+    ]
+    runs = [run_on(vsepp, store, tmp_path / f"run{number}") for number, store in enumerate(stores)]
+    expected, rows = compare_runs(*runs, device="cpu"), []
+    monkeypatch.setattr(scoring, "WHOLE", 0)
+    monkeypatch.setattr(pairs, "side", lambda *_: 5)
+    compare = Cosine.forward
+    monkeypatch.setattr(Cosine, "forward", lambda *both: rows.append(max(map(len, both[1:]))) or compare(*both))
+    found = compare_runs(*runs, device="cpu")
+    assert max(rows) <= 5
+    for one, other in zip(found.differences, expected.differences, strict=True):
+        assert [one.first, one.second, one.low] == pytest.approx([other.first, other.second, other.low])
 
 
 def test_the_command(setdiv, vsepp):

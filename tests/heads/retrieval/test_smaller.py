@@ -6,6 +6,7 @@ from command_line import refused, run
 from plain_evaluation import plain_rsum
 from safetensors.numpy import load_file
 
+from xret.heads.evaluation import pairs
 from xret.heads.retrieval import index as room
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Query, Retriever
@@ -18,7 +19,7 @@ def unit(rows):
     return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
 
 
-def test_the_rotation_is_that_of_the_training_split(made, tmp_path):
+def test_the_rotation_is_that_of_the_training_split(made, tmp_path, monkeypatch):
     path = made.run()
     train, test = Retriever(path, split="train").gallery, Retriever(path)
     told = export_embeddings(test, tmp_path / "e.safetensors", dims=5, dtype="int8")
@@ -36,6 +37,11 @@ def test_the_rotation_is_that_of_the_training_split(made, tmp_path):
     assert told["mean_recall"]["after"] == pytest.approx(plain_rsum(small[0] @ small[1].T, owner) / 6)
     whole = test.similarity(test.gallery.images, test.gallery.captions)
     assert told["mean_recall"]["before"] == pytest.approx(plain_rsum(whole, owner) / 6)
+    rows = []
+    monkeypatch.setattr(pairs, "side", lambda *_: 2)
+    test.model.compare.register_forward_pre_hook(lambda _, both: rows.append(max(map(len, both))))
+    assert export_embeddings(test, tmp_path / "again", dims=5, dtype="int8")["mean_recall"] == told["mean_recall"]
+    assert max(rows) <= 2  # no matrix of all pairs
 
 
 def answers_of(retriever, modality):

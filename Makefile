@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # setuptools warns of every editable installation
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet
 
-.PHONY: demo test check dist format clean
+.PHONY: demo test check docs dist format clean
 
 demo: $(VENV)/.run
 	rm -rf xret-demo
@@ -22,6 +22,11 @@ check: $(VENV)/.dev
 	cp tests/support/typed_program.py .build/site
 	cd .build/site && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p xret -m typed_program
 	cd .build/site && PYTHONPATH=. ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-cache
+
+# Of the built package: in the repository the tools would walk through the tests, too.
+docs: $(VENV)/.docs
+	rm -rf .build build && $(PIP) --no-deps --no-build-isolation --target .build/site .
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=.build/site $(BIN)/mkdocs build --site-dir .build/html
 
 # The archives for PyPI; the wheel is built from the source archive, and says its version outside the repository.
 dist: $(VENV)/.dev
@@ -43,6 +48,10 @@ $(VENV)/.run: pyproject.toml
 
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) --editable '.[test]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.run
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.test

@@ -1,4 +1,4 @@
-"""xret as a library: the examples of `docs/library.md` run, and what is public is all there."""
+"""xret as a library: the examples of `docs/how-to/own-loop.md` run, and what is public is all there."""
 
 import importlib
 import re
@@ -15,7 +15,7 @@ from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.pipeline import errors
 
-DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "library.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "own-loop.md"
 
 
 def test_the_examples_run_as_they_stand_one_after_the_other(tmp_path, monkeypatch, one_thread, capsys):

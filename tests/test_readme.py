@@ -33,14 +33,23 @@ from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("pipeline/README.md", "heads/README.md", "tests/benchmarks/README.md")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", *ROOMS, "docs/library.md", "tests/golden/README.md")
+FIGURES, MANIFEST, EXTRACTION = (
+    "tests/benchmarks/README.md",
+    "docs/reference/manifest.md",
+    "docs/reference/extraction.md",
+)
+FOLDERS = ("docs", "heads", "pipeline", "skills", "tests")
+FILES = [*ROOT.glob("*.md"), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))]
+DOCUMENTS = sorted(str(file.relative_to(ROOT)) for file in FILES)
+FOR_USERS = [name for name in DOCUMENTS if name.startswith(("README", "docs/", "skills/"))]
 REPOSITORY = "https://github.com/xret/xret/blob/main/"  # the README's links, which PyPI shows, too
 PLACEHOLDERS = ("NAME", "VARIANT", "TABLE", "SYSTEM")  # of paths that CONTRIBUTING tells to make
 
 
 def text_of(document):
-    return (ROOT / document).read_text(encoding="utf-8")
+    """Return a document, with the files in it that the site puts there."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return re.sub(r'^--8<-- "(.*)"$', lambda found: text_of(found[1]), text, flags=re.MULTILINE)
 
 
 def blocks(document, language=r"\w*"):
@@ -75,22 +84,19 @@ def parse(command, words):
     return command.make_parser(context).parse_args(args=words)[0]
 
 
-XRET = [
-    (document, line) for document in ("README.md", "pipeline/README.md", "heads/README.md")
-    for line in commands(document, r"xret [a-z-]+")
-]  # fmt: skip
-BENCHMARKS = commands("tests/benchmarks/README.md", "python tests/benchmarks/")
+XRET = {line: document for document in FOR_USERS for line in commands(document, r"xret [a-z-]+")}
+BENCHMARKS = commands(FIGURES, "python tests/benchmarks/")
 
 
-@pytest.mark.parametrize(("document", "line"), XRET)
-def test_a_command_of_a_document(document, line, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("line", "document"), XRET.items())
+def test_a_command_of_a_document(line, document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(block("heads/README.md", "class Scaled"))
+    (tmp_path / "mine.py").write_text(block("docs/tutorials/your-head.md", "class Scaled"))
     name, *words = shlex.split(line, comments=True)[1:]
     assert name in main.commands, f"{document}: there is no command {name}"
     parameters = parse(main.commands[name], [word for word in words if word not in ANYWHERE])
     settings = parameters.get("settings", [])
-    if name == "train-head" and parameters["recipe"] != ["tuned/best.yaml"]:  # which `xret tune` writes
+    if name == "train-head" and not parameters["recipe"][0].endswith("tuned/best.yaml"):  # which `xret tune` writes
         (recipe,) = parameters["recipe"]
         assert load_recipe(recipe, settings)
     if name == "tune":
@@ -100,7 +106,7 @@ def test_a_command_of_a_document(document, line, tmp_path, monkeypatch):
         assert make_space(recipe, *facts, space, settings_of(settings))
 
 
-@pytest.mark.parametrize("line", [*BENCHMARKS, *re.findall(r"`(python tests/benchmarks/[^`]+)`", text_of(ROOMS[2]))])
+@pytest.mark.parametrize("line", [*BENCHMARKS, *re.findall(r"`(python tests/benchmarks/[^`]+)`", text_of(FIGURES))])
 def test_a_benchmark_that_a_figure_names(line, monkeypatch):
     file, *words = shlex.split(line, comments=True)[1:]
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "benchmarks"))
@@ -112,7 +118,7 @@ def test_a_benchmark_that_a_figure_names(line, monkeypatch):
 
 
 def test_every_benchmark_has_its_place_in_the_figures():
-    told = text_of("tests/benchmarks/README.md")
+    told = text_of(FIGURES)
     files = [path for path in (ROOT / "tests" / "benchmarks").glob("*.py") if "__main__" in path.read_text()]
     assert len(files) >= 8
     assert [path.name for path in files if path.name not in told] == []
@@ -139,7 +145,7 @@ def test_the_version_is_the_same_everywhere():
     assert f"\n## {version} - 2" in text_of("CHANGELOG.md")
 
 
-@pytest.mark.parametrize("document", ROOMS)
+@pytest.mark.parametrize("document", [FIGURES, "docs/how-to/own-loop.md"])
 def test_a_list_of_sections_stands_on_top(document):
     top = text_of(document).partition("\n## ")[0]
     sections = [anchor(heading) for level, heading in headings(document) if level == "##"]
@@ -160,27 +166,25 @@ def test_paths_in_contributing_exist():
 
 def test_every_system_has_a_row_in_the_tables_of_recipes():
     systems = {path.stem for path in (ROOT / "heads" / "recipes" / "systems").glob("*.yaml")}
-    for document in ("README.md", "heads/README.md"):
+    for document in ("README.md", "docs/reference/recipes.md"):
         firsts = " ".join(re.findall(r"^\| (`[^|]*) \|", text_of(document), re.MULTILINE))
         assert {system for system in systems if f"`{system}`" not in firsts} == set(), document
 
 
 def test_every_bundled_data_set_has_a_row():
     for path in (ROOT / "data_manifests").glob("*.yaml"):
-        assert re.search(rf"^\| `{path.stem}` \|", text_of("pipeline/README.md"), re.MULTILINE), path
+        assert re.search(rf"^\| `{path.stem}` \|", text_of(MANIFEST), re.MULTILINE), path
 
 
-@pytest.mark.parametrize("document", ["README.md", *ROOMS[:2]])
+@pytest.mark.parametrize("document", [name for name in FOR_USERS if blocks(name, "python")])
 def test_python_blocks_are_python(document):
-    found = blocks(document, "python")
-    assert found
-    for block in found:
+    for block in blocks(document, "python"):
         ast.parse(block)
 
 
-def test_a_cache_is_read_as_the_pipeline_readme_says(tmp_path, monkeypatch, capsys):
+def test_a_cache_is_read_as_the_page_of_the_store_says(tmp_path, monkeypatch, capsys):
     make_store(tmp_path / "holiday.zarr")
-    printed = run_block("pipeline/README.md", tmp_path, monkeypatch, capsys, having="FeatureCache")
+    printed = run_block("docs/reference/store.md", tmp_path, monkeypatch, capsys, having="FeatureCache")
     assert printed.endswith("(12, 4, 16) (12, 16)\n(12, 4, 16)\n")
 
 
@@ -216,7 +220,7 @@ def videos(tmp_path):
     [("msrvtt", "frames.hdf5", "msrvtt-resnet152-bigru"), ("vatex", "i3d", "vatex-i3d-bigru")],
 )
 def test_videos_go_from_published_files_to_a_table(videos, name, source, recipe, monkeypatch, capsys, one_thread):
-    run_block("pipeline/README.md", videos, monkeypatch, capsys, having=f'"{name}/captions.jsonl"')
+    run_block(MANIFEST, videos, monkeypatch, capsys, having=f'"{name}/captions.jsonl"')
     manifest, words = str(videos / f"{name}.yaml"), ["--data-root", str(videos), "--store", "v.zarr", "--json"]
     found = printed(["import", manifest, *words, "--from", "arrays", "--source", source, "--kind", "frames"])
     assert (found["images"], found["captions"], found["sets"][0]["samples"]) == (16, 48 if name == "msrvtt" else 32, 16)
@@ -229,10 +233,10 @@ def test_videos_go_from_published_files_to_a_table(videos, name, source, recipe,
     assert [(cell["row"], cell["error"]) for cell in cells] == [(name, None)] * 2
 
 
-def test_an_encoder_of_ones_own_is_run_as_the_pipeline_readme_has_it(tmp_path, monkeypatch):
+def test_an_encoder_of_ones_own_is_run_as_its_page_has_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "readme_encoder.py").write_text(block("pipeline/README.md", "class Quarters"))
+    (tmp_path / "readme_encoder.py").write_text(block(EXTRACTION, "class Quarters"))
     Image.new("RGB", (30, 20), (10, 20, 30)).save("p.png")
     encoder = load_visual(EncoderSpec("readme_encoder:Quarters", "w", image_size=64, pool=(2, 1)), "cpu")
     pixels, size = encoder.decode("p.png")
@@ -259,7 +263,7 @@ def test_a_search_in_python_runs_as_it_stands(drawn, tmp_path, monkeypatch, caps
     extract(load_manifest(drawn), store, options)
     settings = ["model.dim=128", "schedule.epochs=1", "data.batch_size=24"]
     train(store, load_recipe("setdiv", settings), tmp_path / "xret-demo" / "setdiv-k4")
-    printed = run_block("heads/README.md", tmp_path, monkeypatch, capsys)
+    printed = run_block("docs/how-to/search.md", tmp_path, monkeypatch, capsys, having="encode_text")
     assert printed.startswith("torch.Size([4, 2])\n")
     assert [line[:6] for line in printed.splitlines()[-4:]] == [f"slot {slot}" for slot in range(4)]
 
@@ -317,8 +321,7 @@ def test_keys_of_json_are_those_documented(small_run):
         "xret cache rm": printed(["cache", "rm", store, removed, "--json"]),
     }
     for command, value in made.items():
-        document = "pipeline/README.md" if command.startswith("xret cache") else "heads/README.md"
-        keys, inner = documented_keys(document, command)
+        keys, inner = documented_keys("docs/reference/json.md", command)
         first = value[0] if isinstance(value, list) else value
         assert set(first) == keys, command
         for key, names in inner.items():

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from small_bert import save_bert
 
 from xret.heads.recipes.names import recipe_names
+from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
@@ -89,8 +90,9 @@ def test_what_reads_a_store(tmp_path):
     store = small_store.make_store(tmp_path / "scenes.zarr")
     assert [line.get("order") for line in lines("reading shuffle", store)] == ["memory", "stream", None]
     assert len(printed("demo", tmp_path).splitlines()) == 4
-    chosen = "--out", tmp_path / "table", "--captions", "words", "--row", "linear"
-    assert list(table("rsicd_table", store, *chosen)) == ["words"]
+    (images,) = FeatureCache.open(store).set_names("images")
+    chosen = "--out", tmp_path / "table", "--images", images, "--captions", "words", "--row", "linear"
+    assert list(table("frozen_table", store, *chosen)) == [images]
 
 
 def test_kills():

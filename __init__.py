@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from . import errors, losses, metrics, nn, similarities
     from .heads.ablation.ablation import Ablation
+    from .heads.evaluation.alignment import align
     from .heads.evaluation.evaluation import evaluate
     from .heads.retrieval.retriever import Retriever
     from .heads.training.callbacks import Callback
@@ -47,6 +48,7 @@ _LAZY = {  # what is imported when it is asked for
     "Callback": "heads.training.callbacks",
     "FeatureCache": "pipeline.store",
     "FeatureDataset": "pipeline.reading.dataset",
+    "align": "heads.evaluation.alignment",
     "evaluate": "heads.evaluation.evaluation",
 }
 _MODULES = ("errors", "losses", "metrics", "nn", "similarities")
@@ -56,6 +58,7 @@ __all__ = [
     "FeatureCache",
     "FeatureDataset",
     "ablate",
+    "align",
     "batches",
     "errors",
     "evaluate",

@@ -24,7 +24,7 @@ class TimmEncoder(Grid):
     """Encode images as the cells or patches of a model of timm, and what it gives its classifier.
 
     The global feature is ``forward_head(forward_features(x), pre_logits=True)``. Layer 0 is the first block or stage,
-    -1 the last, after the model's norm.
+    -1 the last, after the model's norm, and after the convolution with which an EfficientNet or a MobileNet ends.
     """
 
     takes = GRID_OPTIONS | {"layer"}
@@ -57,13 +57,16 @@ class TimmEncoder(Grid):
             self._layer = choose_layer(what, spec.layer, len(maps))
             last = self._layer == len(maps) - 1
             self._norm = norm and last
+            final = network.forward_features(pixels)
+            # A convolution after the last stage: more channels on the same cells.
+            self._ends = last and final.shape[2:] == maps[-1].shape[2:] and final.shape[1] != maps[-1].shape[1]
             self._measure(pixels)
         self.identity = {
             "encoder": "timm",
             "weights": spec.weights if str(spec.weights).startswith("random:") else self.weights_id(),
             "model": {"name": config.architecture, "tag": config.tag},
             "preprocessing": _preprocessing(data),
-            "layer": "last" if last else f"intermediates.{self._layer}",
+            "layer": "final" if self._ends else "last" if last else f"intermediates.{self._layer}",
             "tokens_left_out": int(getattr(network, "num_prefix_tokens", 0)),
             "global": "pre_logits",
         }
@@ -73,7 +76,7 @@ class TimmEncoder(Grid):
         network: Any = self.network
         # Hieras would stop at the layer, and the global feature is that of the last one.
         final, (maps,) = network.forward_intermediates(pixels, indices=[self._layer], norm=self._norm, stop_early=False)
-        return maps, network.forward_head(final, pre_logits=True)
+        return final if self._ends else maps, network.forward_head(final, pre_logits=True)
 
 
 def _load(timm: Any, spec: EncoderSpec, config: Any, size: tuple[int, ...]) -> nn.Module:

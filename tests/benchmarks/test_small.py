@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,13 @@ def test_what_reads_a_store(tmp_path):
     (images,) = FeatureCache.open(store).set_names("images")
     chosen = "--out", tmp_path / "table", "--images", images, "--captions", "words", "--row", "linear"
     assert list(table("frozen_table", store, *chosen)) == [images]
+
+
+def test_alignment_beside_trained_heads(tmp_path):
+    store = small_store.make_store(tmp_path / "s.zarr", image=("grid", "roi"), text="tokens")
+    heads, correlations = printed("alignment", store, "--out", tmp_path / "heads").split("\n\n")
+    assert heads.count("\n") == 1 + 2  # a pair of each image set
+    assert len(re.findall(r"^\| [^|]* \| -?1\.00 \| -?1\.00 \|$", correlations, re.MULTILINE)) == 3  # of two pairs
 
 
 def test_kills():

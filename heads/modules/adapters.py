@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout as dropped
 
 from .cached_input import CachedInput
+from .dropout import dropout as dropped
 from .padding import max_rows, mean_rows, on_valid_rows, valid_rows, with_ends
 from .parameters import Deep, Part, Rate, Width
 from .projections import Layers, projection

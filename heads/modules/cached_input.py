@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
+
+from .dropout import dropout
 
 
 class CachedInput(nn.Module):

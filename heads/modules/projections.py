@@ -6,6 +6,8 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm as normalise
 from torch.nn.functional import relu6
 
+from .dropout import Dropout
+
 Layers = Literal["linear", "mlp", "mlp-on-linear", "gated", "blocks"]
 
 
@@ -70,7 +72,7 @@ class ResidualPerceptron(nn.Module):
         self.mlp = nn.Sequential(
             nn.Linear(dim if on_linear else channels, hidden),
             RowNorm(hidden) if batch_norm else nn.Identity(),
-            nn.Sequential(nn.ReLU(), nn.Dropout(dropout)),
+            nn.Sequential(nn.ReLU(), Dropout(dropout)),
             nn.Linear(hidden, dim),
         )
 
@@ -97,7 +99,7 @@ class GatedPerceptron(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(channels)
         self.gate, self.value = linear(channels, hidden), linear(channels, hidden)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.out = linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ class InvertedBottleneck(nn.Module):
             nn.LayerNorm(channels),
             nn.Linear(channels, hidden),
             nn.GELU(),
-            nn.Dropout(dropout),
+            Dropout(dropout),
             nn.Linear(hidden, channels),
         )
 

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..dropout import Dropout
 from ..padding import softmax, valid_rows, zero_padding
 from ..parameters import Few, Rate, Width
 from ..positions import Positions, circle_positions, grid_positions
@@ -42,8 +43,8 @@ class AggregationBlock(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.query = nn.Linear(dim, heads * head_dim, bias=False)
         self.out = nn.Linear(heads * head_dim, dim)
-        self.dropout = nn.Dropout(dropout)
-        hidden = nn.Sequential(nn.GELU(), nn.Dropout(dropout))
+        self.dropout = Dropout(dropout)
+        hidden = nn.Sequential(nn.GELU(), Dropout(dropout))
         self.mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), hidden, nn.Linear(4 * dim, dim))
         self.gru = nn.GRUCell(dim, dim) if update == "gru" else None
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
+from ..dropout import Dropout
 from ..embedding import Sequence
 from ..padding import last_row, softmax, valid_rows, zero_padding
 from ..recurrence import run_gru
@@ -41,7 +42,7 @@ class CaptionGeneration(Loss):
         self.energy = nn.Linear(HIDDEN, 1, bias=False)
         self.write = nn.GRUCell(WORD_DIM + HIDDEN, HIDDEN)
         self.out = nn.Linear(HIDDEN, vocabulary_size + 1)
-        self.dropout = nn.Dropout(DROPOUT)
+        self.dropout = Dropout(DROPOUT)
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the loss of writing `captions.token` from `images.rows`, for every True of `positives [I, C]`.

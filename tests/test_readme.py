@@ -41,8 +41,15 @@ FIGURES, MANIFEST, EXTRACTION = (
 FOLDERS = ("docs", "heads", "pipeline", "skills", "tests")
 FILES = [*ROOT.glob("*.md"), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))]
 DOCUMENTS = sorted(str(file.relative_to(ROOT)) for file in FILES)
+NOTEBOOKS = [str(file.relative_to(ROOT)) for file in (ROOT / "docs").rglob("*.ipynb")]
 FOR_USERS = [name for name in DOCUMENTS if name.startswith(("README", "docs/", "skills/"))]
 REPOSITORY = "https://github.com/xret/xret/blob/main/"  # the README's links, which PyPI shows, too
+# Links from elsewhere to files of the repository: GitHub, Colab, and pages of the site.
+ELSEWHERE = {
+    REPOSITORY: r"\1",
+    "https://colab.research.google.com/github/xret/xret/blob/main/": r"\1",
+    "https://xret.github.io/xret/": r"docs/\1.md",
+}
 PLACEHOLDERS = ("NAME", "VARIANT", "TABLE", "SYSTEM")  # of paths that CONTRIBUTING tells to make
 
 
@@ -124,13 +131,17 @@ def test_every_benchmark_has_its_place_in_the_figures():
     assert [path.name for path in files if path.name not in told] == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, *NOTEBOOKS])
 def test_links_lead_somewhere(document):
     for target in re.findall(r"\]\(([^)]+)\)", outside_blocks(document)):
-        path, _, name = target.removeprefix(REPOSITORY).partition("#")
+        path, _, name = target.partition("#")
+        folder = (ROOT / document).parent
+        for address, place in ELSEWHERE.items():
+            if path.startswith(address):
+                folder, path = ROOT, re.sub(r"^(.+?)/?$", place, path.removeprefix(address))
         if path.startswith(("http://", "https://")):
             continue
-        file = (ROOT if REPOSITORY in target else (ROOT / document).parent) / path if path else ROOT / document
+        file = folder / path if path else ROOT / document
         assert file.exists(), f"{document} links to {target}"
         assert document != "README.md" or not path or REPOSITORY in target, f"PyPI cannot follow {target}"
         if name:

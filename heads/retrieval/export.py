@@ -9,7 +9,8 @@ and ``captions``; of a Gaussian ``images.mean`` and ``images.log_variance``, of 
                        `mean` and `log_variance`
     FILE.safetensors   the arrays, `caption_image` (the row of each caption's image), and in the metadata JSON lists
                        image_ids, file_names, caption_ids, captions
-    FOLDER             an .npy of each array, images.jsonl and captions.jsonl with a line a row
+    FOLDER             an .npy of each array, images.jsonl and captions.jsonl with a line a row, and README.md, the
+                       card that the Hugging Face hub shows of a data set
 """
 
 import json
@@ -34,6 +35,26 @@ from .smaller import made_smaller, mean_recall, require_cosines, rotation
 
 _HEADER = 90_000_000  # bytes of metadata that readers of safetensors surely take
 _pyarrow = partial(require_pyarrow, RunError, "Parquet needs", ", or export to .safetensors")
+
+_CARD = """\
+---
+tags:
+- image-text-retrieval
+- xret
+---
+
+# Embeddings of {dataset}, split {split}
+
+Each image and caption is a {kind}, made by the recipe `{recipe}` with xret. They are compared by
+`{measure}`; larger is closer.
+
+| file | shape |
+|---|---|
+{files}
+
+Row i belongs to line i of `images.jsonl` or `captions.jsonl`, which have ids, file names and texts. `about.json` has
+what made them.
+"""
 
 Arrays = dict[str, np.ndarray]
 About = dict[str, Any]
@@ -122,6 +143,9 @@ def _write_folder(folder: Path, gallery: Gallery, arrays: Arrays, about: About) 
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         (folder / f"{modality}.jsonl").write_text(text, encoding="utf-8")
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    files = "\n".join(f"| `{name}.npy` | {' × '.join(map(str, array.shape))} |" for name, array in arrays.items())
+    card = _CARD.format(**about, measure=about["similarity"]["name"], files=files)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _write_safetensors(path: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:

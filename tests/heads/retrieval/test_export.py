@@ -8,6 +8,7 @@ import pytest
 import torch
 from command_line import refused
 from command_line import run as call
+from huggingface_hub import DatasetCard
 from safetensors import safe_open
 
 from xret.heads.modules.embedding import tensors_of
@@ -52,6 +53,10 @@ def test_folders_and_safetensors(retriever, tmp_path):
     assert [line["caption"] for line in captions] == gallery.texts == json.loads(metadata["captions"])
     assert [line["image_id"] for line in captions] == [gallery.image_ids[row] for row in gallery.caption_image]
     assert json.loads((tmp_path / "out/about.json").read_text())["split"] == "test"
+    card = DatasetCard.load(tmp_path / "out/README.md")
+    assert "xret" in card.data.tags
+    for name, shape in summary["shapes"].items():
+        assert f"| `{name}.npy` | {' × '.join(map(str, shape))} |" in card.text
     assert (metadata["recipe"], summary["kind"]) == (retriever.run.recipe.name, KINDS[retriever.run.recipe.name])
 
 

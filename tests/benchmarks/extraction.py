@@ -1,8 +1,9 @@
-"""How near extraction comes to its backbone, how flat its memory is, how fast it sees that nothing is left.
+"""How near extraction comes to its backbone and to a plain loop, how flat its memory is, how fast it sees it is done.
 
 Each command prints one JSON line with the ratios of one run:
 
     python tests/benchmarks/extraction.py images rsicd --data-root DIR --visual resnet50 --visual-weights random:0
+    python tests/benchmarks/extraction.py images rsicd --data-root DIR --visual squeezenet1_1 --image-size 64
     python tests/benchmarks/extraction.py captions rsicd --data-root DIR --text-weights MiniLM
     python tests/benchmarks/extraction.py memory
     python tests/benchmarks/extraction.py resume
@@ -15,21 +16,26 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import click
 import numpy as np
 import torch
+import torchvision
 from PIL import Image
 from sizes import small
 from torch import nn
+from torchvision.transforms.v2 import functional
 
 from xret.cli.memory import keep_freed_memory
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
-from xret.pipeline.device import pick_device
+from xret.pipeline.device import cores, pick_device
 from xret.pipeline.encoders import load_text, load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.extraction.extraction import extract
@@ -51,24 +57,53 @@ def main() -> None:
 @click.option("--device", default="auto", show_default=True)
 @click.option("--visual", default="resnet50", show_default=True)
 @click.option("--visual-weights", default="random:0", show_default=True)
-@small(visual="squeezenet1_1")
+@click.option("--image-size", type=int)
+@click.option("--rounds", default=3, show_default=True)
+@small(visual="squeezenet1_1", rounds=1)
 def images(
-    dataset: str, data_root: Path | None, split: str, batch_size: int, device: str, visual: str, visual_weights: str
+    dataset: str,
+    data_root: Path | None,
+    split: str,
+    batch_size: int,
+    device: str,
+    visual: str,
+    visual_weights: str,
+    image_size: int | None,
+    rounds: int,
 ) -> None:
-    """Compare extraction with the bare network on prepared tensors of the same images."""
-    manifest, spec, device = load_manifest(dataset, data_root), EncoderSpec(visual, visual_weights), target(device)
+    """Compare extraction with the bare network on prepared tensors, and with a plain loop over the same pictures."""
+    spec = EncoderSpec(visual, visual_weights, image_size=image_size)
+    manifest, device = load_manifest(dataset, data_root), target(device)
     encoder: Any = load_visual(spec, device)
     samples = read_samples(manifest)
     names = [image.file_name for image in samples.images[slice(*samples.splits[split])]]
     pixels = [encoder.decode(manifest.images / name)[0] for name in names]
     batches = [torch.stack(pixels[at : at + batch_size]) for at in range(0, len(pixels), batch_size)]
+    preset = encoder.identity["preprocessing"]
+
+    def prepared(batch: torch.Tensor) -> torch.Tensor:
+        values = (batch.to(device).float().div_(255) - encoder._mean).div_(encoder._std)
+        return values.contiguous(memory_format=torch.channels_last)
 
     def network(batch: torch.Tensor) -> Callable[[], object]:
-        values = (batch.to(device).float().div_(255) - encoder._mean).div_(encoder._std)
-        values = values.contiguous(memory_format=torch.channels_last)
+        values = prepared(batch)
         return lambda: encoder.network(values)
 
-    compare(manifest, Options(spec, None, (split,), batch_size, device), network, batches, len(pixels))
+    def read(name: str) -> torch.Tensor:
+        """Read a picture with torchvision alone; its resize gives slightly other pixels than Pillow's."""
+        decoded = torchvision.io.decode_image(torchvision.io.read_file(str(manifest.images / name)), "RGB")
+        resized = functional.resize(decoded, preset["resize"], preset["interpolation"], antialias=True)
+        return functional.center_crop(resized, preset["crop"])
+
+    def loop() -> None:
+        """Read on every core, batch after batch, and encode; keep nothing."""
+        with warnings.catch_warnings(), ThreadPoolExecutor(cores()) as threads:
+            warnings.simplefilter("ignore", DeprecationWarning)  # torchvision's decoders will move elsewhere
+            read_ahead = threads.map(read, names)
+            for batch in batches:
+                encoder.network(prepared(torch.stack([next(read_ahead) for _ in batch])))["map"].cpu()
+
+    compare(manifest, Options(spec, None, (split,), batch_size, device), network, batches, len(pixels), rounds, loop)
 
 
 @main.command()
@@ -103,9 +138,15 @@ def target(device: str) -> str:
 
 
 def compare(
-    manifest: Any, options: Options, network: Callable[[Any], Callable[[], object]], batches: list[Any], samples: int
+    manifest: Any,
+    options: Options,
+    network: Callable[[Any], Callable[[], object]],
+    batches: list[Any],
+    samples: int,
+    rounds: int = 1,
+    loop: Callable[[], None] | None = None,
 ) -> None:
-    """Print the rate of an extraction over that of its network, which runs before and after it on the same samples."""
+    """Print the rate of an extraction over that of its network and of a plain loop, which alternate with it."""
     keep_freed_memory()  # as the command line does
 
     @torch.inference_mode()
@@ -121,14 +162,32 @@ def compare(
             seconds += time.perf_counter() - began
         return seconds / samples
 
-    bare()
-    before = bare()
-    with tempfile.TemporaryDirectory() as folder:
-        found = extract(manifest, f"{folder}/s.zarr", options).sets[0]
-    alone, work = (before + bare()) / 2, sum(found.shares.values())
+    @torch.inference_mode()
+    def plain() -> np.ndarray:
+        """Return seconds a sample of the plain loop: by the clock, and of the processor."""
+        began = time.perf_counter(), time.process_time()
+        if loop is not None:
+            loop()
+        return np.subtract((time.perf_counter(), time.process_time()), began) / samples
+
+    bare(), plain()
+    over_network, over_loop = [], []
+    for _ in range(rounds):
+        before, began = (bare(), plain()), time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            found = extract(manifest, f"{folder}/s.zarr", options).sets[0]
+        spent = (time.process_time() - began) / found.samples
+        alone, looped = (before[0] + bare()) / 2, (before[1] + plain()) / 2
+        over_network.append(found.per_second * alone)
+        over_loop.append(looped * (found.per_second, 1 / spent))
+    work = sum(found.shares.values())
     shares = {name: round(seconds / work, 3) for name, seconds in found.shares.items()}
     rates = {"per_second": round(found.per_second, 1), "bare_per_second": round(1 / alone, 1)}
-    say(set=found.name, samples=found.samples, **rates, ratio=round(found.per_second * alone, 3), shares=shares)
+    if loop is not None:
+        clock, cpu = np.median(over_loop, axis=0).round(3).tolist()
+        rates |= {"loop_per_second": round(1 / looped[0], 1), "over_loop": clock, "over_loop_cpu": cpu}
+        rates["over_loop_range"] = np.array([np.min(over_loop, 0)[0], np.max(over_loop, 0)[0]]).round(3).tolist()
+    say(set=found.name, samples=found.samples, **rates, ratio=round(median(over_network), 3), shares=shares)
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""Puts the tables of recipe keys into `reference/recipe-keys.md`, from the code of the recipes."""
+"""Fills `reference/recipe-keys.md` and `reference/cli.md` from the code."""
 
 import ast
 import inspect
@@ -7,6 +7,9 @@ import textwrap
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import click
+
+from xret.cli import main
 from xret.heads.modules.adapters import ADAPTERS, KINDS
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.losses import LOSSES
@@ -14,7 +17,6 @@ from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.blocks import SECTIONS
 from xret.heads.recipes.schema import fields
 
-MARK = "<!-- recipe keys -->"
 PARTS = {
     "Adapters": (ADAPTERS, f"adapter.KIND, for the kinds {', '.join(KINDS)}"),
     "Aggregators": (AGGREGATORS, "aggregator.image` and `aggregator.text"),
@@ -24,8 +26,26 @@ PARTS = {
 
 
 def on_page_markdown(markdown: str, **_: object) -> str:
-    """Replace the mark by the tables."""
-    return markdown.replace(MARK, "\n".join(_tables())) if MARK in markdown else markdown
+    """Replace each mark by what the code has."""
+    for mark, lines in (("<!-- recipe keys -->", _tables), ("<!-- commands -->", _commands)):
+        markdown = markdown.replace(mark, "\n".join(lines())) if mark in markdown else markdown
+    return markdown
+
+
+def _commands(command: click.Command = main, words: tuple[str, ...] = ("xret",)) -> Iterator[str]:
+    """Yield what `--help` prints of a command and of those below it."""
+    context = click.Context(command, info_name=" ".join(words))
+    yield from (f"{'#' * (len(words) + 1)} {' '.join(words)}", "", "```", *context.get_usage()[7:].splitlines(), "```")
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        example = paragraph.removeprefix("\b\n")
+        yield from ("", "```", example, "```") if example != paragraph else ("", paragraph)
+    records = [param.get_help_record(context) for param in command.get_params(context) if param.name != "help"]
+    yield from ("", "| option | |", "|---|---|") if any(records) else ()
+    for record in filter(None, records):
+        yield "| `{}` | {} |".format(*(part.replace("|", "\\|") for part in record))
+    yield ""
+    for name, inner in sorted(getattr(command, "commands", {}).items()):
+        yield from _commands(inner, (*words, name))
 
 
 def _tables() -> Iterator[str]:

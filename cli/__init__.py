@@ -112,13 +112,13 @@ _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
 
 @click.group(cls=Commands, context_settings=_HELP)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of text; also errors.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON value instead of text; errors too.")
 @click.option(
     "-v/-q",
     "--verbose/--quiet",
     "verbose",
     default=None,
-    help="More of each epoch, or no progress. A run's train.log always has all of it.",
+    help="More about each epoch, or no progress. train.log of a run always has everything.",
 )
 @click.version_option(package_name="xret")
 def main(**_: object) -> None:

@@ -41,23 +41,23 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     multiple=True,
     callback=key_choices,
     metavar="KEY=V1,V2",
-    help="A key of the recipe and its values; with several --vary every combination. KEY1,KEY2=V1,V2: the same value "
-    "for both keys.",
+    help="A key of the recipe and its values. Several --vary: every combination. KEY1,KEY2=V1,V2: the same "
+    "value for both keys.",
 )
 @click.option(
     "--grid",
     metavar="NAME",
     is_eager=True,
     callback=list_grids,
-    help="A published ablation; `--grid list` names them. With --recipe: on that recipe in the place of its own.",
+    help="A published ablation; `--grid list` names them. --recipe replaces its recipe.",
 )
 @click.option(
     "--baseline",
     "baselines",
     multiple=True,
     metavar="NAME|FILE",
-    help="A recipe that stands in the table as it is, but for --set: linear, mlp, as rows to beat; as often as needed. "
-    "Where data.image or data.text is varied, it has a row for each.",
+    help="A recipe to compare with, such as linear or mlp; only --set changes it. It has a row for each varied "
+    "data.image and data.text. Repeatable.",
 )
 @click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each cell: seeds 0, 1, …")
 @settings_option("in all cells")
@@ -65,11 +65,11 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     "--out",
     required=True,
     type=NEW_FOLDER,
-    help="The folder of all runs; the same command goes on where it was stopped.",
+    help="The folder of all runs; run the same command again to resume.",
 )
 @device_option
-@click.option("--split", help="What is evaluated; by default test, or what the grid's paper took.")
-@click.option("--views", is_flag=True, help="Evaluate by the mean over all views that are cached of an image.")
+@click.option("--split", help="The split to evaluate; by default test, or that of the grid's paper.")
+@click.option("--views", is_flag=True, help="Evaluate by the mean over all cached views of an image.")
 @click.option("--hubness", is_flag=True, help="Also print the table with hubness corrected, see `xret eval`.")
 @click.option(
     "--jobs",
@@ -78,7 +78,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     show_default=True,
     callback=workers,
     metavar="N|tcp://…",
-    help="Cells at once on this machine; or the address of a Dask cluster that trains them.",
+    help="Cells to train at once on this machine, or the address of a Dask cluster.",
 )
 @click.option(
     "--save",
@@ -91,8 +91,8 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 def ablate(store: str, files: tuple[Path, ...], **options: Any) -> None:
     """Train a recipe in many variants, and print their table.
 
-    Every cell, a variant with a seed, is a run below --out. What is finished stays: more values or seeds cost only
-    themselves. A cell that fails is reported at the end, with exit code 1, and tried again by the same command.
+    Each cell, a variant with a seed, is a run below --out. Finished cells are kept: further values or seeds train only
+    what is new. A failed cell is reported at the end, with exit code 1; the same command tries it again.
 
     \b
     xret ablate f30k.zarr --recipe setdiv --vary similarity.alpha=4,8,16 \\

@@ -34,7 +34,7 @@ def _seen(features: "SetContents") -> str:
 
 @click.group()
 def cache() -> None:
-    """Look into feature stores and look after them.
+    """Inspect, check, clean and export feature stores.
 
     \b
     xret cache info rsicd.zarr
@@ -76,7 +76,7 @@ def info(store: str) -> None:
 def verify(store: str) -> None:
     """Read every chunk of STORE and report what is damaged.
 
-    The exit code is 1 if anything is. `xret extract` with the same options and --repair computes it again.
+    The exit code is 1 if anything is damaged. `xret extract` with the same options and --repair computes it again.
 
     \b
     xret cache verify rsicd.zarr
@@ -136,12 +136,12 @@ def ls(place: str) -> None:
 
 @cache.command()
 @click.argument("store")
-@click.option("--split", default="val", show_default=True, help="Whose images and captions are compared.")
+@click.option("--split", default="val", show_default=True, help="The split to compare.")
 def align(store: str, split: str) -> None:
-    """Show how well encoders fit each other, before training.
+    """Rank pairs of image and caption sets, before any training.
 
-    Each image set of STORE is compared with each caption set. The best pair comes first, by the mean recall of a linear
-    map that is fitted to train in closed form. Beside it stand mutual nearest neighbours and linear CKA.
+    Compares each image set with each caption set. The best pair comes first, by the mean recall of a linear map that is
+    fitted to the split train in closed form. Mutual nearest neighbours and linear CKA are printed beside it.
 
     \b
     xret cache align rsicd.zarr
@@ -180,15 +180,22 @@ def rm(store: str, features: str) -> None:
 @cache.command()
 @click.argument("store")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The HDF5 file to write.")
-@click.option("--set", "sets", multiple=True, metavar="PREFIX", help="A set to export; by default the only ones there.")
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="PREFIX",
+    help="A set to export; needed where there are several. Repeatable.",
+)
 @click.option(
     "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which splits to export."
 )
 def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...]) -> None:
-    """Write features of STORE to one HDF5 file for the code of others.
+    """Write features of STORE to one HDF5 file, for other programs.
 
     It holds images/local, global, length, boxes, id, captions/text, token and so on, in the store's own precision.
-    What failed is left out, images with their captions. `xret import --from hdf5` takes the images again.
+    Failed captions, and failed images with their captions, are left out. `xret import --from hdf5` takes the images
+    again.
 
     \b
     xret cache export f30k.zarr --out f30k.h5 --splits test \\

@@ -53,15 +53,15 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     type=NEW_FOLDER,
     default=Path("xret-demo"),
     show_default=True,
-    help="A new folder, or one in which a demo was stopped: it goes on.",
+    help="A new folder, or one in which a demo was stopped, to resume it.",
 )
 def demo(out: Path) -> None:
-    """Run all stages on generated pictures: what sets are for.
+    """Run all stages on generated pictures.
 
-    Draws pictures of four objects with four captions, each of one object. An image is the rows that a perfect detector
-    would give: the encoder `plain-ground` finds each object, and keeps its thumbnail, colours and place. Trains heads
-    that give an image one vector or four, evaluates them and writes a page. Downloads nothing. Stopped and started
-    again with the same options, it goes on where it was.
+    Draws pictures of four objects with four captions, each of one object. The encoder `plain-ground` finds each object
+    as a perfect detector would, and stores its thumbnail, colours and place. Trains heads that give an image one vector
+    or four, evaluates them and writes a page: it shows what sets are for. Downloads nothing. Run the same command again
+    to resume.
 
     \b
     xret demo --out xret-demo

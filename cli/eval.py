@@ -10,16 +10,16 @@ from .parsing import FOLDER, device_option, show
 
 @click.command("eval")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|STORE [RUN ...]")
-@click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
-@click.option("--split", default="test", show_default=True, help="Whose images and captions.")
+@click.option("--store", help="Another feature store of the same encoders; by default each run's own.")
+@click.option("--split", default="test", show_default=True, help="The split to use.")
 @click.option(
     "--protocol",
     default="auto",
     show_default=True,
     metavar="NAME",
-    help="auto: what the data set's manifest says; full; 1k-folds: the mean of five folds of 1,000 images; on COCO's "
-    "test split also eccv, cxc and rpc2: ECCV Caption, Crisscrossed Captions and R-Precision on it (pip install "
-    "'xret[eccv]'), and pmrp:FILE: R-Precision of plausible matches, by COCO's instances_val2014.json.",
+    help="auto: as the manifest says; full; 1k-folds: the mean of five folds of 1,000 images. On COCO's test "
+    "split also eccv, cxc and rpc2: ECCV Caption, Crisscrossed Captions and its R-Precision (pip install "
+    "'xret[eccv]'); and pmrp:FILE: R-Precision of plausible matches, from COCO's instances_val2014.json.",
 )
 @click.option(
     "--ties",
@@ -31,38 +31,38 @@ from .parsing import FOLDER, device_option, show
 @click.option(
     "--views",
     is_flag=True,
-    help="Compare each image in all views that are cached of it, and take the mean; without it, the image as it is.",
+    help="Take the mean over all cached views of an image, instead of the first alone.",
 )
 @click.option(
     "--hubness",
     is_flag=True,
-    help="Also print the table with items held back that answer too many queries, by a bank of training queries "
+    help="Also print a table with hubness corrected: items that answer too many training queries are held back "
     "(QB-Norm); the scale is chosen on val.",
 )
 @click.option(
     "--compare",
     is_flag=True,
-    help="Compare two runs query by query, by all images against all captions: the differences of recalls with their "
-    "95% intervals, and which queries change most.",
+    help="Compare two runs query by query, all images against all captions: differences with 95% intervals, "
+    "and the queries that change most.",
 )
 @click.option(
     "--features",
     default="auto",
     metavar="IMAGE,TEXT",
-    help="If a STORE has several image or caption sets in one space: how the names of one of each begin.",
+    help="With a STORE that has several image or caption sets in one space: the beginnings of two names.",
 )
 @click.option(
     "--diagnostics",
     is_flag=True,
-    help="Also print, for one run, circular variance, what each element does, uncertainty, pooling coefficients, cost "
-    "and, with --data-root or --visual-genome, what it makes of crops.",
+    help="Also print, for one run, circular variance, the work of each element, uncertainty, pooling "
+    "coefficients, cost and, with --data-root or --visual-genome, results on crops.",
 )
 @click.option("--data-root", type=FOLDER, help="For crops: the folder of the data set's manifest and images.")
 @click.option(
     "--visual-genome",
     type=FOLDER,
-    help="For crops: the folder of Visual Genome's region_descriptions.json, image_data.json and pictures (VG_100K and "
-    "VG_100K_2), which the store need not have.",
+    help="For crops: the folder of Visual Genome's region_descriptions.json, image_data.json and pictures "
+    "(VG_100K and VG_100K_2); they need no store.",
 )
 @device_option
 def eval_(
@@ -73,10 +73,11 @@ def eval_(
     visual_genome: Path | None,
     **options: Any,
 ) -> None:
-    """Evaluate retrieval: captions by images, and images by captions.
+    """Evaluate retrieval in both directions.
 
-    A RUN ranks with its best epoch, and several runs as an ensemble. A STORE ranks by the cosine of the frozen
-    encoders' global features, if they lie in one space as those of CLIP do: what a head on them has to beat.
+    Finds captions for images, and images for captions. A RUN ranks with its best epoch; several runs are an ensemble. A
+    STORE ranks by the cosine of its global features, if they lie in one space as those of CLIP do: the result that a
+    head has to beat.
 
     \b
     xret eval run

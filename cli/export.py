@@ -16,26 +16,28 @@ from .parsing import NEW_FOLDER, show
     required=True,
     type=NEW_FOLDER,
     metavar="FILE.parquet|FILE.safetensors|FOLDER",
-    help="What to write; a folder gets .npy files. Must not exist.",
+    help="A new file or folder; a folder gets .npy files and a data set card.",
 )
-@click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
-@click.option("--split", default="test", show_default=True, help="Whose images and captions.")
+@click.option("--store", help="The feature store, if it has moved since RUN was trained.")
+@click.option("--split", default="test", show_default=True, help="The split to use.")
 @click.option(
-    "--dims", type=click.IntRange(min=1), help="Rotate embeddings that cosine compares to so many dimensions."
+    "--dims",
+    type=click.IntRange(min=1),
+    help="Reduce embeddings to this many dimensions by a rotation; for cosine similarities.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "int8"]),
     default="float32",
     show_default=True,
-    help="int8: a byte for each number.",
+    help="The numbers' type; int8 takes one byte each.",
 )
 @click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
 def export(run: str, out: Path, dims: int | None, dtype: str, **options: Any) -> None:
-    """Write the embeddings of a run into files.
+    """Write the embeddings of a run to files.
 
-    They are those that RUN gives the images and captions of a split, with their ids, names and texts.
+    They are those of a split's images and captions, with ids, file names and texts.
 
     \b
     xret export run --out test.parquet

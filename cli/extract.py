@@ -32,7 +32,7 @@ STORE = click.option("--store", required=True, help="The feature store: a local 
 DATA_ROOT = click.option(
     "--data-root",
     type=FOLDER,
-    help="What the manifest's relative paths are relative to; without it, the manifest's folder.",
+    help="Folder that the manifest's paths start from; by default the manifest's own.",
 )
 DTYPE = click.option(
     "--dtype", default="float16", show_default=True, metavar="float16|float32", help="How features are stored."
@@ -43,7 +43,7 @@ ON_ERROR = click.option(
     default="fail",
     show_default=True,
     type=click.Choice(["fail", "skip"]),
-    help="At a sample that cannot be read: stop, or record it with the reason and go on.",
+    help="At a sample that cannot be read: stop, or record the reason and go on.",
 )
 
 
@@ -56,33 +56,34 @@ ON_ERROR = click.option(
     default="resnet152",
     show_default=True,
     metavar="ENCODER",
-    help="A torchvision classification network; hf:ID or hf:DIR, an image model of transformers from the hub or a"
-    " folder (CLIP, SigLIP, DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); timm:NAME or timm:NAME.TAG; open_clip:ARCH/TAG;"
-    " butd, butd-grid, fasterrcnn_resnet50_fpn_v2, plain-ground; none; or a class of your own as MODULE:CLASS, which is"
-    " run.",
+    help="A torchvision classification network; an image model of transformers, hf:ID or hf:DIR (CLIP, SigLIP, "
+    "DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); timm:NAME or timm:NAME.TAG; open_clip:ARCH/TAG; butd, "
+    "butd-grid, fasterrcnn_resnet50_fpn_v2, plain-ground; none; or your own class, MODULE:CLASS, whose "
+    "code is run.",
 )
 @click.option(
     "--text",
     default="bert",
     show_default=True,
     metavar="ENCODER",
-    help="bert, words, none; hf:ID or hf:DIR, a text encoder of transformers (CLIP, SigLIP, RoBERTa, MPNet, T5, a"
-    " folder of sentence-transformers, …); or open_clip:ARCH/TAG.",
+    help="bert, words, none; a text encoder of transformers, hf:ID or hf:DIR (CLIP, SigLIP, RoBERTa, MPNet, "
+    "T5, a folder of sentence-transformers, …); or open_clip:ARCH/TAG.",
 )
 @click.option(
     "--encoder",
     metavar="hf:ID|hf:DIR|open_clip:ARCH/TAG|RUN",
-    help="A model of pictures and texts, such as CLIP, or the backbones that `xret finetune` left in RUN; in place of"
-    " --visual and --text.",
+    help="A model of pictures and texts, such as CLIP, or the backbones that `xret finetune` saved in RUN; "
+    "replaces --visual and --text.",
 )
 @click.option(
     "--visual-weights",
-    help="A file, random:SEED, or imagenet, the default: the published ones, of timm: and open_clip: those of the tag.",
+    help="A file, random:SEED, or imagenet, the default: the published weights; for timm: and open_clip: those "
+    "of the tag.",
 )
 @click.option(
     "--text-weights",
-    help="For bert: a model id of the Hugging Face hub, by default bert-base-uncased, or a local folder. For open_clip:"
-    " a file, or random:SEED, in place of those of the tag.",
+    help="For bert: a model id of the Hugging Face hub or a local folder, by default bert-base-uncased. For "
+    "open_clip: a file or random:SEED; by default the weights of the tag.",
 )
 @click.option(
     "--layer",
@@ -97,40 +98,41 @@ ON_ERROR = click.option(
     "--image-size",
     type=click.IntRange(32, 2048),
     metavar="PIXELS",
-    help="Side of the input, for grids; by default 224, and of hf:, timm: and open_clip: the model's own.",
+    help="Side of the input, for grids; by default 224, or for hf:, timm: and open_clip: the model's own.",
 )
 @click.option(
     "--whole",
     is_flag=True,
-    help="Squeeze whole pictures into the square input, for grids that would cut out their middle.",
+    help="Squeeze the whole picture into the square input, instead of cropping its middle; for grids.",
 )
 @click.option(
     "--pool",
     callback=_pool,
     metavar="HxW",
-    help="Average the cells of a grid in windows of so many, as 2x2, before they are stored.",
+    help="Average a grid's cells in windows, such as 2x2, before they are stored.",
 )
 @click.option(
     "--views",
     metavar="crop-flip:N|dihedral:N",
-    help="Cache N views of each picture, for grids; the first is the picture itself. The others are random crops,"
-    " mirrored half the time; or the turns and mirrorings of a square, up to eight, for pictures from the air.",
+    help="Cache N views of each picture, for grids; the first is the picture itself. crop-flip: random crops, "
+    "half of them mirrored. dihedral: turned by quarters and mirrored, at most 8; for pictures from the "
+    "air.",
 )
 @click.option(
-    "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes of an image for detectors, by default 36."
+    "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes in an image, for detectors; by default 36."
 )
-@click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; take at most so many.")
+@click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; encode at most this many.")
 @click.option(
     "--prompt",
     metavar="TEMPLATE",
-    help='What is encoded in place of a caption, which stands in it for {}: "a photo of {}".',
+    help='Template for each caption, such as "a photo of {}".',
 )
 @DTYPE
 @SPLITS
 @click.option(
     "--reuse",
     metavar="STORE",
-    help="Copy the features of pictures with the same bytes and captions with the same text from another store.",
+    help="Copy the features of identical picture files and captions from another store.",
 )
 @click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1), help="Samples encoded at once.")
 @device_option
@@ -138,17 +140,17 @@ ON_ERROR = click.option(
     "--workers",
     callback=workers,
     metavar="N|tcp://…",
-    help="Threads that read pictures, by default one a core, eight at most; or the address of a Dask scheduler, whose"
-    " workers do all.",
+    help="Threads that read pictures, by default one a core, at most eight; or the address of a Dask "
+    "scheduler, whose workers do everything.",
 )
 @ON_ERROR
-@click.option("--repair", is_flag=True, help="Compute again what is damaged, and samples that failed.")
-@click.option("--trust", is_flag=True, help="Unpickle weights, or run a program that a checkpoint comes with.")
+@click.option("--repair", is_flag=True, help="Compute damaged chunks and failed samples again.")
+@click.option("--trust", is_flag=True, help="Unpickle weights, and run code that comes with a checkpoint.")
 def extract(dataset: str, store: str, **options: Any) -> None:
     """Encode images and captions once, into a feature store.
 
-    DATASET is a manifest's name (coco, flickr30k, flickr8k, rsicd) or the path of a manifest. Stopped at any moment
-    and started again with the same options, it resumes.
+    DATASET is a manifest's name (coco, flickr30k, flickr8k, rsicd) or the path of a manifest. Run the same command
+    again to resume after a stop.
 
     \b
     xret extract rsicd --data-root DIR --store rsicd.zarr

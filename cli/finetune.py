@@ -16,27 +16,27 @@ from .train_head import format_summary, say_if_new
 @click.option(
     "--data-root",
     type=FOLDER,
-    help="The folder of the images, or the one that the manifest's relative paths start from.",
+    help="The folder of the images, or the one that the manifest's paths start from.",
 )
 @click.option(
     "--reattach",
     default="",
     callback=comma_list,
     metavar="image,text|image|text",
-    help="Which backbones; by default those that the recipe's finetune block trains. The rest stays on the cache.",
+    help="Which backbones to train; by default those that the recipe's finetune block trains. The others stay cached.",
 )
 @click.option("--visual-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the image backbone, if they have moved.")
 @click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the text backbone, if they have moved.")
 @settings_option("of the recipe")
-@click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
+@click.option("--store", help="The feature store, if it has moved since RUN was trained.")
 @device_option
-@click.option("--resume", is_flag=True, help="Go on with the same options where it stopped, or begin.")
+@click.option("--resume", is_flag=True, help="Resume with the same options, or begin.")
 def finetune(run: str, out: Path, resume: bool, **options: Any) -> None:
     """Train a head and its backbones together, end to end.
 
-    The backbones of the head in RUN are put back, and all of it learns from images and captions. Epochs and schedule go
-    on after the head's; schedule.epochs says how many there are to be in all. Evaluate the new run after `xret extract
-    … --encoder RUN` has made its features.
+    Loads the backbones again that made RUN's features, and trains them with the head, from images and captions. Epochs
+    and schedule continue after the head's; schedule.epochs is the total. Evaluate the new run after `xret extract …
+    --encoder RUN` has made its features.
 
     \b
     xret finetune run --data-root DIR --reattach image,text --out tuned \\

@@ -30,33 +30,33 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
     required=True,
     type=click.Choice(FORMATS),
     metavar="FORMAT",
-    help="How the features are stored: one of the formats above.",
+    help="The format of the features: one of those above.",
 )
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
 @click.option(
     "--arrays", default="", callback=_names, metavar="ROLE=NAME,…",
-    help="For hdf5: which array is local, which is id; and length, boxes, classes, scores, size if it has them.",
+    help="For hdf5: the names of the arrays local and id, and of length, boxes, classes, scores and size if "
+    "there are any.",
 )  # fmt: skip
 @click.option(
     "--encoder", default="", callback=comma_list, metavar="NAME",
-    help="The model that made the features; of embeddings by two models IMAGES,CAPTIONS.",
+    help="The model that made the features; IMAGES,CAPTIONS for embeddings by two models.",
 )  # fmt: skip
 @click.option(
     "--kind", default="roi", show_default=True, type=click.Choice(["roi", "frames"]),
-    help="What the rows of features are: regions of pictures, or frames of videos.",
+    help="What a row of features is: a region of a picture, or a frame of a video.",
 )  # fmt: skip
 @DATA_ROOT
 @DTYPE
 @SPLITS
 @ON_ERROR
-@click.option("--repair", is_flag=True, help="Write again what is damaged, and samples that failed.")
+@click.option("--repair", is_flag=True, help="Write damaged chunks and failed samples again.")
 def import_(dataset: str | None, store: str, data_root: Path | None, **options: Any) -> None:
-    """Write features that others extracted into a feature cache.
+    """Import features that others extracted into a feature store.
 
-    Features are regions, or embeddings of images and captions. DATASET is a manifest's name or path, as for extract.
-    Without it the images and captions of embeddings are the data set. The source's ids may be the data set's ids
-    (Karpathy's imgid), COCO ids or file names. Pickles are never opened. Stopped and started again, it goes on where it
-    was.
+    Features are regions, or embeddings of images and captions. DATASET is a manifest's name or path, as for extract;
+    without it, the images and captions of embeddings are the data set. The source's ids may be the data set's ids
+    (Karpathy's imgid), COCO ids or file names. Pickles are never opened. Run the same command again to resume.
 
     \b
     scan            folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt};

@@ -11,14 +11,14 @@ from .parsing import NEW_FOLDER, show
 
 @click.command("index")
 @click.argument("run")
-@click.option("--out", required=True, type=NEW_FOLDER, help="The folder to be made.")
-@click.option("--store", help="Where the feature cache is now, if not where RUN was trained.")
-@click.option("--split", default="test", show_default=True, help="Whose images and captions.")
+@click.option("--out", required=True, type=NEW_FOLDER, help="The new folder.")
+@click.option("--store", help="The feature store, if it has moved since RUN was trained.")
+@click.option("--split", default="test", show_default=True, help="The split to use.")
 @click.option(
     "--factory",
     metavar="WORDS",
     show_default="inverted lists of elements with a byte a dimension",
-    help="How FAISS looks up elements, as for its index_factory: Flat, HNSW32,SQ8, IVF4096,PQ32.",
+    help="How FAISS looks up elements, a string for its index_factory: Flat, HNSW32,SQ8, IVF4096,PQ32.",
 )
 @click.option(
     "--recall",
@@ -28,24 +28,26 @@ from .parsing import NEW_FOLDER, show
     help="Share of the exact top 10 to find; the smallest effort that reaches it on a sample of queries is chosen.",
 )
 @click.option(
-    "--dims", type=click.IntRange(min=1), help="Rotate embeddings that cosine compares to so many dimensions."
+    "--dims",
+    type=click.IntRange(min=1),
+    help="Reduce embeddings to this many dimensions by a rotation; for cosine similarities.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "int8"]),
     default="float32",
     show_default=True,
-    help="Of the embeddings that rank what is found; int8: a byte for each number.",
+    help="Type of the embeddings that rank candidates; int8 takes one byte a number.",
 )
 @click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda; for embedding.")
 def index(
     run: str, out: Path, factory: str | None, recall: float, dims: int | None, dtype: str, **options: Any
 ) -> None:
-    """Index the gallery of a run for searches among very many.
+    """Build a search index over a large gallery.
 
-    A search with --index compares the query only with candidates, those that have elements near to the query's, and
-    ranks them exactly. The recall of the exact top 10 is measured and printed. Needs FAISS: pip install 'xret[index]'.
+    A search with --index looks up candidates, the items with elements near to the query's, and ranks these exactly. The
+    recall of the exact top 10 is measured and printed. Needs FAISS: pip install 'xret[index]'.
 
     \b
     xret index run --out run.index

@@ -83,7 +83,7 @@ NEW_FILE = Output(path_type=Path, dir_okay=False)
 
 def settings_option(what: str) -> Callable[[_Command], _Command]:
     """Return the option ``--set``, whose value is a dictionary; `what` its help says it changes."""
-    text = f"Change a value {what}; as often as needed."
+    text = f"Change a value {what}; repeatable."
     return click.option("--set", "settings", multiple=True, callback=_settings, metavar="KEY=VALUE", help=text)
 
 

@@ -17,18 +17,18 @@ from .parsing import FOLDER, device_option, show
     type=click.Path(path_type=Path),
     default=Path("report.html"),
     show_default=True,
-    help="The HTML file; an earlier report there is replaced, anything else is not.",
+    help="The HTML file; only an earlier report is replaced.",
 )
 @click.option("--data-root", type=FOLDER, help="The folder of the images, or of the data set's manifest.")
-@click.option("--split", default="test", show_default=True, help="Whose images and captions.")
-@click.option("--store", help="Another feature cache, with features of the same encoders; by default each run's own.")
+@click.option("--split", default="test", show_default=True, help="The split to use.")
+@click.option("--store", help="Another feature store of the same encoders; by default each run's own.")
 @device_option
 def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Write an HTML page about one run, or several side by side.
 
-    The page is one file, and needs no network: what was trained, tables with frozen encoders and chance, training
+    The page is one file and needs no network. It has the settings, tables with the frozen encoders and chance, training
     curves, where runs disagree, galleries of queries, attention, and what each element finds. Without --data-root, ids
-    and captions are shown instead of pictures.
+    and captions replace pictures.
 
     \b
     xret report run --data-root DIR

@@ -19,12 +19,12 @@ def run_options(command: Any) -> Any:
     for option in reversed(
         (
             click.option("--images", type=path, metavar="FOLDER", help="Search the pictures in this folder and below."),
-            click.option("--store", help="Where the feature cache is now, if not where RUN was trained."),
-            click.option("--split", default="test", show_default=True, help="Whose images and captions."),
-            click.option("--index", type=path, metavar="DIR", help="Search by an index that `xret index` made of RUN."),
+            click.option("--store", help="The feature store, if it has moved since RUN was trained."),
+            click.option("--split", default="test", show_default=True, help="The split to use."),
+            click.option("--index", type=path, metavar="DIR", help="An index of RUN, made by `xret index`."),
             click.option("--visual-weights", metavar=place, help="The image encoder's weights, if they have moved."),
             click.option("--text-weights", metavar=place, help="The text encoder's weights, if they have moved."),
-            click.option("--trust", is_flag=True, help="Let weights run code, and run your own encoder."),
+            click.option("--trust", is_flag=True, help="Unpickle weights, and run your own encoder's code."),
             click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm)."),
             click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
         )
@@ -36,17 +36,17 @@ def run_options(command: Any) -> Any:
 @click.command()
 @click.argument("run")
 @click.argument("words", nargs=-1, required=True, metavar="QUERY")
-@click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="How many results.")
+@click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="Number of results.")
 @run_options
 def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     """Find images for a sentence, or captions for a picture.
 
-    QUERY is a sentence, or the file of a picture; of a run on videos a folder of frames, such as ./clip. What is
-    searched is a split of the store of RUN. Sentences and pictures go through the encoder that made its features. The
-    weights are found where they were, and named again where they have moved; a fine-tuned run has its own.
+    QUERY is a sentence or a picture file; for a run on videos, a folder of frames, such as ./clip. Searches a split of
+    RUN's store. The query goes through the encoder that made the features; if its weights have moved, say where they
+    are. A fine-tuned run has its own.
 
-    With --images a folder of any pictures is searched, without a manifest, also by a picture like them. Each is
-    embedded once, and again when its file has changed.
+    --images searches a folder of any pictures, without a manifest. Each is embedded once, and again when its file
+    changes.
 
     \b
     xret search run "a red square beside a blue circle"

@@ -20,7 +20,7 @@ from .search import run_options
 @click.option(
     "--data-root",
     type=FOLDER,
-    help="The folder of the images, or the one that the manifest's relative paths start from.",
+    help="The folder of the images, or the one that the manifest's paths start from.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address or name to listen at.")
 @click.option(
@@ -29,8 +29,8 @@ from .search import run_options
 def serve(run: str, host: str, port: int | None, **options: Any) -> None:
     """Search with a run in a browser.
 
-    A page to type a sentence or drop a picture, and an API that its footer describes. Only this machine can reach it,
-    unless --host says otherwise; there is no password. Pictures that are sent are removed when it ends. Ctrl-C ends it.
+    Opens a page to type a sentence or drop a picture; its footer describes the API. Only this machine can reach it,
+    unless --host says otherwise; there is no password. Ctrl-C ends it and removes the pictures that were sent.
 
     \b
     xret serve run --data-root DIR

@@ -17,20 +17,18 @@ if TYPE_CHECKING:
 @click.argument("stores", nargs=-1, required=True, metavar="STORE [STORE ...]")
 @recipe_option(required=True)
 @settings_option("of the recipe")
-@click.option("--init-from", metavar="RUN", help="Begin with the best weights of this run, all of which must fit.")
+@click.option("--init-from", metavar="RUN", help="Begin with the best weights of this run; all of them must fit.")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The run folder; must not exist, unless --resume.")
 @device_option
 @click.option(
     "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers."
 )
-@click.option(
-    "--resume", is_flag=True, help="Go on with the same options where it stopped, or with more epochs, or begin."
-)
+@click.option("--resume", is_flag=True, help="Resume with the same options or with more epochs, or begin.")
 def train_head(stores: tuple[str, ...], out: Path, resume: bool, **options: Any) -> None:
     """Train a head on cached features.
 
-    The best epoch by validation RSUM is kept. Of several stores, extracted with the same options, the training splits
-    are learned together; the first validates.
+    The best epoch by validation RSUM is kept. With several stores, extracted with the same options, it learns all
+    training splits together and validates on the first store.
 
     \b
     xret train-head rsicd.zarr --recipe setdiv --out run

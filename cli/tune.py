@@ -12,14 +12,18 @@ from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, setti
 @click.argument("store")
 @recipe_option(required=True)
 @click.option(
-    "--trials", default=50, show_default=True, type=click.IntRange(1), help="All together; a larger number adds."
+    "--trials",
+    default=50,
+    show_default=True,
+    type=click.IntRange(1),
+    help="Number of trials in all; a larger number adds to those that are there.",
 )
 @click.option(
     "--space",
     multiple=True,
     callback=key_values,
     metavar="KEY=LOW:HIGH[:log]",
-    help="Vary a key beside those of the bundled space, or in another range; or KEY=A,B,C. Repeatable.",
+    help="Add a key to the bundled space or replace its range; or KEY=A,B,C. Repeatable.",
 )
 @settings_option("in all trials")
 @click.option(
@@ -27,17 +31,19 @@ from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, setti
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**63 - 1),
-    help="Decides every run, and the values that are drawn.",
+    help="Seed of every run and of the drawn values.",
 )
-@click.option("--hubness", is_flag=True, help="Evaluate the best run also with hubness corrected, see `xret eval`.")
-@click.option("--out", required=True, type=NEW_FOLDER, help="The folder; the same command resumes, and joins in.")
+@click.option("--hubness", is_flag=True, help="Also evaluate the best run with hubness corrected, see `xret eval`.")
+@click.option(
+    "--out", required=True, type=NEW_FOLDER, help="The folder; the same command resumes there, or shares the work."
+)
 @device_option
 def tune(store: str, recipe: str, out: Path, **options: Any) -> None:
     """Find the values of a recipe that suit a data set.
 
-    Validation RSUM decides, and the best run is kept. Trials that fall behind are stopped early. The test split is
-    looked at when all are over, with the best run: --out/best, and --out/best.yaml is its recipe. The same command run
-    several times at once, also on machines that share the folder, shares the work.
+    Validation RSUM decides. Trials that fall behind are stopped early. The best run is --out/best, and --out/best.yaml
+    its recipe; it alone is evaluated on the test split, after all trials. The same command run several times at once
+    shares the work, also on several machines that share the folder.
 
     \b
     xret tune rsicd.zarr --recipe setdiv --trials 50 --out tuned

@@ -89,6 +89,24 @@ def drawing(device: torch.device, *seed: int) -> Iterator[None]:
         yield
 
 
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """Return values of the host on a device, without waiting for it; `on_host` gives them back.
+
+    They stay with the tensor as its attribute ``host``, by which `heads.modules.host` knows them, too.
+    """
+    if device.type == "cpu":
+        return values
+    sent = values.pin_memory().to(device, non_blocking=True)
+    sent.host = values  # type: ignore[attr-defined]
+    return sent
+
+
+def on_host(values: Tensor) -> Tensor:
+    """Return the values that a tensor was sent from; of any other a copy, for which the host waits."""
+    found: Tensor | None = getattr(values, "host", None)
+    return values.cpu() if found is None else found
+
+
 def start_reading(values: Tensor) -> Callable[[], Tensor]:
     """Begin to copy values to the host; what is returned waits for them, but for no later work of the GPU."""
     if not values.is_cuda:

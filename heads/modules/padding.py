@@ -5,10 +5,14 @@ valid, those after them are padding, and whatever stands there changes no result
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from .host import on_host, send
 
 
 def valid_rows(rows: Tensor, length: Tensor) -> Tensor:
@@ -31,7 +35,8 @@ def with_ends(token: Tensor, length: Tensor, start: int, end: int) -> tuple[Tens
     """Return `token [B, N]` with `start` before and `end` after each sample's valid ids, `[B, N + 2]`, and lengths."""
     longer = functional.pad(token, (1, 1))
     longer[:, 0] = start
-    return longer.scatter(1, length.to(token.device)[:, None] + 1, end), length + 2
+    length = send(on_host(length) + 2, token.device)
+    return longer.scatter(1, length[:, None] - 1, end), length
 
 
 def rows_of_all(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -46,7 +51,7 @@ def rows_of_all(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
     rows = torch.cat([own for own, _ in parts], 1)
     padding = torch.cat([~valid_rows(own, length) for own, length in parts], 1)
     order = padding.int().argsort(dim=1, stable=True)  # the valid ones first, as they stand
-    number = torch.stack([length for _, length in parts]).sum(0)
+    number = send(torch.stack([on_host(length) for _, length in parts]).sum(0), rows.device)
     return zero_padding(rows.gather(1, order[..., None].expand_as(rows)), number), number
 
 
@@ -90,8 +95,41 @@ def on_valid_rows(layer: Callable[[Tensor], Tensor], rows: Tensor, length: Tenso
         rows: `[B, N, C]`.
         length: `[B]`.
     """
-    valid = valid_rows(rows, length)
-    made = layer(rows[valid])
-    padded = made.new_zeros((*rows.shape[:2], made.shape[1]))
-    padded[valid] = made
-    return padded
+    flat, inside = rows.flatten(0, 1), torch.arange(rows.shape[1]) < on_host(length)[:, None]
+    if inside.all():
+        return layer(flat).unflatten(0, rows.shape[:2])
+    there, back = ways(inside.flatten().nonzero()[:, 0], len(flat), rows.device)
+    made = layer(MovedRows.apply(flat, there, back))
+    return MovedRows.apply(made, back, there).unflatten(0, rows.shape[:2])
+
+
+class MovedRows(torch.autograd.Function):
+    """Some rows of a matrix, or all of them with rows of zeros between, by the `ways` there and back.
+
+    No row is taken twice, so that its gradient is another gather, which nobody has to sort.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, there: Tensor, back: Tensor) -> Tensor:
+        """Return the rows on the way `there` of `rows [R, C]`."""
+        ctx.save_for_backward(there, back)
+        return _rows_at(rows, there)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradient of `rows`."""
+        return _rows_at(gradient, ctx.saved_tensors[1]), None, None
+
+
+def _rows_at(rows: Tensor, places: Tensor) -> Tensor:
+    if len(places) > len(rows):  # some are of zeros
+        rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+    return rows.index_select(0, places)
+
+
+def ways(chosen: Tensor, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the way from `number` rows to those `chosen [R]` of them, and the way back: R for what is not chosen."""
+    back = torch.full((number,), len(chosen)).scatter(0, chosen, torch.arange(len(chosen)))
+    there, back = send(torch.cat([chosen, back]), device).split([len(chosen), number])
+    return there, back

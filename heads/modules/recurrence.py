@@ -4,7 +4,10 @@ from typing import overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence
+
+from .host import on_host, send
+from .padding import MovedRows, ways
 
 
 @overload
@@ -38,11 +41,14 @@ def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Tensor, Tenso
     Returns:
         The states `[B, N, directions x H]`, zero after a sample's length, and the last ones `[directions, B, H]`.
     """
-    # The lengths of a packed batch live on the CPU. It is sorted here, because torch, to restore the order of the
-    # samples, would make the CPU wait for a GPU.
-    length, order = length.cpu().clamp(min=1).sort(descending=True)
-    back = order.argsort().to(rows.device, non_blocking=True)
-    rows = rows.index_select(0, order.to(rows.device, non_blocking=True))
-    outputs, last = run_gru(gru, pack_padded_sequence(rows, length, batch_first=True))
-    states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=rows.shape[1])
-    return states.index_select(0, back), last.index_select(1, back)
+    # A packed batch holds the first rows of all samples, the longest sample first, then their second rows, and so on.
+    # torch's own packing copies the whole batch once for every row when it goes back.
+    samples, number = rows.shape[:2]
+    length, order = on_host(length).clamp(min=1).sort(descending=True)
+    step = torch.arange(int(length[0]))[:, None]
+    inside = step < length
+    there, back = ways((order * number + step)[inside], samples * number, rows.device)
+    packed = MovedRows.apply(rows.flatten(0, 1), there, back)
+    outputs, last = run_gru(gru, PackedSequence(packed, inside.sum(1)))
+    states = MovedRows.apply(outputs.data, back, there)
+    return states.unflatten(0, (samples, number)), last.index_select(1, send(order.argsort(), rows.device))

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ...pipeline.device import on_host, send
 from ...pipeline.reading.end_to_end import MASKED, REPLACED
 from ...pipeline.reading.features import Features, set_by_set, side_by_side
-from ..modules.padding import mean_rows, valid_rows, zero_padding
+from ..modules.padding import mean_rows, zero_padding
 from ..modules.positions import cell_places
 
 _AT_ONCE = 1024  # samples
@@ -36,13 +37,12 @@ def _drop_rows(features: Features, share: float, varies: bool) -> Features:
     rows = features.local if features.local is not None else features.token
     if rows is None:
         return features
-    chance = torch.rand(rows.shape[:2]).to(rows.device, non_blocking=True)
-    valid = valid_rows(rows, features.length)
+    chance, valid = torch.rand(rows.shape[:2]), _valid(rows, features.length)
     chance = chance.masked_fill(~valid, -1)
     luckiest = chance == chance.amax(1, keepdim=True)  # kept whatever the share
     least: float | Tensor = share
     if varies:
-        strength = torch.rand(len(rows), 1).to(rows.device, non_blocking=True)
+        strength = torch.rand(len(rows), 1)
         least = strength.where(strength > share, 0) * share
     return _left(features, valid & ((chance >= least) | luckiest))
 
@@ -60,25 +60,33 @@ def mask_words(captions: Features, share: float, mask: int) -> Features:
 def _mask_words(captions: Features, share: float, mask: int) -> Features:
     token = captions.token
     assert token is not None, "words are masked"
-    lot = (torch.rand(token.shape) / share).to(token.device, non_blocking=True)
-    others = torch.randint(1, max(mask, 2), token.shape).to(token.device, non_blocking=True)
-    changed = token.where(lot >= REPLACED, others.where(lot >= MASKED, mask))
-    keep = valid_rows(token, captions.length) & ((lot < REPLACED) | (lot >= 1))
+    lot = torch.rand(token.shape) / share
+    others = torch.randint(1, max(mask, 2), token.shape).where(lot >= MASKED, mask)
+    keep = _valid(token, captions.length) & ((lot < REPLACED) | (lot >= 1))
     nothing = ~keep.any(1)
-    changed[:, 0] = changed[:, 0].masked_fill(nothing, mask)
+    others = others.masked_fill(lot >= REPLACED, -1)  # stays as it is
+    others[nothing, 0] = mask
     keep[:, 0] |= nothing
+    others = send(others, token.device)
+    changed = token.where(others < 0, others)
     return _left(Features(captions.length, captions.local, captions.global_, changed), keep)
 
 
+def _valid(rows: Tensor, length: Tensor) -> Tensor:
+    """Return which rows of `[B, N, …]` are no padding, bool `[B, N]` on the host."""
+    return torch.arange(rows.shape[1]) < on_host(length)[:, None]
+
+
 def _left(features: Features, keep: Tensor) -> Features:
-    """Return the rows to `keep`, bool `[B, N]`, in their order."""
-    length = keep.sum(1)
-    order = (~keep).int().argsort(dim=1, stable=True)[:, : int(length.max())]
+    """Return the rows to `keep`, bool `[B, N]` on the host, in their order."""
+    device, known = features.length.device, keep.sum(1)
+    order = send((~keep).int().argsort(dim=1, stable=True)[:, : int(known.max())], device)
+    length = send(known, device)
     # Rows left out may stand after the new length, where there must be zeros.
     local, token, place = features.local, features.token, None
     if local is not None:
         local = zero_padding(local.gather(1, order[..., None].expand(-1, -1, local.shape[2])), length)
-        places = cell_places(keep.shape[1], keep.device, features.grid)
+        places = cell_places(keep.shape[1], device, features.grid)
         place = None if places is None else places[order]
     if token is not None:
         token = zero_padding(token.gather(1, order), length)
@@ -99,7 +107,7 @@ def _averaged(features: Features) -> Features:
     # A few samples at once: float32 copies of a very large batch's rows would take far more than the rows.
     parts = zip(features.local.split(_AT_ONCE), features.length.split(_AT_ONCE), strict=True)
     means = torch.cat([mean_rows(rows.float(), length) for rows, length in parts])
-    some = (features.length > 0).to(features.length)  # zeros stay those of a sample without rows
+    some = send((on_host(features.length) > 0).long(), means.device)  # zeros stay those of a sample without rows
     return Features(some, means[:, None], features.global_)
 
 
@@ -113,9 +121,10 @@ def blend(images: Features, captions: Features, caption_image: Tensor, alpha: fl
     `caption_image` is the image of each caption, int64 `[C]`; an image has at most one. Captions are no words.
     """
     share = torch.distributions.Beta(alpha, alpha).sample().item()
-    partner = torch.randperm(len(caption_image)).to(caption_image.device, non_blocking=True)
-    of_image = torch.arange(len(images.length), device=caption_image.device)
+    device, caption_image = caption_image.device, on_host(caption_image)
+    partner, of_image = torch.randperm(len(caption_image)), torch.arange(len(images.length))
     of_image[caption_image] = caption_image[partner]
+    partner, of_image = send(partner, device), send(of_image, device)
     return (
         set_by_set(lambda part: _blended(part, share, of_image), images),
         set_by_set(lambda part: _blended(part, share, partner), captions),
@@ -126,5 +135,6 @@ def _blended(features: Features, share: float, partner: Tensor) -> Features:
     def mixed(values: Tensor | None) -> Tensor | None:
         return None if values is None else torch.lerp(values[partner].float(), values.float(), share)
 
-    length = torch.maximum(features.length, features.length[partner])
+    length = on_host(features.length)
+    length = send(torch.maximum(length, length[on_host(partner)]), partner.device)
     return Features(length, mixed(features.local), mixed(features.global_), None, grid=features.grid)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from ...pipeline.device import on_host, send
 from ...pipeline.errors import RecipeError
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.reading.features import Features, set_by_set
@@ -39,10 +40,11 @@ class Objective:
         self.recipe, self.model, self.losses = recipe, model, losses
         self.text_number: Tensor | None = None
         self.precision: torch.dtype | None = None
+        self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
         if split is not None:
+            self.weights = send(self.weights, split.device)
             self.precision = autocast_dtype(recipe.runtime.precision, split.device)
             self.text_number = None if recipe.loss["same_text"] == "negative" else same_texts(split)
-        self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
 
     def __call__(self, batch: Batch, now: float) -> Tensor:
         """Return the loss of a batch followed by its terms, unweighted, ``[1 + T]``, after `now` epochs."""
@@ -74,18 +76,18 @@ class Objective:
         """Return the terms of the whole similarity matrix."""
         similarity, positives = self.model.similarity(images.embedding, captions.embedding), batch.positives
         if self.text_number is not None:
-            same = same_text(positives, self.text_number[batch.caption_index].to(positives.device))
+            same = same_text(on_host(positives), self.text_number[batch.caption_index])
             if self.recipe.loss["same_text"] == "positive":
-                positives = positives | same
+                positives = send(on_host(positives) | same, similarity.device)
             else:
-                similarity = similarity.masked_fill(same, -torch.inf)
+                similarity = similarity.masked_fill(send(same, similarity.device), -torch.inf)
         return torch.stack([term(similarity, positives, images, captions) for term in self.losses.values()])
 
     def _terms_in_blocks(self, batch: Batch, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the same terms without the matrix."""
         text = None if self.text_number is None else self.text_number[batch.caption_index]
         positives, ignored = compared_pairs(
-            batch.caption_image, text, same_is_positive=self.recipe.loss["same_text"] == "positive"
+            on_host(batch.caption_image), text, same_is_positive=self.recipe.loss["same_text"] == "positive"
         )
         sides: tuple[Any, Any] = (images.embedding, captions.embedding)
         losses: Any = self.losses.values()
@@ -114,10 +116,13 @@ def same_texts(batches: Batches) -> Tensor:
 def same_text(positives: Tensor, text: Tensor) -> Tensor:
     """Return where a caption that is not the image's own has the text of one that is, bool ``[I, C]``.
 
-    `positives` is bool ``[I, C]``, `text` the number of each caption's text, ``[C]``.
+    `positives` is bool ``[I, C]``, `text` the number of each caption's text, ``[C]``; all is on the host.
     """
-    equal = (text[:, None] == text[None, :]).to(torch.float32)
-    return (positives.to(torch.float32) @ equal > 0) & ~positives
+    texts, number = text.unique(return_inverse=True)
+    image, caption = positives.nonzero(as_tuple=True)
+    has = torch.zeros(len(positives), len(texts), dtype=torch.bool)
+    has[image, number[caption]] = True
+    return has[:, number] & ~positives
 
 
 def embed_in_parts(embed: Callable[[Features], Aggregated], features: Features, parts: int = 1) -> Aggregated:
@@ -156,6 +161,7 @@ def _cut(features: Features, first: int, last: int) -> Features:
 
     def cut(part: Features) -> Features:
         values = {name: value[first:last] if isinstance(value, Tensor) else value for name, value in vars(part).items()}
+        values["length"] = send(on_host(part.length)[first:last], part.length.device)
         return Features(**values)  # type: ignore[arg-type]
 
     return set_by_set(cut, features)

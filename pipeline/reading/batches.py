@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..device import on_host, send
 from ..store import CaptionSet, ImageSet
 from ..store.rows import ranges
 from ..wording import counted
@@ -34,8 +35,8 @@ class Batch:
     @property
     def positives(self) -> Tensor:
         """Which caption belongs to which image, bool [B,M]."""
-        images = torch.arange(len(self.images.length), device=self.caption_image.device)
-        return images[:, None] == self.caption_image[None, :]
+        mine = torch.arange(len(self.images.length))[:, None] == on_host(self.caption_image)
+        return send(mine, self.caption_image.device)
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ class Batches:
         return lambda: Batch(
             images(),
             captions(),
-            torch.from_numpy(plan.caption_image).to(self.device, non_blocking=True),
+            send(torch.from_numpy(plan.caption_image), self.device),
             torch.from_numpy(plan.captions),
         )
 

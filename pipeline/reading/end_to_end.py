@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..data.images import open_image
 from ..data.sources import PictureReader
-from ..device import cores
+from ..device import cores, send
 from ..errors import EncoderError, SampleError
 from .batches import Batches
 from .features import Draws, Features, pad_ids
@@ -62,7 +62,7 @@ class Pictures:
 
         pixels = torch.stack(list(self._pool.map(read, items.tolist())))
         length = torch.ones(len(items), dtype=torch.long)
-        return lambda: Features(_put(length, self.device), local=_put(pixels, self.device))
+        return lambda: Features(send(length, self.device), local=send(pixels, self.device))
 
 
 class Tokens:
@@ -85,7 +85,7 @@ class Tokens:
             words = self.encoder.words(texts)
             ids = [change_words(self.encoder, self.masked, *one) for one in zip(ids, words, rngs, strict=True)]
         token, length = pad_ids(ids)
-        return lambda: Features(_put(length, self.device), token=_put(token, self.device))
+        return lambda: Features(send(length, self.device), token=send(token, self.device))
 
 
 def end_to_end_batches(
@@ -163,7 +163,3 @@ def change_words(
         elif lot < REPLACED:
             changed.append(int(rng.choice(encoder.plain_tokens)))
     return changed or [encoder.mask_token]
-
-
-def _put(values: Tensor, device: torch.device) -> Tensor:
-    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad as pad_after
 
+from ..device import on_host, send
 from ..store import CaptionSet, ImageSet
 from .placement import Column, Resident, Where
 
@@ -22,7 +23,7 @@ _OF_VIEW = 3  # so that it draws numbers of its own
 class Features:
     """Features of one modality, padded, on one device. What was not asked for is None."""
 
-    length: Tensor  # valid local rows, int64 [B]
+    length: Tensor  # valid local rows, int64 [B]; see `device.send`
     local: Tensor | None = None  # [B,N,C] in the cache's dtype; padding rows are zero
     global_: Tensor | None = None  # [B,C]
     token: Tensor | None = None  # token ids, int64 [B,N]
@@ -121,8 +122,7 @@ class Stored:
         def finish() -> Features:
             parts = {field: pad(own(), length) if self.columns[field].ragged else own() for field, own in rows.items()}
             token = parts["token"].long() if "token" in parts else None
-            length_ = length.to(self.device, non_blocking=True)
-            return Features(length_, parts.get("local"), parts.get("global"), token, grid=self.grid)
+            return Features(send(length, self.device), parts.get("local"), parts.get("global"), token, grid=self.grid)
 
         return finish
 
@@ -188,7 +188,7 @@ def concatenate(parts: Sequence[Features]) -> Features:
         return torch.cat([pad_after(t, (0, 0) * (t.ndim - 2) + (0, longest - t.shape[1])) for t in there])
 
     return Features(
-        torch.cat([part.length for part in parts]),
+        send(torch.cat([on_host(part.length) for part in parts]), parts[0].length.device),
         whole([part.local for part in parts]),
         whole([part.global_ for part in parts]),
         whole([part.token for part in parts]),
@@ -204,7 +204,7 @@ def pad(packed: Tensor, length: Tensor) -> Tensor:
     """
     longest = int(length.max())
     inside = torch.arange(longest)[None, :] < length[:, None]
-    places = inside.flatten().nonzero()[:, 0].to(packed.device, non_blocking=True)
+    places = send(inside.flatten().nonzero()[:, 0], packed.device)
     padded = packed.new_zeros((len(length) * longest, *packed.shape[1:]))
     return padded.index_copy_(0, places, packed).reshape(len(length), longest, *packed.shape[1:])
 

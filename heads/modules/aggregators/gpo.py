@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ..host import on_host, send
 from ..padding import softmax, valid_rows
 from ..positions import sinusoids
 from ..recurrence import run_packed
@@ -82,10 +83,10 @@ class GPO(Pooling):
         if self.feature_input:
             weights = self.coefficients(length, rows)
         else:  # samples of the same length share their coefficients
-            lengths, which = length.cpu().unique(return_inverse=True)
-            weights = self.coefficients(lengths)[which]
+            lengths, which = on_host(length).unique(return_inverse=True)
+            weights = self.coefficients(send(lengths, rows.device)).index_select(0, send(which, rows.device))
         rows = rows[:, : weights.shape[1]]
-        weights = weights.to(device=rows.device, dtype=rows.dtype)
+        weights = weights.to(rows.dtype)
         return Aggregated((weights * rows).sum(1) if self.per_dimension else (weights[:, None] @ rows)[:, 0])
 
     def coefficients(self, length: Tensor, rows: Tensor | None = None) -> Tensor:
@@ -106,15 +107,16 @@ class GPO(Pooling):
             rows = None
         elif rows is None:
             raise ValueError("GPO: with feature_input the coefficients depend on the sample: give its sorted rows")
-        length = length.clamp(min=1).cpu()  # where a packed batch wants them
-        scores = self._scores(length, int(length.max()), rows)
+        known = on_host(length).clamp(min=1)
+        length = send(known, next(self.parameters()).device)
+        scores = self._scores(length, int(known.max()), rows)
         weights = softmax(scores / TEMPERATURE, valid_rows(scores, length)[..., None], 1)
         return weights if self.per_dimension else weights[..., 0]
 
     def _scores(self, length: Tensor, number: int, rows: Tensor | None) -> Tensor:
         """Score the ranks of samples, `[B, number, 1 or D]`, from their sorted rows where these are given."""
         if self.generator == "interpolation":
-            return interpolation(length.to(self.knots.device), number, PIECES, self.knots.dtype) @ self.knots
+            return interpolation(length, number, PIECES, self.knots.dtype) @ self.knots
         if self.generator == "index-bigru":
             rank = torch.arange(number, device=self.index.weight.device)
             positions = self.index(rank.clamp(max=INDICES - 1))

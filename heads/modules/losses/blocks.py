@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..aggregators.aggregated import Aggregated
+from ..host import on_host, send
 from ..similarity.shared import check, unit
 from .common import Loss
 
@@ -59,7 +60,7 @@ class BlockLoss(Loss, ABC):
         Args:
             logits: of R images and C captions.
             positives: those of the block.
-            ignored: others that take no part.
+            ignored: others that take no part; their logits may be the lowest number already.
         """
 
     @abstractmethod
@@ -76,14 +77,15 @@ class BlockLoss(Loss, ABC):
         infinite = similarity == -torch.inf
         # Filled before they are multiplied: 0 * inf would reach the gradient of the factor.
         logits = self.factor() * similarity.masked_fill(infinite, 0)
+        logits = logits.masked_fill(infinite & ~positives, torch.finfo(logits.dtype).min)
         own = pairs_of(positives)
-        parts = self.of_block(logits, own, pairs_of(infinite & ~positives))
+        parts = self.of_block(logits, own, Pairs(own.rows[:0], own.columns[:0]))
         return self.total(Parts(parts.own, parts.images[None], parts.captions[None]), own)
 
 
 def pairs_of(mask: Tensor) -> Pairs:
-    """Return the pairs for which `mask [I, C]` is true."""
-    return Pairs(*mask.nonzero(as_tuple=True))
+    """Return the pairs for which `mask [I, C]` is true, on its device."""
+    return Pairs(*(send(one, mask.device) for one in on_host(mask).nonzero(as_tuple=True)))
 
 
 def joined(one: Pairs, other: Pairs) -> Pairs:
@@ -100,7 +102,7 @@ def in_blocks(
         loss: of cosine similarities.
         images: `[I, D]`.
         captions: `[C, D]`.
-        positives: which belong together.
+        positives: which belong together, listed on the host or sent from there.
         ignored: others that take no part.
         side: images and captions in a block; None: what suits the device.
 
@@ -111,8 +113,8 @@ def in_blocks(
     side = side or (SIDE if images.device.type == "cpu" else SIDE_ON_GPU)
     with torch.autocast(images.device.type, enabled=False):
         rows, columns = (loss.factor() * unit(images)).split(side), unit(captions).split(side)
-        positives, own = _by_block(positives, side, len(rows), len(columns))
-        _, others = _by_block(ignored, side, len(rows), len(columns))
+        positives, own = _by_block(positives, side, len(rows), len(columns), images.device)
+        _, others = _by_block(ignored, side, len(rows), len(columns), images.device)
 
         def parts(row: Tensor, column: Tensor, block: int) -> Parts:
             return loss.of_block(row @ column.T, own[block], others[block])
@@ -132,18 +134,18 @@ def in_blocks(
         return loss.total(whole, positives)
 
 
-def _by_block(pairs: Pairs, side: int, down: int, across: int) -> tuple[Pairs, list[Pairs]]:
+def _by_block(pairs: Pairs, side: int, down: int, across: int, device: torch.device) -> tuple[Pairs, list[Pairs]]:
     """Return pairs in the order of the blocks of `side`, and those of each block, counted from its corner."""
-    block = pairs.rows // side * across + pairs.columns // side
-    order = block.argsort(stable=True)
-    rows, columns = pairs.rows[order], pairs.columns[order]
-    counts = block.bincount(minlength=down * across).tolist()
-    parts = zip((rows % side).split(counts), (columns % side).split(counts), strict=True)
-    return Pairs(rows, columns), [Pairs(*part) for part in parts]
+    rows, columns = on_host(pairs.rows), on_host(pairs.columns)
+    block = rows // side * across + columns // side
+    order, counts = block.argsort(stable=True), block.bincount(minlength=down * across).tolist()
+    both = torch.stack([rows, columns])[:, order]
+    own, within = send(both, device), send(both % side, device)
+    return Pairs(*own), [Pairs(*part) for part in within.split(counts, 1)]
 
 
 def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positive: bool) -> tuple[Pairs, Pairs]:
-    """Return a batch's positives, and the pairs that take no part in a loss.
+    """Return a batch's positives, and the pairs that take no part in a loss; it is computed on the host.
 
     As `Batch.positives` and `training.objective.same_text` give them, but listed: memory grows with their number.
 
@@ -152,19 +154,19 @@ def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positi
         text: the number of each caption's text, `[C]`; None: texts are not compared.
         same_is_positive: whether a caption with the text of an image's own is a positive; if not, it takes no part.
     """
-    captions = torch.arange(len(caption_image), device=caption_image.device)
+    captions = torch.arange(len(caption_image))
     own, none = Pairs(caption_image, captions), Pairs(captions[:0], captions[:0])
     if text is None:
         return own, none
     # Each text of an image, once, and all captions that have it, which stand side by side in `order`.
-    number = text.to(captions.device).unique(return_inverse=True)[1]
+    number = text.unique(return_inverse=True)[1]
     order, count = number.argsort(stable=True), number.bincount()
     mine = (caption_image * len(count) + number).unique()
     image, its_text = mine // len(count), mine % len(count)
     repeats = count[its_text]
     rows, begun = image.repeat_interleave(repeats), repeats.cumsum(0) - repeats
     first = (count.cumsum(0) - count)[its_text]
-    columns = order[torch.arange(len(rows), device=rows.device) + (first - begun).repeat_interleave(repeats)]
+    columns = order[torch.arange(len(rows)) + (first - begun).repeat_interleave(repeats)]
     other = caption_image[columns] != rows
     same = Pairs(rows[other], columns[other])
     if same_is_positive:

@@ -11,6 +11,7 @@ from torch.nn import functional
 from ..aggregators.aggregated import Aggregated
 from ..dropout import Dropout
 from ..embedding import Sequence
+from ..host import on_host, send
 from ..padding import last_row, softmax, valid_rows, zero_padding
 from ..recurrence import run_gru
 from .common import LOSSES, Loss
@@ -52,26 +53,27 @@ class CaptionGeneration(Loss):
         """
         rows = self.needed(images.rows, "local rows", "image", "region-graph")
         token = self.needed(captions.token, "word ids", "text", "a feature set of words")
-        image, caption = positives.nonzero(as_tuple=True)
+        image, caption = on_host(positives).nonzero(as_tuple=True)
         if not len(image):
             return 0 * zero_padding(*rows).sum()
         # The longest captions first, so that at every word the pairs that still write come first.
-        order = token.length.to(caption.device)[caption].argsort(descending=True, stable=True)
-        image, caption = image[order], caption[order]
+        length, order = on_host(token.length)[caption].sort(descending=True, stable=True)
+        writing = torch.arange(token.rows.shape[1] + 1)[:, None] <= length  # its words, and the end
+        written = send(writing.flatten().nonzero()[:, 0], positives.device)
+        image, caption = send(torch.stack([image, caption])[:, order], positives.device)
         sources, states = self._read(rows)
         inputs, targets = self._teach(token)
-        inputs, targets = inputs[caption].T, targets[caption].T
-        written = targets != NOTHING
+        inputs, targets = inputs[caption].T, targets[caption].T.flatten()[written]
         logits = self._write(
             sources[image],
             self.attend_rows(sources)[image],
             valid_rows(*rows)[image],
             states[image],
             inputs,
-            written.sum(1).tolist(),
+            writing.sum(1).tolist(),
         )
         exact = torch.promote_types(logits.dtype, torch.float32)  # the sum of many words is none in mixed precision
-        loss = functional.cross_entropy(logits.to(exact), targets[written], reduction="sum")
+        loss = functional.cross_entropy(logits.to(exact), targets, reduction="sum")
         return loss / len(image)
 
     def _read(self, images: Sequence) -> tuple[Tensor, Tensor]:

@@ -64,7 +64,7 @@ class InfoNCE(BlockLoss):
         """
         own = logits[positives]
         # The lowest number instead of -inf: a row without negatives has a gradient of zero, not NaN.
-        negatives = logits.index_put_(joined(positives, ignored), logits.new_tensor(torch.finfo(logits.dtype).min))
+        negatives = logits.index_put_(joined(positives, ignored), logits.new_full((), torch.finfo(logits.dtype).min))
         images, captions = _LogSumExps.apply(negatives)
         return Parts(own, images, captions)
 
@@ -82,15 +82,18 @@ class InfoNCE(BlockLoss):
 class _LogSumExps(torch.autograd.Function):
     """The logarithm of the summed exponentials of a matrix's rows and of its columns, as `logsumexp` gives them.
 
-    Where no row and no column lies far below the rest, which the scale and cosines bound, one exponential serves both
-    and their gradients: it costs most of the time that a block takes beside its products.
+    Where on a CPU no row and no column lies far below the rest, which the scale and cosines bound, one exponential
+    serves both and their gradients: it costs most of the time that a block takes beside its products.
     """
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        rows, columns = matrix.amax(1), matrix.amax(0)
-        top = rows.amax()
-        ctx.shared = bool(torch.minimum(rows.amin(), columns.amin()) >= top - SPREAD)
+        # A GPU is not asked: an exponential costs it less than waiting.
+        ctx.shared = False
+        if matrix.device.type == "cpu":
+            rows, columns = matrix.amax(1), matrix.amax(0)
+            top = rows.amax()
+            ctx.shared = bool(torch.minimum(rows.amin(), columns.amin()) >= top - SPREAD)
         if ctx.shared:
             powers = (matrix - top).exp_()
             rows, columns = powers.sum(1), powers.sum(0)

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
+from ..host import known, on_host
 from ..parameters import at_least
+from .blocks import pairs_of
 from .common import LOSSES, Loss
 
 Negatives = Literal["hardest", "all", "semi-hard"]
@@ -55,7 +57,8 @@ class Triplet(Loss):
         negatives = self.negatives if self.epoch >= self.warmup_epochs else "all"
         one_way = {"hardest": _hardest, "all": _every, "semi-hard": _semi_hard}[negatives]
         image_to_text = one_way(similarity, positives, self.margin, self.reduction)
-        return image_to_text + one_way(similarity.T, positives.T, self.margin, self.reduction)
+        turned = known(positives.T, on_host(positives).T)
+        return image_to_text + one_way(similarity.T, turned, self.margin, self.reduction)
 
 
 def _hardest(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:
@@ -68,7 +71,7 @@ def _hardest(similarity: Tensor, positives: Tensor, margin: float, reduction: st
 
 def _triplets(similarity: Tensor, positives: Tensor, margin: float) -> tuple[Tensor, Tensor]:
     """Return the hinge argument of each positive pair with each column, and where that column is negative."""
-    row, column = positives.nonzero(as_tuple=True)
+    row, column = pairs_of(positives)
     negatives = ~positives & (similarity > -torch.inf)
     return margin + similarity[row] - similarity[row, column][:, None], negatives[row]
 

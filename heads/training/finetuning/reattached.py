@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from ....pipeline.device import on_host, send
 from ....pipeline.encoders.base import TrainableEncoder
 from ....pipeline.reading.batches import Batch, Batches
 from ....pipeline.reading.features import Features
@@ -86,7 +87,7 @@ class Reattached(Branch):
             local, global_ = self.backbone(features.token, length)
         else:
             local, global_ = self.backbone(features.local)
-            length = torch.full_like(length, local.shape[1])
+            length = send(torch.full_like(on_host(length), local.shape[1]), length.device)
         made = Features(length, local, global_, grid=getattr(self.backbone.encoder, "grid", None))
         return super().forward(drop_rows(made, self.drop, self.varies) if self.training else made)
 

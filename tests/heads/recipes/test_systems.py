@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from bundled_recipes import ALIGNMENT, small_settings
 from conftest import tiny_dataset
 from small_checkpoints import save_text_model
 from small_store import make_store
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = recipe_names()
 SYSTEMS = [name for name in NAMES if "/" not in name]
 OURS = ["linear", "mlp", "setdiv-small"]  # no paper's: their values are ours
-ALIGNMENT = ["fusemix", "lit", "sail"]  # of two frozen encoders, any of them
 VARIANTS = [name for name in NAMES if "/" in name]
 SOURCE = re.compile(r"section|appendix|Table|eq\.|footnote|published code|not in the paper|not used", re.IGNORECASE)
 SUMMED = {  # recalls of Pishdad et al., Tables 1 and 3, image to text and text to image; they print no sums
@@ -215,7 +215,7 @@ def test_the_sum_of_the_papers_recalls(name, row):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_trains_two_steps_and_is_evaluated(name, store, tmp_path):
-    recipe = load_recipe(name, small(name))
+    recipe = load_recipe(name, small_settings(name))
     text = "tokens" if name in ALIGNMENT else "words"
     url = store(recipe.data.image_kind or "grid", recipe.data.text_kind or text)
     summary = train(url, recipe, tmp_path / "run", device="cpu")
@@ -244,19 +244,12 @@ def of_today(tmp_path_factory):
 def test_every_system_trains_on_the_features_of_a_clip(name, of_today, tmp_path):
     """Patches 32 wide beside global features of 24; only what writes captions word by word needs words."""
     text = "words" if "caption-generation" in load_recipe(name, ["model.dim=8"]).terms else "clip"
-    summary = train(of_today, load_recipe(name, [*small(name), f"data.text={text}"]), tmp_path / "run", device="cpu")
+    summary = train(
+        of_today, load_recipe(name, [*small_settings(name), f"data.text={text}"]), tmp_path / "run", device="cpu"
+    )
     assert (summary.untrained_rsum is not None) == (text == "clip")
     (result,) = evaluate([summary.run], device="cpu").results
     assert 0 <= result.rsum <= 600
-
-
-def small(name):
-    """Settings that make a recipe's head small and its epoch two steps long; nothing else."""
-    recipe = load_recipe(name, ["model.dim=8"])
-    batch = 4 if recipe.data.unit == "image" else 10  # of 8 images with 20 captions
-    settings = ["model.dim=16", "adapter.words.word_dim=8", "schedule.epochs=1", f"data.batch_size={batch}"]
-    settings += [f"aggregator.{side}.head_dim=8" for side, part in recipe.aggregator.items() if "head_dim" in part]
-    return settings
 
 
 def _facts(kind):

@@ -1,0 +1,73 @@
+"""A training step asks nothing of its device: its host may launch all of it without waiting for a value."""
+
+import sys
+from contextlib import nullcontext
+from itertools import islice
+
+import pytest
+import torch
+from asked_device import META, Asked, one_operation
+from bundled_recipes import ALIGNMENT, small_settings
+from small_store import make_store
+from torch import nn
+
+from xret.heads.model import build_losses, build_model, feature_facts
+from xret.heads.recipes.names import recipe_names
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.objective import Objective
+from xret.heads.training.optimisation import average_of, build_optimizer, drop_frozen, weights_of
+from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Give the store of a kind of images and a kind of captions, made once."""
+    made = {}
+
+    def of(image, text):
+        if (image, text) not in made:
+            url = tmp_path_factory.mktemp("asked") / "small.zarr"
+            made[image, text] = make_store(url, train=8, val=0, test=0, image=image, text=text)
+        return FeatureCache.open(made[image, text])
+
+    return of
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Let `meta` stand for a GPU."""
+    monkeypatch.setattr(torch._VF, "gru", one_operation)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+    for module, what in (("optim.optimizer", "fused"), ("utils._foreach_utils", "foreach")):
+        name = f"_get_{what}_kernels_supported_devices"
+        monkeypatch.setattr(sys.modules[f"torch.{module}"], name, lambda: ["meta"])
+    return Asked()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_step_of_every_recipe(name, store, asked):
+    recipe = load_recipe(name, small_settings(name))
+    text = "tokens" if name in ALIGNMENT else "words"
+    cache = store(recipe.data.image_kind or "grid", recipe.data.text_kind or text)
+    facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
+    model, losses = build_model(recipe, *facts).to(META).train(), build_losses(recipe, facts[1]).to(META)
+    fields = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
+    split = stored_batches(cache.image_set(), cache.caption_set(), "train", device=META, **fields)
+    objective, optimizer = Objective(recipe, model, losses, split), build_optimizer(model, losses, recipe.optimizer)
+    data, average = recipe.data, average_of(model, recipe.optimizer)
+    order = {"unit": data.unit, "batch_size": data.batch_size, "captions": data.captions}
+    with asked:
+        for batch in islice(split.epoch(**order, seed=0, epoch=0), 2):
+            asked.operations.clear()  # of the second step: the first one makes the optimiser's state
+            optimizer.zero_grad()
+            objective(batch, 0.0)[0].backward()
+            drop_frozen(optimizer, 0.0)
+            weights = [p for p in weights_of(model, losses) if p.grad is not None]
+            if recipe.optimizer.clip is not None:
+                nn.utils.clip_grad_norm_(weights, recipe.optimizer.clip)
+            optimizer.step()
+            if average is not None and recipe.optimizer.ema is not None:
+                average.update_parameters(model)
+    print(f"{name}: {asked.operations.total()} operations")  # shown by pytest -s

@@ -1,0 +1,50 @@
+"""A device that can be asked nothing: torch's `meta`, whose tensors have shapes and no values.
+
+What would wait for a GPU is an error in here: a value or a shape that depends on values, a copy to the host, and a copy
+from it that is not pinned. Mixed precision, which `meta` does not have, is left out, and a recurrent network is one
+operation, as in cuDNN.
+"""
+
+from collections import Counter
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+META = torch.device("meta")
+aten = torch.ops.aten
+_COPIES = {aten._to_copy.default, aten.copy_.default}
+
+
+class Asked(TorchDispatchMode):
+    """Counts the operations of the device that are no views, and refuses what would make the host wait."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given, made = _tensors((args, kwargs)), func(*args, **(kwargs or {}))
+        out = given if made is None else _tensors(made)  # None: in place
+        if any(one.is_meta for one in out):
+            if any(one.ndim and not one.is_meta for one in given):
+                assert func in _COPIES and (kwargs or {}).get("non_blocking"), f"{func} waits for values of the host"
+            if not func.is_view:
+                self.operations[str(func)] += 1
+        else:
+            assert not any(one.is_meta for one in given), f"{func} asks the device"
+        return made
+
+
+def _tensors(values):
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def one_operation(data, *rest):
+    """Stand for `torch._VF.gru`: states of the right shapes, of which every weight has a part."""
+    packed = rest[0].dtype == torch.int64
+    start, weights = (rest[1], rest[2]) if packed else (rest[0], rest[1])
+    directions, samples, width = start.shape
+    scale = torch.stack([weight.sum() for weight in weights]).sum()
+    states = (data.mean(-1, keepdim=True) * scale).expand(*data.shape[:-1], directions * width) * 1.0
+    return states, (start + states.mean()).expand(directions, samples, width)

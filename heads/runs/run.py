@@ -48,7 +48,10 @@ class Run:
     Attributes:
         path: the folder.
         info: `run.json`; its recipe, facts and vocabulary are attributes, too.
+        exports_model: whether `export_weights` reads weights of the model, which must not learn meanwhile.
     """
+
+    exports_model = False
 
     def __init__(self, path: str | Path) -> None:
         """Open the run at `path`.

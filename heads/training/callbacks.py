@@ -28,7 +28,7 @@ class Callback:
         """Take notice of a step, counted from 1: its loss `Le`, each term `Le/TERM` and the learning rate `lr`."""
 
     def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Take notice of a complete epoch, counted from 1, after the step of that number.
+        """Take notice of a complete epoch, counted from 1, after the step of that number; its state is being written.
 
         `values` are those of the validation: `rsum`, `r1 r5 r10 medr` image to text and `r1i …` text to image.
         """

@@ -3,7 +3,9 @@
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -149,6 +151,7 @@ class Trainer:
         with (
             TrainLog(run.path, (epochs, items, done), data.unit, title) as log,
             self._told(run, callbacks),
+            self._writing(),
         ):
             at = f"goes on after epoch {self.epoch}, step {self.steps}," if self.step else "begins"
             log.write(f"{at} {self.recipe.name} on {run.info.store}, {split.placement}, on {self.device}")
@@ -156,6 +159,7 @@ class Trainer:
                 self._train_epoch(log)
             if before < self.epoch < epochs:
                 log.say(f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better")
+            self._await_written()
             seconds = time.perf_counter() - started
             log.write(f"ended well: {counted(self.epoch - before, 'epoch')} in {seconds:.1f} s")
         return TrainSummary(str(run.path), self.epoch, self.epoch - before, self.best_epoch, self.best_rsum, seconds)
@@ -177,6 +181,37 @@ class Trainer:
         finally:
             for one in begun:
                 one.on_end(error)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let states be written beside the training; at its end, also by an error, the last one is waited for."""
+        self._written: Future[None] | None = None
+        with ThreadPoolExecutor(1, "state") as self._writer:
+            yield
+
+    def _save(self, *, export: bool, weights: bool = False) -> None:
+        """Begin to write a copy of the state, once the one before is written; `export` as well, after an epoch.
+
+        Raises:
+            RunError: the one before could not be written.
+        """
+        self._await_written()
+        checkpoint, run, kept = self.checkpoint(), self._run, self.kept
+        checkpoint |= {"state": deepcopy(checkpoint["state"]), "metrics": [*self.metrics]}
+
+        def write() -> None:
+            run.save(checkpoint)
+            if export:
+                run.export(checkpoint, kept, weights=weights)
+
+        self._written = self._writer.submit(write)
+        if run.exports_model and weights:
+            self._await_written()
+
+    def _await_written(self) -> None:
+        """Wait until the last state is written; RunError where it could not be."""
+        if self._written is not None:
+            self._written.result()
 
     def _train_epoch(self, log: TrainLog) -> None:
         """Learn from the batches that are left of an epoch, validate, and write down what came of it."""
@@ -209,9 +244,7 @@ class Trainer:
             self.best_epoch, self.best_rsum = self.epoch, table.rsum
             self.best = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.kept.state_dict().items()}
             self._of_best = self._run.facts_of(self.kept)
-        checkpoint = self.checkpoint()
-        self._run.save(checkpoint)
-        self._run.export(checkpoint, self.kept, weights=better)
+        self._save(export=True, weights=better)
         log.epoch(self.metrics[-1], self.best_epoch, self.best_rsum)
         for one in self._callbacks:
             one.on_epoch(self.epoch, self.step, epoch_values(table))
@@ -230,7 +263,7 @@ class Trainer:
         self._watch(dict(zip(self._terms, told[1:], strict=True)), len(batch.captions.length), log)
         every = self.recipe.runtime.checkpoint_steps
         if every is not None and self.step % every == 0:
-            self._run.save(self.checkpoint())
+            self._save(export=False)
         return list(told)
 
     def _step(self, batch: Batch) -> Tensor:

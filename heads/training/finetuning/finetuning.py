@@ -139,6 +139,8 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
 class TunedRun(Run):
     """A run whose best weights are those of a head and of its backbones."""
 
+    exports_model = True
+
     def export_weights(self, tensors: dict[str, Tensor], model: Model) -> None:
         """Write the head's weights, and a file or folder for each backbone."""
         assert isinstance(model, EndToEndModel), "what is fine-tuned has backbones"

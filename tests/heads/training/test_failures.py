@@ -2,17 +2,19 @@
 
 import json
 import shutil
+import threading
 
 import numpy as np
 import pytest
 import torch
 from small_disk import small_disk
 from small_store import make_store
-from small_trainings import recipe_of
+from small_trainings import assert_equal, numbers, recipe_of
 from torch import nn
 
 from xret.heads.modules.losses import Diversity, Triplet
 from xret.heads.runs.run import Run
+from xret.heads.training.callbacks import Callback
 from xret.heads.training.train import enough_memory, train
 from xret.heads.training.trainer import COLLAPSED, collapsed_loss
 from xret.pipeline.errors import CacheError, OutOfMemory, RecipeError, RunError
@@ -102,6 +104,50 @@ def test_a_full_disk_leaves_nothing_half_written(store, uninterrupted, tmp_path,
         train(store, quiet, tmp_path / "new", device="cpu")
     assert [path.name for path in tmp_path.rglob("*partial")] == []
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_state_is_written_beside_the_next_epoch(store, uninterrupted, tmp_path, monkeypatch):
+    save, learnt = torch.save, threading.Event()
+
+    class Learning(Callback):
+        epochs = 0
+
+        def on_step(self, step, values):
+            if self.epochs:
+                learnt.set()
+
+        def on_epoch(self, epoch, step, values):
+            self.epochs = epoch
+
+    def slowly(state, path):
+        assert learnt.wait(60), "nothing is learnt meanwhile"
+        save(state, path)
+
+    monkeypatch.setattr(torch, "save", slowly)
+    train(store, recipe_of(), tmp_path / "run", device="cpu", seed=3, callbacks=[Learning()])
+    assert_equal(numbers(tmp_path / "run"), numbers(uninterrupted))  # not what was learnt meanwhile
+
+
+@pytest.mark.parametrize("failing", [2, 3])  # of three epochs; the last one is waited for
+def test_a_state_that_cannot_be_written_ends_the_training_at_the_next(
+    store, uninterrupted, tmp_path, monkeypatch, failing
+):
+    save, calls = torch.save, []
+
+    def full(state, path):
+        calls.append(path)
+        if len(calls) == failing:
+            raise RuntimeError("unexpected pos 64 vs 0")
+        save(state, path)
+
+    recipe, how = recipe_of(), {"device": "cpu", "seed": 3}
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match=r"run/checkpoint\.pt cannot be written: not all of it reached the disk"):
+        train(store, recipe, tmp_path / "run", **how)
+    assert len(calls) == failing and not list((tmp_path / "run").glob("*.partial"))
+    assert Run(tmp_path / "run").info.epochs == len(Run(tmp_path / "run").metrics()) == failing - 1
+    train(store, recipe, tmp_path / "run", resume=True, **how)
+    assert_equal(numbers(tmp_path / "run"), numbers(uninterrupted))
 
 
 @pytest.mark.parametrize("resume", [False, True])

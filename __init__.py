@@ -83,7 +83,7 @@ def extract(
     encoder: "str | Path | None" = None,
     visual_weights: str | None = None,
     text_weights: str | None = None,
-    layer: int = -1,
+    layers: Sequence[int] = (-1,),
     image_size: int | None = None,
     whole: bool = False,
     pool: tuple[int, int] | None = None,
@@ -112,8 +112,9 @@ def extract(
         visual, text: the encoders, as ``xret list encoders`` names them; None: none.
         encoder: of pictures and texts, ``hf:ID``, ``hf:DIR``, ``open_clip:ARCH/TAG``, or the folder of a run in which
             `finetune` left its backbones; in the place of `visual` and `text`.
-        visual_weights, text_weights, layer, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: of
-            the encoders, see `xret.pipeline.encoders.spec.EncoderSpec`.
+        layers: whose local features are cached, as a set each, of each encoder that takes one; -1: the last.
+        visual_weights, text_weights, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: of the
+            encoders, see `xret.pipeline.encoders.spec.EncoderSpec`.
         splits: names, or one text with commas.
         batch_size: samples encoded at once.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -149,7 +150,7 @@ def extract(
         encoder=None if encoder is None else str(encoder),
         visual_weights=visual_weights,
         text_weights=text_weights,
-        layer=layer,
+        layers=layers,
         image_size=image_size,
         whole=whole,
         pool=pool,

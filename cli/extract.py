@@ -18,6 +18,13 @@ def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None
     return int(fewest), int(most)
 
 
+def _layers(_ctx: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
+    try:
+        return [int(one) for one in value.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(f"'{value}' names no layers; give one, as 9, or several, as 6,9,12") from error
+
+
 def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
     if value is None:
         return None
@@ -86,13 +93,13 @@ ON_ERROR = click.option(
     "open_clip: a file or random:SEED; by default the weights of the tag.",
 )
 @click.option(
-    "--layer",
-    default=-1,
+    "--layers",
+    default="-1",
     show_default=True,
-    metavar="N",
-    type=int,
-    help="The layer that gives the local features; -1 the last. Of hf: and bert 0 are the embeddings, of timm: and"
-    " open_clip: the first block or stage.",
+    metavar="N,N,…",
+    callback=_layers,
+    help="The layers that give the local features, as a feature set each; -1 the last. Of hf: and bert 0 are the"
+    " embeddings, of timm: and open_clip: the first block or stage.",
 )
 @click.option(
     "--image-size",

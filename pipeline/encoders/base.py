@@ -1,6 +1,6 @@
 """The contract that every encoder keeps, whichever library it comes from."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -102,6 +102,21 @@ def turns_upright(identity: dict[str, Any]) -> bool:
     """Return whether an encoder of this identity applies EXIF orientations; what made imported sets may not."""
     preprocessing = identity.get("preprocessing")
     return isinstance(preprocessing, dict) and preprocessing.get("orientation") == "exif"
+
+
+def encode_layers(encoders: Sequence[Any], batch: Any) -> list[Any]:
+    """Return what each encoder's `encode` gives; those of several layers of a network share one pass through it."""
+    first, *others = encoders
+    found: list[Any] = first.encode_layers(batch, encoders) if others else [first.encode(batch)]
+    return found
+
+
+def in_passes(layers: Iterable[int], normed: int | None) -> list[list[int]]:
+    """Return the layers, ascending, of each pass of a library that gives the norm to all maps of a pass or to none.
+
+    `normed` is the layer that takes it; None: none does.
+    """
+    return [one for one in (sorted({*layers} - {normed}), [one for one in {*layers} if one == normed]) if one]
 
 
 def choose_layer(what: str, layer: int, count: int) -> int:

@@ -1,7 +1,7 @@
 """Grid features: the last feature map of a torchvision classification network, one row per cell."""
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import isqrt
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Grid(VisualEncoder):
     longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
     network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
     device: str
+    _layer: Any = None  # whose map the local features are; None: the last
     _half = False  # let a GPU compute in bfloat16
     _transform: Callable[[Image.Image], Tensor]
 
@@ -54,11 +55,15 @@ class Grid(VisualEncoder):
         """Prepare an image as the network takes it; return pixels [3,S,S], uint8 or float32."""
         return self._transform(image)
 
-    @torch.inference_mode()
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode a batch of decoded images [B,3,S,S]; return what `features` does."""
-        local, global_ = self.features(pixels)
-        return local.cpu().numpy(), global_.cpu().numpy()
+        return self.encode_layers(pixels, [self])[0]
+
+    @torch.inference_mode()
+    def encode_layers(self, pixels: Tensor, encoders: "Sequence[Grid]") -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return what `encode` of each encoder does; they differ in their layers alone."""
+        found = self._features(pixels, [one._layer for one in encoders])
+        return [(local.cpu().numpy(), global_.cpu().numpy()) for local, global_ in found]
 
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch of decoded images [B,3,S,S], so that gradients reach `network`.
@@ -66,13 +71,16 @@ class Grid(VisualEncoder):
         Returns:
             The cells, row by row of the map, float32 [B,N,C], and the global features, float32 [B,D], on the device.
         """
+        return self._features(pixels, [self._layer])[0]
+
+    def _features(self, pixels: Tensor, layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
         with autocast(self.device, self._half):
-            local, global_ = self._run(pixels.to(self.device))
-        return _rows(local).float().contiguous(), global_.float()
+            found = self._run(pixels.to(self.device), layers)
+        return [(_rows(local).float().contiguous(), global_.float()) for local, global_ in found]
 
     @abstractmethod
-    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a map [B,C,H,W] or rows [B,N,C], and the global features [B,D]."""
+    def _run(self, pixels: Tensor, layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+        """Return of each layer a map [B,C,H,W] or rows [B,N,C], and the global features [B,D]."""
 
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
@@ -88,7 +96,7 @@ class Grid(VisualEncoder):
     @torch.inference_mode()
     def _measure(self, pixels: Tensor, grid: tuple[int, int] | None = None) -> None:
         """Take the features' shapes from those of a picture [1,3,H,W]; `grid` is that of rows without a map."""
-        local, global_ = self._run(pixels.to(self.device))
+        ((local, global_),) = self._run(pixels.to(self.device), [self._layer])
         self.grid = (local.shape[2], local.shape[3]) if grid is None else grid
         self.rows = self.grid[0] * self.grid[1]
         self.channels, self.global_channels = _rows(local).shape[2], global_.shape[1]
@@ -147,12 +155,12 @@ class GridEncoder(Grid):
         }
         self.versions = library_versions("torch", "torchvision", "PIL")
 
-    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, pixels: Tensor, _layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
         pixels = pixels.contiguous(memory_format=torch.channels_last)
         maps: Tensor = self.network(pixels.float().div_(255).sub_(self._mean).div_(self._std))["map"]
         if maps.ndim == 3:  # of a vision transformer the tokens [B,1+N,C], the class token first
             maps = maps[:, 1:].transpose(1, 2).unflatten(2, (isqrt(maps.shape[1]), -1))
-        return maps, mean_of_cells(maps)
+        return [(maps, mean_of_cells(maps))]
 
     def _state(self) -> dict[str, Tensor]:
         return {**self._head, **self.network.state_dict()}

@@ -2,8 +2,9 @@
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from pkgutil import resolve_name
 from typing import Any
 
@@ -43,22 +44,33 @@ def load_visual(spec: EncoderSpec, device: str) -> VisualEncoder:
     Raises:
         EncoderError: the name is unknown, the weights do not fit or cannot be loaded, or an option does not fit.
     """
-    make = _class_of(spec.name, _IMAGES)
-    spec.require(make.takes)
-    if spec.frames is not None and (spec.pool or spec.views or spec.layer != -1):
-        raise EncoderError("--frames takes the global feature of each frame; leave --pool, --views and --layer out")
+    return load_visual_layers([spec], device)[0]
+
+
+def load_visual_layers(specs: Sequence[EncoderSpec], device: str) -> list[VisualEncoder]:
+    """Return image encoders by specs that differ in their layers alone; they share a network, see `encode_layers`.
+
+    Specs of the same layer, as 11 and -1 of twelve, make one encoder. Errors as of `load_visual`.
+    """
+    make, (spec, *_) = _class_of(specs[0].name, _IMAGES), specs
+    for one in specs:
+        one.require(make.takes)
+        if one.frames is not None and (one.pool or one.views or one.layer != -1):
+            raise EncoderError(
+                "--frames takes the global feature of each frame; leave --pool, --views and --layers out"
+            )
     with _building(spec):
         encoder: Any = make(spec, device)
         if not is_own(spec.name):
             encoder.identity["preprocessing"] |= {"orientation": "exif"} | ({"whole": True} if spec.whole else {})
         if spec.whole:
             encoder.longest = None
+        encoders = _of_layers(encoder, specs)
         if spec.pool or spec.views or spec.frames:
             from .wrappers import wrap
 
-            encoder = wrap(encoder, spec)
-    encoder.spec = spec.located(encoder.versions)
-    return encoder
+            encoders = [wrap(one, spec) for one in encoders]
+    return encoders
 
 
 def load_text(spec: EncoderSpec, device: str) -> TextEncoder:
@@ -66,14 +78,31 @@ def load_text(spec: EncoderSpec, device: str) -> TextEncoder:
 
     Of ``words``, which have no weights, `words.WordsEncoder.build` makes one.
     """
+    return load_text_layers([spec], device)[0]
+
+
+def load_text_layers(specs: Sequence[EncoderSpec], device: str) -> list[TextEncoder]:
+    """Return caption encoders as `load_visual_layers` does image encoders."""
+    spec = specs[0]
     if spec.name not in _TEXTS and not spec.name.startswith((HUB, _OPEN_CLIP)):
         raise unknown(spec.name, ["bert", "words"], "text encoder")
     make = _class_of(spec.name, _TEXTS)
-    spec.require(make.takes)
+    for one in specs:
+        one.require(make.takes)
     with _building(spec):
-        encoder: TextEncoder = make(spec, device)
-    encoder.spec = spec.located(encoder.versions)
-    return encoder
+        return _of_layers(make(spec, device), specs)
+
+
+def _of_layers(encoder: Any, specs: Sequence[EncoderSpec]) -> list[Any]:
+    """Return an encoder, made by the first of these specs, and those of the other layers, which share its network."""
+    encoders: dict[str, Any] = {}
+    for number, spec in enumerate(specs):
+        if number:
+            encoder = copy(encoder)
+            encoder.choose(spec.layer)
+        encoder.spec = spec.located(encoder.versions)
+        encoders.setdefault(str(encoder.identity["layer"]), encoder)
+    return list(encoders.values())
 
 
 @contextmanager

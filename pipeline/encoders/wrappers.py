@@ -15,6 +15,7 @@ from torch.nn import functional
 from ..data.images import AnyPicture, PictureFile, frame_names, open_image
 from ..data.regions import Regions
 from ..errors import EncoderError, SampleError
+from .base import encode_layers
 from .spec import EncoderSpec
 
 _AREA, _RATIO = (0.36, 1.0), (3 / 4, 4 / 3)  # of a window: its share of the picture, and width over height
@@ -36,11 +37,11 @@ class Wrapper:
 
     kind = "grid"
     extras: tuple[str, ...] = ()
-    spec: EncoderSpec
 
     def __init__(self, encoder: Any, entry: dict[str, Any]) -> None:
         self._encoder = encoder
         self.name, self.versions, self.space = encoder.name, encoder.versions, encoder.space
+        self.spec: EncoderSpec = encoder.spec
         self.grid, self.rows = encoder.grid, encoder.rows
         self.channels, self.global_channels = encoder.channels, encoder.global_channels
         self.longest = getattr(encoder, "longest", None)
@@ -76,10 +77,17 @@ class PoolEncoder(Wrapper):
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode a batch of decoded images [B,3,H,W]; return the pooled cells [B,N,C] and global features [B,D]."""
-        local, global_ = self._encoder.encode(pixels)
+        return self.encode_layers(pixels, [self])[0]
+
+    def encode_layers(self, pixels: Tensor, encoders: "Sequence[PoolEncoder]") -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return what `encode` of each encoder does."""
+        found = encode_layers([one._encoder for one in encoders], pixels)
+        return [(one._pooled(local), global_) for one, (local, global_) in zip(encoders, found, strict=True)]
+
+    def _pooled(self, local: np.ndarray) -> np.ndarray:
         maps = torch.from_numpy(local).transpose(1, 2).unflatten(2, self.cells)
         pooled = functional.avg_pool2d(maps, self._pool, ceil_mode=True, count_include_pad=False)
-        return pooled.flatten(2).transpose(1, 2).contiguous().numpy(), global_
+        return pooled.flatten(2).transpose(1, 2).contiguous().numpy()
 
 
 class ViewsEncoder(Wrapper):
@@ -112,9 +120,15 @@ class ViewsEncoder(Wrapper):
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode the views [B,V,3,S,S] of a batch: local [B,V,N,C] and global features [B,V,C], float32."""
+        return self.encode_layers(pixels, [self])[0]
+
+    def encode_layers(self, pixels: Tensor, encoders: "Sequence[ViewsEncoder]") -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return what `encode` of each encoder does."""
+        within = [one._encoder for one in encoders]
         # View 0 goes through the network in the batch in which a set of one view has it, and has the same bytes.
-        local, global_ = zip(*(self._encoder.encode(pixels[:, view]) for view in range(self.views)), strict=True)
-        return np.stack(local, axis=1), np.stack(global_, axis=1)
+        views = [encode_layers(within, pixels[:, view]) for view in range(self.views)]
+        stacks = [zip(*of_layer, strict=True) for of_layer in zip(*views, strict=True)]
+        return [(np.stack(local, axis=1), np.stack(global_, axis=1)) for local, global_ in stacks]
 
 
 def _dihedral(_encoder: Any, _image: Image.Image, whole: Tensor, _key: str, view: int) -> Tensor:

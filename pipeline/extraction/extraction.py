@@ -64,41 +64,45 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
             return found
     require_place(url, samples)  # a finished store may lie where nothing can be written
     from ..device import pick_device
-    from ..encoders import load_visual
+    from ..encoders import load_visual_layers
 
     device = str(pick_device(options.device))
     # Loaded before the store is created, so that a wrong name or file leaves nothing.
-    visual = load_visual(options.visual, device) if options.visual else None
-    text = _load_text(options.text, samples, device) if options.text else None
-    sets, counts = [], None
-    if visual is not None and not folder.exists("zarr.json"):
+    visual = load_visual_layers(options.of_layers(options.visual), device) if options.visual else []
+    text = _load_text(options.of_layers(options.text), samples, device) if options.text else []
+    summaries, counts = [], None
+    if visual and not folder.exists("zarr.json"):
         rows = [row for split in splits for row in range(*samples.splits[split])]
         _require_pictures(samples, manifest, options, rows)
     with open_for_writing(url, samples, manifest.protocols) as cache:
-        if visual is not None and options.visual is not None:
-            views = getattr(visual, "views", 1)
-            facts = _facts(visual, options, options.visual, device)
-            facts = replace(facts, rows=visual.rows, views=views, arrays=("size", "digest", *visual.extras))
+        if visual and options.visual is not None:
+            views = getattr(visual[0], "views", 1)
             most = max(1, min(_IMAGES // views, max(8, -(-cache.images // _PARTS // 8) * 8)))
-            images = image_set(cache, facts, most=most)
-            sets.append(_fill(images, visual, samples, manifest, options, splits))
-        if text is not None and options.text is not None:
-            lengths, counts = _tokenize_all(cache, text)
-            extra = {"counts": counts.to_json(), "vocabulary": text.vocabulary and list(text.vocabulary)}
-            facts = _facts(text, options, options.text, device, **extra)
+            images = []
+            # The largest first, as sets whose chunks have the same rows are filled in one pass.
+            for one in sorted(visual, key=lambda one: -one.rows * one.channels):
+                facts = _facts(one, options, options.visual, device)
+                facts = replace(facts, rows=one.rows, views=views, arrays=("size", "digest", *one.extras))
+                images.append((image_set(cache, facts, most=most), one))
+                most = min(most, images[-1][0].chunk_rows)
+            summaries += _fill_all(images, samples, manifest, options, splits)
+        if text and options.text is not None:
+            lengths, counts = _tokenize_all(cache, text[0])
+            extra = {"counts": counts.to_json(), "vocabulary": text[0].vocabulary and list(text[0].vocabulary)}
             most = min(_CAPTIONS, max(8, -(-cache.captions // _PARTS // 8) * 8))
-            captions = caption_set(cache, facts, lengths, most=most)
-            sets.append(_fill(captions, text, samples, manifest, options, splits))
-        return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(sets), counts)
+            facts_of_each = (_facts(one, options, options.text, device, **extra) for one in text)
+            captions = [caption_set(cache, facts, lengths, most=most) for facts in facts_of_each]
+            summaries += _fill_all([*zip(captions, text, strict=True)], samples, manifest, options, splits)
+        return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
 
 
 def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extraction | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
     summaries: list[SetSummary] = []
     counts = None
-    for modality, spec in (("images", options.visual), ("captions", options.text)):
-        if spec is None:
-            continue
+    specs = [("images", spec) for spec in options.of_layers(options.visual)]
+    specs += [("captions", spec) for spec in options.of_layers(options.text)]
+    for modality, spec in specs:
         asked = recorded_options(spec)
         sets = [cache.set_at(path) for path in cache.set_paths(modality)]
         found = [features for features in sets if features.attributes.get("options") == asked]
@@ -112,13 +116,13 @@ def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extra
     return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
 
 
-def _load_text(spec: EncoderSpec, samples: Samples, device: str) -> Any:
-    """Return the caption encoder; that of ``words`` has the vocabulary of the training captions."""
-    from ..encoders import load_text
+def _load_text(specs: list[EncoderSpec], samples: Samples, device: str) -> list[Any]:
+    """Return the caption encoder of each layer; that of ``words`` has the vocabulary of the training captions."""
+    from ..encoders import load_text_layers
     from ..encoders.words import WordsEncoder, without_spaces
 
-    if spec.name != "words":
-        return load_text(spec, device)
+    if specs[0].name != "words":
+        return [*load_text_layers(specs, device)]
     if "train" not in samples.splits:
         raise CacheError(
             f"'{samples.dataset}' has no train split to take a vocabulary from (it has {', '.join(samples.splits)});"
@@ -132,11 +136,12 @@ def _load_text(spec: EncoderSpec, samples: Samples, device: str) -> Any:
             " --text hf:MODEL or bert:MODEL of their language.",
             printable(samples.dataset),
         )
-    return WordsEncoder.build(texts)
+    return [WordsEncoder.build(texts)]
 
 
 def _facts(encoder: Any, options: Options, spec: EncoderSpec, device: str, **extra: Any) -> SetFacts:
-    extra |= {"spec": encoder.spec.to_json(), "options": recorded_options(spec), "grid": getattr(encoder, "grid", None)}
+    asked = recorded_options(replace(spec, layer=encoder.spec.layer))
+    extra |= {"spec": encoder.spec.to_json(), "options": asked, "grid": getattr(encoder, "grid", None)}
     if "pool" in encoder.identity:
         extra["cells"] = getattr(encoder, "cells", None)
     return SetFacts(
@@ -195,38 +200,37 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, Captio
     return lengths, found
 
 
+def _fill_all(sets: Sequence[tuple[Any, Any]], *how: Any) -> list[SetSummary]:
+    """Compute what sets lack, each with its encoder: those whose chunks have the same rows in one pass."""
+    rows = dict.fromkeys(features.chunk_rows for features, _ in sets)
+    return [found for count in rows for found in _fill([one for one in sets if one[0].chunk_rows == count], *how)]
+
+
 def _fill(
-    features: ImageSet | CaptionSet,
-    encoder: Any,
-    samples: Samples,
-    manifest: Manifest,
-    options: Options,
-    splits: list[str],
-) -> SetSummary:
+    sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest, options: Options, splits: list[str]
+) -> list[SetSummary]:
     """Compute the chunks of these splits that are not done."""
     from ..device import cores
     from .cluster import run_here, run_on_cluster
     from .tasks import Job, Receipt, close_station, open_station, write_captions, write_images
 
+    features: ImageSet | CaptionSet = sets[0][0]
+    is_images = isinstance(features, ImageSet)
     wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
     if options.repair:
-        broken = [chunk for chunk in broken_chunks(features) if chunk in wanted]
-        if isinstance(features, ImageSet):
-            _require_pictures(samples, manifest, options, _good_rows(features, broken), repair=True)
-        for chunk in broken:
-            features.forget(chunk)
-        features = features.reopened()
-    missing = features.missing(splits)
-    if isinstance(features, ImageSet):
-        _require_pictures(samples, manifest, options, _rows_left(features, missing, splits))
-    spec = options.visual if isinstance(features, ImageSet) else options.text
-    assert spec is not None
+        sets = _without_damage(sets, wanted, samples, manifest, options)
+    chunks = [one.missing(splits) for one, _ in sets]
+    missing = sorted({chunk for of_set in chunks for chunk in of_set})
+    lacking = [one for one, of_set in zip(sets, chunks, strict=True) if of_set]
+    if is_images:
+        rows = {row for one, _ in lacking for row in _rows_left(one, missing, splits)}
+        _require_pictures(samples, manifest, options, sorted(rows))
     job = Job(
         key=uuid.uuid4().hex,
         url=features.cache.absolute_url,
-        path=features.path,
+        paths=tuple(one.path for one, _ in lacking),
         folder=str(manifest.images.resolve()),
-        spec=encoder.spec,
+        specs=tuple(encoder.spec for _, encoder in lacking),
         device=options.device,
         batch_size=options.batch_size,
         splits=tuple(splits),
@@ -234,47 +238,68 @@ def _fill(
         threads=options.workers if isinstance(options.workers, int) else None,
         reuse=options.reuse and Folder(options.reuse).absolute_url,
     )
-    task = write_images if isinstance(features, ImageSet) else write_captions
+    task = write_images if is_images else write_captions
     close = partial(close_station, job.key)
     samples_in_all = sum(last - first for first, last in map(features.rows_in, sorted(wanted)))
     left = sum(last - first for first, last in map(features.rows_in, missing))
-    total = dict.fromkeys(("encoded", "reused", "failed"), 0)
+    counts: Counter[tuple[str, str]] = Counter()
     shares = dict.fromkeys(("read", "encode", "write"), 0.0)
     began = time.monotonic()
     lock, tasks = threading.Lock(), min(_TASKS, max(2, cores() // 2))
 
     def take(receipt: Receipt) -> None:
         with lock:
-            for key in total:
-                total[key] += getattr(receipt, key)
+            counts.update(receipt.counts)
             for key in shares:
                 shares[key] += receipt.seconds[key]
-        progress.update(receipt.encoded + receipt.reused + receipt.failed)
+        progress.update(receipt.samples)
 
     groups = _groups(missing, features.chunk_rows, options.batch_size, tasks)
     name, unit = printable(features.name), features.modality
+    if len(lacking) > 1:
+        name = f"{printable(lacking[0][0].name)} and {len(lacking) - 1} more"
     with Progress(name, samples_in_all, unit, done=samples_in_all - left) as progress:
         if options.cluster and missing:
             run_on_cluster(partial(task, job), groups, options.cluster, take, close)
         elif missing:
-            open_station(job, encoder, features)
+            open_station(job, [encoder for _, encoder in lacking], [one for one, _ in lacking])
             try:
                 run_here(partial(task, job), groups, tasks, take)
             finally:
                 close()
-    filled = features.reopened()
-    require_some(filled, splits)
-    return SetSummary(
-        name=features.name,
-        samples=total["encoded"],
-        reused=total["reused"],
-        chunks=len(missing),
-        chunks_before=len(wanted) - len(missing),
-        failed=int((filled.status == FAILED).sum()),
-        reasons=tuple(reason for _, reason in filled.failures),
-        seconds=time.monotonic() - began,
-        shares=shares,
-    )
+    seconds = time.monotonic() - began
+    summaries = []
+    for (one, _), of_set in zip(sets, chunks, strict=True):
+        filled = one.reopened()
+        require_some(filled, splits)
+        summaries.append(
+            SetSummary(
+                name=one.name,
+                samples=counts[one.path, "encoded"],
+                reused=counts[one.path, "reused"],
+                chunks=len(of_set),
+                chunks_before=len(wanted) - len(of_set),
+                failed=int((filled.status == FAILED).sum()),
+                reasons=tuple(reason for _, reason in filled.failures),
+                seconds=seconds,
+                shares=shares,
+            )
+        )
+    return summaries
+
+
+def _without_damage(
+    sets: Sequence[tuple[Any, Any]], wanted: set[int], samples: Samples, manifest: Manifest, options: Options
+) -> list[tuple[Any, Any]]:
+    """Delete the chunks that are damaged or hold samples that failed; return the sets as they are then."""
+    broken = [[chunk for chunk in broken_chunks(features) if chunk in wanted] for features, _ in sets]
+    for (features, _), chunks in zip(sets, broken, strict=True):
+        if isinstance(features, ImageSet):
+            _require_pictures(samples, manifest, options, _good_rows(features, chunks), repair=True)
+    for (features, _), chunks in zip(sets, broken, strict=True):
+        for chunk in chunks:
+            features.forget(chunk)
+    return [(features.reopened(), encoder) for features, encoder in sets]
 
 
 def _groups(chunks: Sequence[int], rows: int, batch_size: int, tasks: int) -> list[list[int]]:

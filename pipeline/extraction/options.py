@@ -1,7 +1,7 @@
 """What to extract, and how."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from numbers import Integral
 from pathlib import Path
@@ -23,6 +23,7 @@ class Options:
     Attributes:
         visual: the image encoder; None: no images.
         text: the caption encoder; None: no captions.
+        layers: of each encoder but ``words``, each of which gives a set of local features; empty: that of its spec.
         splits: which to compute now.
         batch_size: samples encoded at once.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -37,6 +38,7 @@ class Options:
 
     visual: EncoderSpec | None
     text: EncoderSpec | None
+    layers: tuple[int, ...] = ()
     splits: tuple[str, ...] = DEFAULT_SPLITS
     batch_size: int = 64
     device: str = "auto"
@@ -58,6 +60,12 @@ class Options:
             if not isinstance(given, Integral) or int(given) < 1:
                 raise CacheError(f"{name} is {value!r}; give a whole number of at least 1")
 
+    def of_layers(self, spec: EncoderSpec | None) -> list[EncoderSpec]:
+        """Return the spec of each set that an encoder gives, `visual` or `text`; none of None."""
+        if spec is None or spec.name == WORDS.name or not self.layers:
+            return [] if spec is None else [spec]
+        return [replace(spec, layer=layer) for layer in dict.fromkeys(self.layers)]
+
     @property
     def cluster(self) -> str | None:
         """The address of a Dask scheduler; None: this process."""
@@ -71,7 +79,7 @@ def build_options(
     encoder: str | None = None,
     visual_weights: str | None = None,
     text_weights: str | None = None,
-    layer: int = -1,
+    layers: Sequence[int] = (-1,),
     image_size: int | None = None,
     whole: bool = False,
     pool: tuple[int, int] | None = None,
@@ -90,8 +98,9 @@ def build_options(
     Args:
         visual, text: names of the encoders; None or ``none``: none.
         encoder: of images and captions, ``hf:ID|DIR`` or ``open_clip:ARCH/TAG``, in the place of both.
-        visual_weights, text_weights, layer, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: see
-            `EncoderSpec`; `layer` is that of each encoder that takes one.
+        layers: whose local features are cached, as a set each, of each encoder that takes one.
+        visual_weights, text_weights, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: see
+            `EncoderSpec`.
         splits: names, or one text with commas.
         run: the specs of a fine-tuned run's backbones by ``image`` and ``text``, in the place of all these.
         how: further fields of `Options`.
@@ -100,12 +109,20 @@ def build_options(
         CacheError, EncoderError: a value cannot be.
     """
     names = tuple(filter(None, splits.split(","))) if isinstance(splits, str) else tuple(splits)
+    if isinstance(layers, int) or not layers or not all(isinstance(layer, int) for layer in layers):
+        raise EncoderError(f"layers is {layers!r}; give whole numbers in a list, as [6, 9, 12]")
+    how["layers"] = tuple(layers)
     if run is not None:
         names_and_weights = (visual, text, encoder, visual_weights, text_weights)
-        how_they_encode = (layer, image_size, whole, pool, views, regions, frames, prompt)
-        if names_and_weights != ("resnet152", "bert", *[None] * 3) or how_they_encode != (-1, None, False, *[None] * 5):
+        how_they_encode = (tuple(layers), image_size, whole, pool, views, regions, frames, prompt)
+        if names_and_weights != ("resnet152", "bert", *[None] * 3) or how_they_encode != (
+            (-1,),
+            None,
+            False,
+            *[None] * 5,
+        ):
             raise CacheError("the run given as --encoder decides the encoders and their options; leave the others out")
-        return Options(run.get("image"), run.get("text"), names, **how)
+        return Options(run.get("image"), run.get("text"), splits=names, **how | {"layers": ()})
     if encoder is not None:
         if (visual, text) != ("resnet152", "bert"):
             raise CacheError("--encoder is in the place of --visual and --text; leave one or the other out")
@@ -126,11 +143,10 @@ def build_options(
             "regions": regions,
             "frames": frames,
         }
-        images = EncoderSpec(str(visual), visual_weights, layer=layer, **own, **common)
+        images = EncoderSpec(str(visual), visual_weights, **own, **common)
     if text not in (None, "none"):
-        words = text == WORDS.name
-        captions = EncoderSpec(str(text), text_weights, layer=-1 if words else layer, prompt=prompt, **common)
-    return Options(images, captions, names, **how)
+        captions = EncoderSpec(str(text), text_weights, prompt=prompt, **common)
+    return Options(images, captions, splits=names, **how)
 
 
 def located(spec: EncoderSpec | None) -> EncoderSpec | None:

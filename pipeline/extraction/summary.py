@@ -14,8 +14,8 @@ class SetSummary:
         reused: copied from another store.
         chunks, chunks_before: written now, and done before.
         failed: samples recorded as failed, now or before; `reasons` has the file and what is wrong of each.
-        seconds: wall time.
-        shares: seconds that the tasks spent reading, encoding and writing.
+        seconds: wall time; of several layers' sets, which are filled together, that of all.
+        shares: seconds that the tasks spent reading, encoding and writing, likewise.
     """
 
     name: str

@@ -22,6 +22,7 @@ def extract(tiny_dataset, tmp_path):
     ("words", "code", "sentence"),
     [
         ("--workers two", 2, "'two' is neither a number nor the address of a Dask scheduler"),
+        ("--layers 6,x", 2, "'6,x' names no layers; give one, as 9, or several, as 6,9,12"),
         ("--pool 4", 2, "'4' is no window; give height and width in cells, as 2x2"),
         ("--visual none --text none", 1, "nothing to extract: give an encoder of images or captions"),
         ("--splits dev", 1, "has no image in split dev; it has train, val, test"),

@@ -3,6 +3,7 @@
 Pixels are those of the Caffe model: blue, green, red, less a mean, divided neither by 255 nor by a deviation.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -104,9 +105,9 @@ class ButdGridEncoder(Grid):
         }
         self.versions = library_versions("torch", "torchvision", "PIL")
 
-    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, pixels: Tensor, _layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
         maps: Tensor = self.network((pixels - self._mean).contiguous(memory_format=torch.channels_last))
-        return maps, mean_of_cells(maps)
+        return [(maps, mean_of_cells(maps))]
 
 
 def _resized(image: Image.Image, height: int, width: int) -> Tensor:

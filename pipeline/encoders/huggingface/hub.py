@@ -120,6 +120,12 @@ def load_model(checkpoint: Checkpoint, auto: Any, **options: Any) -> tuple[Any, 
     return model.eval().requires_grad_(False), any("pooler." in key for key in lacking - other), space
 
 
+def states_of(found: Any, layer: int | None) -> torch.Tensor:
+    """Return the states of a layer from a model's outputs; None: of the last, after the model's own norm."""
+    states: torch.Tensor = found.last_hidden_state if layer is None else found.hidden_states[layer]
+    return states
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence the libraries' logs, warnings, bars and prints while they load; what matters becomes an error here."""

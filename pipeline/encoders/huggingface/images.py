@@ -3,6 +3,7 @@
 Source: the models' pages in transformers' documentation, which load them by `AutoModel` and `AutoImageProcessor`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..base import choose_layer, library_versions
 from ..grid import GRID_OPTIONS, Grid
 from ..spec import EncoderSpec, short_name
 from ..weights import autocast, digest, noise
-from .hub import Checkpoint, load_from, load_model, plain, quiet
+from .hub import Checkpoint, load_from, load_model, plain, quiet, states_of
 from .pixels import Pixels
 
 # Settings that change the features of equal weights.
@@ -48,38 +49,46 @@ class HubImageEncoder(Grid):
         self._transform = pixels.prepare
         self.network.to(device)
         self._options: dict[str, bool] = {}  # what makes the model take pictures of this size
-        tried = noise(pixels.shape)
-        found = self._first(tried, spec.image_size is not None)
-        last = len(found.hidden_states) - 1
-        layer = choose_layer(what, spec.layer, last + 1)
-        self._layer = None if layer == last else layer  # None: after the model's own norm
-        self._before, grid = _layout(what, self.network, found, self._layer, pixels.shape)
-        self._global = "projected" if self._joint else _pooling(found, lacks_pooler, self._before)
-        self._measure(tried, grid)
+        self._what, self._pixels = what, noise(pixels.shape)
+        found = self._first(self._pixels, spec.image_size is not None)
+        before, _ = _layout(what, self.network, found, None, pixels.shape)
+        self._global = "projected" if self._joint else _pooling(found, lacks_pooler, before)
         config = _vision(self.network.config)
         settings = {key: plain(value) for key in _SHAPING if (value := getattr(config, key, None)) is not None}
-        self.identity = {
+        self.identity: dict[str, Any] = {
             "encoder": "hf",
             "weights": self.weights_id(),
             "model": {"class": type(self.network).__name__, **settings},
             "preprocessing": pixels.settings,
-            "layer": "last_hidden_state" if self._layer is None else f"hidden_states.{layer}",
-            "tokens_left_out": self._before,
             "global": self._global,
         }
         commit = Checkpoint(source, "image").commit()
         self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | commit
+        self.choose(spec.layer)
 
-    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        found = self._forward(pixels, self._layer is not None)
-        states, last = _states(found, self._layer), found.last_hidden_state
+    def choose(self, layer: int) -> None:
+        """Let the local features be those of a layer."""
+        found = self._first(self._pixels, False)
+        last = len(found.hidden_states) - 1
+        layer = choose_layer(self._what, layer, last + 1)
+        self._layer = None if layer == last else layer  # None: after the model's own norm
+        *_, height, width = self._pixels.shape
+        self._before, grid = _layout(self._what, self.network, found, self._layer, (height, width))
+        self._measure(self._pixels, grid)
+        name = "last_hidden_state" if self._layer is None else f"hidden_states.{layer}"
+        self.identity = {**self.identity, "layer": name, "tokens_left_out": self._before}
+
+    def _run(self, pixels: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
+        found = self._forward(pixels, any(layer is not None for layer in layers))
+        last = found.last_hidden_state
         if self._global in ("projected", "pooler"):
             pooled = found.pooler_output.flatten(1)
         elif self._global == "class token":
             pooled = last[:, 0]
         else:
             pooled = last.flatten(2).mean(2) if last.ndim == 4 else last.mean(1)
-        return states if states.ndim == 4 else states[:, self._before :], pooled
+        states = (states_of(found, layer) for layer in layers)
+        return [(one if one.ndim == 4 else one[:, self._before :], pooled) for one in states]
 
     def _forward(self, pixels: Tensor, every_layer: bool) -> Any:
         run: Any = self.network.get_image_features if self._joint else self.network
@@ -129,10 +138,6 @@ def _vision(config: Any) -> Any:
     return getattr(config, "vision_config", config)
 
 
-def _states(found: Any, layer: int | None) -> Tensor:
-    return found.last_hidden_state if layer is None else found.hidden_states[layer]
-
-
 def _layout(
     what: str, model: nn.Module, found: Any, layer: int | None, shape: tuple[int, int]
 ) -> tuple[int, tuple[int, int]]:
@@ -141,7 +146,7 @@ def _layout(
     Raises:
         EncoderError: the states are others.
     """
-    states, config = _states(found, layer), _vision(model.config)
+    states, config = states_of(found, layer), _vision(model.config)
     if states.ndim == 4:  # a map [B,C,H,W]
         return 0, (states.shape[2], states.shape[3])
     maps = getattr(found, "reshaped_hidden_states", None)

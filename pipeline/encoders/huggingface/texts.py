@@ -22,7 +22,7 @@ from ...errors import EncoderError
 from ..base import TextEncoder, choose_layer, library_versions
 from ..spec import HUB, EncoderSpec, short_name
 from ..weights import autocast, digest
-from .hub import Checkpoint, load_from, load_model, quiet
+from .hub import Checkpoint, load_from, load_model, quiet, states_of
 from .sentences import Pooling, read_pooling
 
 # Dask's tasks already run in parallel; the tokenizers' own threads warn when a process forks.
@@ -48,8 +48,11 @@ class TokenEncoder(TextEncoder):
     kind = "tokens"
     suffix = ""  # `save` writes a folder
     network: Any
+    identity: dict[str, Any]
     max_length: int  # tokens of a caption that the network sees, special tokens included
     _layer: int | None = None  # whose states are the local features; None: the last, after the model's own norm
+    _last: int  # number of the last layer
+    _what: str  # its name in errors
     _width = 0  # to how many tokens captions are padded at least
     _pad = 0  # the token that they are padded with
     _unused: tuple[str, ...] = ()  # parts of names of weights that do not decide the features
@@ -57,14 +60,14 @@ class TokenEncoder(TextEncoder):
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         self.device, self._half, self._prompt = device, spec.half, spec.prompt
 
-    def _measure(self, what: str, layer: int, last: int) -> str:
-        """Choose the layer and measure the features; return the layer's entry in the identity."""
-        self.network.to(device=self.device).eval().requires_grad_(False)
-        layer = choose_layer(what, layer, last + 1)
-        self._layer = None if layer == last else layer
+    def choose(self, layer: int) -> None:
+        """Let the local features be those of a layer."""
+        layer = choose_layer(self._what, layer, self._last + 1)
+        self._layer = None if layer == self._last else layer
         states, pooled = self.encode(self.tokenize(["a"]))
         self.channels, self.global_channels = states.shape[1], pooled.shape[1]
-        return "last_hidden_state" if self._layer is None else f"hidden_states.{layer}"
+        name = "last_hidden_state" if self._layer is None else f"hidden_states.{layer}"
+        self.identity = {**self.identity, "layer": name}
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of each caption's tokens, at most `max_length`; a caption without any gets one unk."""
@@ -81,14 +84,20 @@ class TokenEncoder(TextEncoder):
     def _ids(self, texts: list[str], most: int) -> list[list[int]]:
         """Return the ids of each text, at least one and at most so many."""
 
-    @torch.inference_mode()
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         """Encode captions as `tokenize` gives them: states, packed [sum of lengths,C], and global features [B,D]."""
+        return self.encode_layers(ids, [self])[0]
+
+    @torch.inference_mode()
+    def encode_layers(
+        self, ids: Sequence[Sequence[int]], encoders: "Sequence[TokenEncoder]"
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return what `encode` of each encoder does; they differ in their layers alone."""
         length = torch.tensor([len(caption) for caption in ids])
         token = nn.utils.rnn.pad_sequence([torch.tensor(list(caption)) for caption in ids], True)
-        states, pooled = self.features(token, length)
-        inside = torch.arange(token.shape[1]) < length[:, None]
-        return states[inside.to(self.device)].cpu().numpy(), pooled.cpu().numpy()
+        found = self._features(token, length, [one._layer for one in encoders])
+        inside = (torch.arange(token.shape[1]) < length[:, None]).to(self.device)
+        return [(states[inside].cpu().numpy(), pooled.cpu().numpy()) for states, pooled in found]
 
     def features(self, token: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a padded batch, so that gradients reach `network`.
@@ -100,15 +109,18 @@ class TokenEncoder(TextEncoder):
         Returns:
             States [B,N,C], zeros after the lengths, and the global feature of each caption [B,D], on the device.
         """
+        return self._features(token, length, [self._layer])[0]
+
+    def _features(self, token: Tensor, length: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
         token, length = token.to(self.device), length.to(self.device)[:, None]
         inputs = nn.functional.pad(token, (0, max(self._width - token.shape[1], 0)))
         inside = torch.arange(inputs.shape[1], device=self.device) < length
-        states, pooled = self._run(inputs.masked_fill(~inside, self._pad), inside)
-        return states.masked_fill(~inside[:, :, None], 0)[:, : token.shape[1]], pooled
+        found = self._run(inputs.masked_fill(~inside, self._pad), inside, layers)
+        return [(one.masked_fill(~inside[:, :, None], 0)[:, : token.shape[1]], pooled) for one, pooled in found]
 
     @abstractmethod
-    def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-        """Return states [B,W,C] and global features [B,D] of ids [B,W]; `inside` is false for padding."""
+    def _run(self, inputs: Tensor, inside: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
+        """Return of each layer states [B,W,C] and global features [B,D] of ids [B,W]; `inside` is false for padding."""
 
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
@@ -156,7 +168,8 @@ class HubTextEncoder(TokenEncoder):
         limits = [self._tokenizer.model_max_length, _positions(self.network, config)]
         self.max_length = min(limits if most is None else [*limits, most])
         checkpoint = Checkpoint(source, "text")
-        layer = self._measure(str(checkpoint), spec.layer, getattr(config, "num_hidden_layers", 0))
+        self._what, self._last = str(checkpoint), getattr(config, "num_hidden_layers", 0)
+        self.network.to(device=device).eval().requires_grad_(False)
         settings = {key: value for key in _SHAPING if (value := getattr(config, key, None)) is not None}
         side = self._tokenizer.padding_side
         padding = {"tokens": self._width, "with": self._pad, "side": side, "masked": self._masked}
@@ -170,10 +183,10 @@ class HubTextEncoder(TokenEncoder):
                 **({} if spec.prompt is None else {"prompt": spec.prompt}),
                 **({"padding": padding} if self._width else {}),
             },
-            "layer": layer,
             **({} if bert else {"global": self._global}),
         }
         self.versions = library_versions("torch", "transformers", "tokenizers") | checkpoint.commit()
+        self.choose(spec.layer)
 
     def _ids(self, texts: list[str], most: int) -> list[list[int]]:
         encodings = self._encodings(texts, most)["input_ids"] if texts else []
@@ -183,7 +196,7 @@ class HubTextEncoder(TokenEncoder):
         with self._lock:
             return self._tokenizer(texts, padding=False, truncation=True, max_length=most)
 
-    def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, inputs: Tensor, inside: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
         width = inputs.shape[1]
         places = torch.arange(width, device=inputs.device)
         # Where captions are padded before them, the places move on by what is no caption.
@@ -194,16 +207,20 @@ class HubTextEncoder(TokenEncoder):
             arguments["attention_mask"] = inside.long().gather(1, moved)
         run: Any = self.network.get_text_features if self._joint else self.network
         with autocast(self.device, self._half):
-            found = run(**arguments, output_hidden_states=self._layer is not None)
-        states = (found.last_hidden_state if self._layer is None else found.hidden_states[self._layer]).float()
-        back = ((places + ahead) % width).expand_as(inputs)
-        states = states.gather(1, back[:, :, None].expand_as(states))
-        if self._global in ("projected", "pooled"):
-            return states, found.pooler_output.float()
-        if self._pooling is not None:
-            return states, self._pooling.pool(states, inside)
-        # The states of padding are not zero, and could be larger.
-        return states, states.masked_fill(~inside[:, :, None], -torch.inf).amax(1)
+            found = run(**arguments, output_hidden_states=any(layer is not None for layer in layers))
+        back = ((places + ahead) % width).expand_as(inputs)[:, :, None]
+
+        def features(layer: int | None) -> tuple[Tensor, Tensor]:
+            states = states_of(found, layer).float()
+            states = states.gather(1, back.expand_as(states))
+            if self._global in ("projected", "pooled"):
+                return states, found.pooler_output.float()
+            if self._pooling is not None:
+                return states, self._pooling.pool(states, inside)
+            # The states of padding are not zero, and could be larger.
+            return states, states.masked_fill(~inside[:, :, None], -torch.inf).amax(1)
+
+        return [features(layer) for layer in layers]
 
     def words(self, texts: Sequence[str]) -> list[list[int | None]]:
         """Return the number of its word in the caption for each id that `tokenize` gives; None: a special token.

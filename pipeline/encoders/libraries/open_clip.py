@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ...errors import EncoderError, nearest
 from .. import weights
-from ..base import choose_layer, library_versions, load_library, require_cut
+from ..base import choose_layer, in_passes, library_versions, load_library, require_cut
 from ..grid import GRID_OPTIONS, Grid
-from ..huggingface.hub import plain, quiet
+from ..huggingface.hub import plain, quiet, states_of
 from ..huggingface.texts import TokenEncoder, tokenizer_digest
 from ..spec import EncoderSpec
 
@@ -49,41 +49,49 @@ class ClipImageEncoder(Grid):
         before = getattr(trunk, "num_prefix_tokens", 0) if trunk is not None else int(hasattr(tower, "class_embedding"))
         # Where a tower pools before its norm, or by attention, that norm is not of the patches.
         own = getattr(tower, "attn_pool", None) is None and not getattr(tower, "final_ln_after_pool", False)
-        self._norm = trunk is not None or (own and hasattr(tower, "ln_post"))
+        norm = trunk is not None or (own and hasattr(tower, "ln_post"))
+        self._what, self._pixels = spec.name, weights.noise((height, width)).to(device)
         with torch.inference_mode(), weights.autocast(device, spec.half):
-            pixels = weights.noise((height, width)).to(device)
-            maps = tower.forward_intermediates(pixels, intermediates_only=True)["image_intermediates"]
-            self._last = len(maps) - 1
-            self._layer = choose_layer(spec.name, spec.layer, len(maps))
-            self._measure(pixels)
+            maps = tower.forward_intermediates(self._pixels, intermediates_only=True)["image_intermediates"]
+        self._last = len(maps) - 1
+        self._normed = self._last if norm else None
         settings = {key: plain(getattr(pictures, key)) for key in ("mean", "std", "interpolation", "resize_mode")}
         shown = {
             "shortest": {"resize": height, "crop": height},
             "squash": {"stretch": height},
             "longest": {"resize": height, "pad": height},
         }
-        self.identity = {
+        self.identity: dict[str, Any] = {
             "encoder": "open_clip",
             "weights": described.get("weights") or self.weights_id(),
             "preprocessing": {
                 **{"decoder": "pillow", "processor": "open_clip", "size": [height, width], **settings},
                 **(shown[pictures.resize_mode] if height == width else {}),
             },
-            "layer": "last" if self._layer == self._last else f"intermediates.{self._layer}",
             "tokens_left_out": before,
             "global": "projected",
             **described,
         }
         self.versions = library_versions("torch", "torchvision", "open_clip", "timm", "PIL")
+        self.choose(spec.layer)
 
-    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, layer: int) -> None:
+        """Let the local features be those of a layer."""
+        self._layer = choose_layer(self._what, layer, self._last + 1)
+        self._measure(self._pixels)
+        name = "last" if self._layer == self._last else f"intermediates.{self._layer}"
+        self.identity = {**self.identity, "layer": name}
+
+    def _run(self, pixels: Tensor, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         network: Any = self.network
-        found = network.forward_intermediates(
-            pixels,
-            indices=sorted({self._layer, self._last}),  # CLIP's ResNets stop at the last that is asked for
-            normalize_intermediates=self._norm and self._layer == self._last,
-        )
-        return found["image_intermediates"][0], found["image_features"]
+        maps: dict[int, Tensor] = {}
+        for wanted in in_passes(layers, self._normed):
+            indices = sorted({*wanted, self._last})  # CLIP's ResNets stop at the last that is asked for
+            found = network.forward_intermediates(
+                pixels, indices=indices, normalize_intermediates=wanted == [self._normed]
+            )
+            maps |= dict(zip(indices, found["image_intermediates"], strict=True))
+        return [(maps[layer], found["image_features"]) for layer in layers]
 
     def _state(self) -> dict[str, Tensor]:
         return {f"visual.{name}": value for name, value in self.network.state_dict().items()}
@@ -104,8 +112,9 @@ class ClipTextEncoder(TokenEncoder):
         self.network = model.text
         tokenizer = self._load_tokenizer(described["model"]["name"])
         blocks = getattr(self.network.transformer, "resblocks", None)  # None: a tower of transformers
-        self._layers = self.network.config.num_hidden_layers if blocks is None else len(blocks)
-        layer = self._measure(spec.name, spec.layer, self._layers)
+        self._what = spec.name
+        self._last = self.network.config.num_hidden_layers if blocks is None else len(blocks)
+        self.network.to(device=device).eval().requires_grad_(False)
         self.identity = {
             "encoder": "open_clip",
             "weights": described.get("weights") or self.weights_id(),
@@ -115,11 +124,11 @@ class ClipTextEncoder(TokenEncoder):
                 **({} if spec.prompt is None else {"prompt": spec.prompt}),
                 "padding": {"tokens": self._width, "with": self._pad},
             },
-            "layer": layer,
             "global": "projected",
             **described,
         }
         self.versions = library_versions("torch", "open_clip", "transformers")
+        self.choose(spec.layer)
 
     def _load_tokenizer(self, arch: str) -> str:
         """Load the tokenizer of an architecture; return the digest of what it does."""
@@ -143,30 +152,29 @@ class ClipTextEncoder(TokenEncoder):
                 row.append(self._pad)
         return rows
 
-    def _run(self, inputs: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+    def _run(self, inputs: Tensor, inside: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
         with weights.autocast(self.device, self._half):
             of_blocks = hasattr(self.network, "forward_intermediates")
-            states, pooled = (self._of_blocks if of_blocks else self._of_transformers)(inputs)
-        return states.float(), pooled.float()
+            states, pooled = (self._of_blocks if of_blocks else self._of_transformers)(inputs, layers)
+        return [(one.float(), pooled.float()) for one in states]
 
-    def _of_blocks(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        block = self._layers - 1 if self._layer is None else max(self._layer - 1, 0)
-        found = self.network.forward_intermediates(
-            inputs, indices=[block], normalize_intermediates=self._layer is None, output_fmt="NLC"
-        )
-        states = found["text_intermediates"][0]
-        if self._layer == 0:
-            states = self.network.token_embedding(inputs) + self.network.positional_embedding[: inputs.shape[1]]
-        return states, found["text_features"]
+    def _of_blocks(self, inputs: Tensor, layers: Sequence[int | None]) -> tuple[list[Tensor], Tensor]:
+        found = self.network.forward_intermediates(inputs, output_fmt="NLC")
+        blocks = found["text_intermediates"]
 
-    def _of_transformers(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        def states(layer: int | None) -> Tensor:
+            if layer == 0:
+                embedded: Tensor = self.network.token_embedding(inputs)
+                return embedded + self.network.positional_embedding[: inputs.shape[1]]
+            return self.network.ln_final(blocks[-1]) if layer is None else blocks[layer - 1]
+
+        return [states(layer) for layer in layers], found["text_features"]
+
+    def _of_transformers(self, inputs: Tensor, layers: Sequence[int | None]) -> tuple[list[Tensor], Tensor]:
         """Do what `HFTextEncoder.forward` does, and keep the states."""
         mask = (inputs != self.network.config.pad_token_id).long()
-        found = self.network.transformer(
-            input_ids=inputs, attention_mask=mask, output_hidden_states=self._layer is not None
-        )
-        states = found.last_hidden_state if self._layer is None else found.hidden_states[self._layer]
-        return states, self.network.proj(self.network.pooler(found, mask))
+        found = self.network.transformer(input_ids=inputs, attention_mask=mask, output_hidden_states=True)
+        return [states_of(found, layer) for layer in layers], self.network.proj(self.network.pooler(found, mask))
 
     def words(self, texts: Sequence[str]) -> list[list[int | None]]:
         """Raise EncoderError: the library's tokenizers mark no words and have no mask."""

@@ -4,6 +4,7 @@ Source: timm's documentation, "Feature Extraction" and "Quickstart".
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ...errors import EncoderError, nearest
 from .. import weights
-from ..base import choose_layer, library_versions, load_library, require_cut
+from ..base import choose_layer, in_passes, library_versions, load_library, require_cut
 from ..grid import GRID_OPTIONS, Grid
 from ..huggingface.hub import plain, quiet
 from ..spec import EncoderSpec
@@ -48,35 +49,64 @@ class TimmEncoder(Grid):
         self._transform = timm.data.create_transform(**data, is_training=False)
         self.network = network.to(device).eval().requires_grad_(False)
         self.name = config.architecture if spec.weights else f"{config.architecture}.{config.tag}"
+        self._what, self._pixels = what, weights.noise(size[1:]).to(device)
+        self._before = int(getattr(network, "num_prefix_tokens", 0))
         with torch.inference_mode(), weights.autocast(device, spec.half):
-            pixels = weights.noise(size[1:]).to(device)
             try:
-                maps, norm = network.forward_intermediates(pixels, norm=True, intermediates_only=True), True
+                (final, maps), norm = network.forward_intermediates(self._pixels, norm=True), True
             except AssertionError:  # Hiera's norm is not of a size with its map
-                maps, norm = network.forward_intermediates(pixels, intermediates_only=True), False
-            self._layer = choose_layer(what, spec.layer, len(maps))
-            last = self._layer == len(maps) - 1
-            self._norm = norm and last
-            final = network.forward_features(pixels)
+                (final, maps), norm = network.forward_intermediates(self._pixels), False
+            self._last, end = len(maps) - 1, _as_map(final, maps[-1], self._before)
             # A convolution after the last stage: more channels on the same cells.
-            self._ends = last and final.shape[2:] == maps[-1].shape[2:] and final.shape[1] != maps[-1].shape[1]
-            self._measure(pixels)
-        self.identity = {
+            self._convolved = end is not None and end.shape[1] != maps[-1].shape[1]
+            # What goes into the classifier is the last map, of a pass that gives the others without the norm.
+            self._ends = end is not None and (self._convolved or torch.equal(end, maps[-1]))
+            self._normed = self._last if norm and not self._ends else None
+        self.identity: dict[str, Any] = {
             "encoder": "timm",
             "weights": spec.weights if str(spec.weights).startswith("random:") else self.weights_id(),
             "model": {"name": config.architecture, "tag": config.tag},
             "preprocessing": _preprocessing(data),
-            "layer": "final" if self._ends else "last" if last else f"intermediates.{self._layer}",
-            "tokens_left_out": int(getattr(network, "num_prefix_tokens", 0)),
+            "tokens_left_out": self._before,
             "global": "pre_logits",
         }
         self.versions = library_versions("torch", "torchvision", "timm", "PIL")
+        self.choose(spec.layer)
 
-    def _run(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+    def choose(self, layer: int) -> None:
+        """Let the local features be those of a layer."""
+        self._layer = choose_layer(self._what, layer, self._last + 1)
+        self._measure(self._pixels)
+        last = "final" if self._convolved else "last"
+        name = last if self._layer == self._last else f"intermediates.{self._layer}"
+        self.identity = {**self.identity, "layer": name}
+
+    def _run(self, pixels: Tensor, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         network: Any = self.network
-        # Hieras would stop at the layer, and the global feature is that of the last one.
-        final, (maps,) = network.forward_intermediates(pixels, indices=[self._layer], norm=self._norm, stop_early=False)
-        return final if self._ends else maps, network.forward_head(final, pre_logits=True)
+        found: dict[int, Any] = {}
+        for indices in in_passes(layers, self._normed):
+            # Hieras would stop at the layer, and the global feature is that of the last one.
+            final, maps = network.forward_intermediates(
+                pixels, indices=indices, norm=indices == [self._normed], stop_early=False
+            )
+            found |= zip(indices, maps, strict=True)
+        if self._ends and self._last in found:
+            found[self._last] = _as_map(final, found[self._last], self._before)
+        pooled = network.forward_head(final, pre_logits=True)
+        return [(found[layer], pooled) for layer in layers]
+
+
+def _as_map(final: Any, like: Tensor, before: int) -> Tensor | None:
+    """Return what goes into a classifier as a map [B,C,H,W] of the cells of `like`; None where it has others."""
+    cells = like.shape[2:]
+    if not isinstance(final, Tensor) or final.ndim not in (3, 4):
+        return None
+    if final.ndim == 3:  # tokens [B,N,C]
+        rows = final[:, before:]
+        return rows.transpose(1, 2).unflatten(2, cells) if rows.shape[1] == cells.numel() else None
+    if final.shape[1:3] == cells:  # [B,H,W,C]
+        return final.permute(0, 3, 1, 2)
+    return final if final.shape[2:] == cells else None
 
 
 def _load(timm: Any, spec: EncoderSpec, config: Any, size: tuple[int, ...]) -> nn.Module:

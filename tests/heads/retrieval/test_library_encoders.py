@@ -46,7 +46,7 @@ def data(tmp_path_factory):
     extract(folder, visual=f"hf:{folder}/oblong", text=f"hf:{folder}/roberta")
     extract(folder, encoder="open_clip:small-ViT", visual_weights=clip, text_weights=clip)
     swin = {"visual": "timm:small_swin.squashed", "visual_weights": str(folder / "swin.pth")}
-    extract(folder, **swin, text=None, layer=0)
+    extract(folder, **swin, text=None, layers=[0])
     return folder
 
 

@@ -98,8 +98,8 @@ ON_ERROR = click.option(
     show_default=True,
     metavar="N,N,…",
     callback=_layers,
-    help="The layers that give the local features, as a feature set each; -1 the last. Of hf: and bert 0 are the"
-    " embeddings, of timm: and open_clip: the first block or stage.",
+    help="Layers of the local features, one feature set each; -1 is the last. 0 are the embeddings of hf: and bert, "
+    "and the first block or stage of timm: and open_clip:.",
 )
 @click.option(
     "--image-size",

@@ -23,7 +23,7 @@ def test_it_says_what_it_is_and_when_to_take_it():
 
 def test_its_commands_run_in_order_on_a_small_data_set(tmp_path, monkeypatch, one_thread):
     monkeypatch.chdir(tmp_path)
-    make_pictures(tmp_path).rename("holiday.yaml")
+    make_pictures(tmp_path, val=12).rename("holiday.yaml")
     clip = save_text_model(tmp_path / "clip", "clip")
     lines = re.findall(r"^(xret .*?) +# (\S+)$", SKILL, re.MULTILINE)
     assert len(lines) >= 12

@@ -104,12 +104,12 @@ def extract(
 ) -> "Extraction":
     """Encode the images and captions of a data set once, into a feature cache (``xret extract``).
 
-    Stopped at any moment and called again with the same options, it goes on where it was.
+    Call it again with the same options to resume after a stop.
 
     Args:
         dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
         store: the cache: a local path or an fsspec URL.
-        visual, text: the encoders, as ``xret list encoders`` names them; None: none.
+        visual, text: the encoders, as ``xret list encoders`` names them; None skips a side.
         encoder: of pictures and texts, ``hf:ID``, ``hf:DIR``, ``open_clip:ARCH/TAG``, or the folder of a run in which
             `finetune` left its backbones; in the place of `visual` and `text`.
         layers: whose local features are cached, as a set each, of each encoder that takes one; -1: the last.
@@ -120,9 +120,9 @@ def extract(
         device: ``auto``, ``cpu`` or ``cuda``.
         workers: threads that read pictures, or the address of a Dask scheduler.
         reuse: a store with features of the same pictures and captions, which are copied.
-        on_error: ``fail``, or ``skip`` to record a sample that cannot be read, and go on.
-        repair: compute chunks again that are damaged or hold samples that failed.
-        data_root: what the manifest's relative paths are relative to; None: the manifest's folder.
+        on_error: ``fail``, or ``skip`` to record samples that cannot be read and go on.
+        repair: compute damaged chunks and failed samples again.
+        data_root: the folder that the manifest's paths start from; None: the manifest's own.
 
     Returns:
         What was computed, and what was there already, by feature set.
@@ -195,8 +195,8 @@ def train(
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: of the first weights and the order of samples.
         init_from: a run whose best weights it begins with, all of which must fit.
-        resume: go on after the last step, also for more epochs.
-        callbacks: are told of steps and epochs, see `Callback`.
+        resume: continue after the last step, also for more epochs.
+        callbacks: called at steps and epochs, see `Callback`.
 
     Raises:
         RecipeError: the recipe, its settings or the feature sets do not fit.
@@ -230,7 +230,7 @@ def finetune(
     resume: bool = False,
     callbacks: "Sequence[Callback]" = (),
 ) -> "TrainSummary":
-    """Put the backbones of a trained head back, and train all of it from images and captions (``xret finetune``).
+    """Load the backbones of a trained head again, and train both from images and captions (``xret finetune``).
 
     Args:
         run: the head's run folder.
@@ -241,8 +241,8 @@ def finetune(
         visual_weights, text_weights: of the backbones, if they have moved.
         store: the feature cache; None: the run's own.
         device: ``auto``, ``cpu`` or ``cuda``.
-        resume: go on after the last step.
-        callbacks: are told of steps and epochs, see `Callback`.
+        resume: continue after the last step.
+        callbacks: called at steps and epochs, see `Callback`.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
@@ -286,7 +286,7 @@ def ablate(
 ) -> "Ablation":
     """Train a recipe in many variants and with several seeds, and evaluate each (``xret ablate``).
 
-    What is finished in `out` stays: more values or seeds cost only themselves.
+    Finished cells in `out` are kept: further values or seeds train only what is new.
 
     Args:
         store: the feature cache.
@@ -295,8 +295,8 @@ def ablate(
         vary: the values of each key, such as ``{"model.dim": [256, 512]}``.
         grid: a paper's, in the place of `vary`.
         settings: changes for all variants.
-        baselines: recipes that are in the table as they are, but for `settings`.
-        split: what is evaluated; None: ``test``, or what the grid's paper took.
+        baselines: recipes to compare with; only `settings` change them.
+        split: the split to evaluate; None: ``test``, or that of the grid's paper.
         views: evaluate by the mean over all cached views of an image.
         seeds: how many; they are counted from 0.
         hubness: correct it as well, in tables of their own.

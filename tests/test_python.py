@@ -62,7 +62,8 @@ def test_options_and_arguments_have_the_same_names_and_defaults(command):
         elif option.multiple or option.name == "reattach":
             assert not default
         else:
-            assert default == (tuple(given.split(",")) if option.name == "splits" else given), option.name
+            several = {"splits": str, "layers": int}.get(option.name)  # one text on the command line
+            assert default == (tuple(map(several, given.split(","))) if several else given), option.name
 
 
 @pytest.mark.parametrize("function", BEHIND)

@@ -101,7 +101,7 @@ def _of_layers(encoder: Any, specs: Sequence[EncoderSpec]) -> list[Any]:
             encoder = copy(encoder)
             encoder.choose(spec.layer)
         encoder.spec = spec.located(encoder.versions)
-        encoders.setdefault(str(encoder.identity["layer"]), encoder)
+        encoders.setdefault(str(encoder.identity.get("layer")), encoder)
     return list(encoders.values())
 
 

@@ -139,7 +139,7 @@ class FeatureSet(ABC):
         for name in self.cache.folder.names(f"{self.path}/status"):
             if name.startswith("failed."):
                 found += self._read_failures(name)
-        return [(key, reason) for _, key, reason in sorted(found)]
+        return [(key, reason) for row, key, reason in sorted(found) if self.status[row] == FAILED]
 
     def _read_failures(self, name: str) -> list[tuple[int, str, str]]:
         """Read the failures of a chunk: lines of JSON, of which the last is the crc32c of the others."""
@@ -227,6 +227,10 @@ class FeatureSet(ABC):
         for name in features:
             self._write(name, chunk, arrays[name])
         if failed:
+            rows = chunk * self.chunk_rows + np.flatnonzero(arrays[mark] == FAILED)
+            if {*rows.tolist()} - failed.keys():  # samples of another split have failed before
+                known = {row: reason for row, _, reason in self._read_failures(f"failed.{chunk}.jsonl")}
+                failed = {**known, **failed}
             ids = self.cache.ids_of(self.modality, list(failed))
             lines = [{"row": row, "id": key, "reason": failed[row]} for row, key in zip(failed, ids, strict=True)]
             body = "\n".join(map(json.dumps, lines)).encode()

@@ -312,6 +312,17 @@ def test_a_broken_picture_stops_or_is_recorded_and_repaired(manifest, tmp_path):
     assert files(url) == files(tmp_path / "whole.zarr")
 
 
+def test_failures_of_a_split_stay_when_another_ones_join_them(manifest, tmp_path):
+    for number in (17, 21):  # of train and of val, in one chunk
+        (manifest.images / f"{number}.jpg").write_bytes(b"no picture")
+    how = replace(IMAGES, on_error="skip")
+    for splits in (("train",), ("train", "val", "test")):
+        (images,) = extract(manifest, tmp_path / "s.zarr", replace(how, splits=splits)).sets
+    features = FeatureCache.open(tmp_path / "s.zarr").image_set()
+    assert features.failed.keys() == {"17", "21"} and len(images.reasons) == images.failed == 2
+    assert features.chunks_of("train")[-1] == features.chunks_of("val")[0]
+
+
 def test_what_is_damaged_is_repaired_alone(manifest, store):
     before, images = files(store), FeatureCache.open(store).image_set()
     name = f"{images.path}/local/c.2.0.0"

@@ -50,7 +50,7 @@ class ColourRegions:
 @pytest.fixture
 def colours(monkeypatch):
     encoder = ColourRegions()
-    monkeypatch.setattr("xret.pipeline.encoders.load_visual", lambda spec, device: encoder)
+    monkeypatch.setattr("xret.pipeline.encoders.load_visual_layers", lambda specs, device: [encoder])
     return replace(SMALL, visual=EncoderSpec("butd"))
 
 

@@ -7,14 +7,17 @@ import time
 from dataclasses import replace
 
 import pytest
+import small_timm  # noqa: F401 - it registers its models
 from distributed import Client, LocalCluster
 from small_extraction import SMALL, files
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.options import build_options
 from xret.pipeline.store.inspect import verify
 
+LAYERS = build_options(visual="timm:small_eva", visual_weights="random:0", text=None, layers=(0, 1), batch_size=4)
 # Dask's own threads and sockets outlive a closed cluster for a moment, and its nannies fork.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -34,11 +37,12 @@ def address():
         yield cluster.scheduler_address
 
 
-def test_a_cluster_writes_the_same_bytes(address, manifest, tmp_path, monkeypatch):
-    extract(manifest, tmp_path / "here.zarr", SMALL)
+@pytest.mark.parametrize(("options", "samples"), [(SMALL, [32, 80]), (LAYERS, [32, 32])])
+def test_a_cluster_writes_the_same_bytes(options, samples, address, manifest, tmp_path, monkeypatch):
+    extract(manifest, tmp_path / "here.zarr", options)
     monkeypatch.chdir(tmp_path)
-    summary = extract(manifest, "there.zarr", replace(SMALL, workers=address))
-    assert [one.samples for one in summary.sets] == [32, 80]
+    summary = extract(manifest, "there.zarr", replace(options, workers=address))
+    assert [one.samples for one in summary.sets] == samples
     assert files(tmp_path / "there.zarr") == files(tmp_path / "here.zarr")
 
 

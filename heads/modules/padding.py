@@ -27,7 +27,7 @@ def valid_rows(rows: Tensor, length: Tensor) -> Tensor:
 
 def zero_padding(rows: Tensor, length: Tensor) -> Tensor:
     """Return `rows [B, N]` or `[B, N, C]` with zeros in the place of padding."""
-    padding = ~valid_rows(rows, length)
+    padding = torch.arange(rows.shape[1], device=rows.device) >= length.to(rows.device)[:, None]
     return rows.masked_fill(padding if rows.ndim == 2 else padding[..., None], 0)
 
 

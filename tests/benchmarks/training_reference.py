@@ -39,7 +39,7 @@ class RecomputedSlots(nn.Module):
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`."""
-        ours, valid, attention = self.ours, valid_rows(local, length), []
+        ours, padding, attention = self.ours, ~valid_rows(local, length), []
         local, slots = zero_padding(local, length), ours.initial_slots.expand(len(local), -1, -1)
         places = circle_positions(local, length) if ours.positions == "circle" else 0
         for _ in range(ours.iterations):
@@ -48,7 +48,7 @@ class RecomputedSlots(nn.Module):
                 projected.unflatten(2, (ours.heads, -1)).transpose(1, 2)
                 for projected in (ours.key(rows + places), ours.value(rows))
             )
-            slots, weights = ours.block(slots, keys, values, valid)
+            slots, weights = ours.block(slots, keys, values, padding)
             attention.append(weights)
         slots = ours.norm_slots(slots)
         fused = slots if ours.norm_global is None else slots + ours.norm_global(global_)[:, None]

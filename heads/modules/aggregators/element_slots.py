@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..dropout import Dropout
-from ..padding import softmax, valid_rows, zero_padding
+from ..padding import softmax, valid_rows
 from ..parameters import Few, Rate, Width
 from ..positions import Positions, circle_positions, grid_positions
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
@@ -48,21 +48,21 @@ class AggregationBlock(nn.Module):
         self.mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), hidden, nn.Linear(4 * dim, dim))
         self.gru = nn.GRUCell(dim, dim) if update == "gru" else None
 
-    def forward(self, slots: Tensor, keys: Tensor, values: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, slots: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
         """Update the slots once.
 
         Args:
             slots: `[B, K, D]`.
             keys: projected local features `[B, H, N, head_dim]`.
             values: the same shape.
-            valid: True for the rows that take part, `[B, N]`.
+            padding: True for the rows that take no part, `[B, N]`.
 
         Returns:
             The new slots `[B, K, D]`, and the attention `[B, H, K, N]`, which adds up to one over slots or inputs.
         """
         queries = _split_heads(self.query(self.norm(slots)), self.heads)
         scores = queries @ keys.transpose(2, 3) / keys.shape[3] ** 0.5
-        attention, share = self._attend(scores, valid[:, None, None])
+        attention, share = self._attend(scores, padding[:, None, None])
         updates = self.dropout(self.out((share.to(values.dtype) @ values).transpose(1, 2).flatten(2)))
         if self.gru is None:
             slots = slots + updates
@@ -70,12 +70,12 @@ class AggregationBlock(nn.Module):
             slots = self.gru(updates.to(slots.dtype).flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
         return slots + self.mlp(slots), attention
 
-    def _attend(self, scores: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    def _attend(self, scores: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
         """Return the attention, and the share of each row in a slot's update, both of the shape `[B, H, K, N]`."""
         if self.normalized_over == "inputs":
-            attention = softmax(scores, valid, 3)
+            attention = softmax(scores, ~padding, 3)
             return attention, attention
-        attention = scores.softmax(2).masked_fill(~valid, 0)
+        attention = scores.softmax(2).masked_fill(padding, 0)
         # The small constant keeps a slot that wins nothing (or a sample without rows) from dividing by zero.
         return attention, attention / (attention.sum(3, keepdim=True) + 1e-7)
 
@@ -168,8 +168,8 @@ class ElementSlots(Aggregator):
         Returns:
             The set `[B, K, D]`, the slots before fusion `[B, K, D]` and the attention `[T, B, H, K, N]`.
         """
-        valid = valid_rows(local, length)
-        rows = self.norm_local(zero_padding(local, length))
+        padding = ~valid_rows(local, length)
+        rows = self.norm_local(local.masked_fill(padding[..., None], 0))
         values = _split_heads(self.value(rows), self.heads)
         if self.positions == "circle":
             rows = rows + circle_positions(rows, length)
@@ -182,7 +182,7 @@ class ElementSlots(Aggregator):
             slots = self.initial_slots.expand(len(local), -1, -1)
         attention = []
         for _ in range(self.iterations):
-            slots, weights = self.block(slots, keys, values, valid)
+            slots, weights = self.block(slots, keys, values, padding)
             attention.append(weights)
         slots = self.norm_slots(slots)
         fused = slots if self.norm_global is None else slots + self.norm_global(global_)[:, None]

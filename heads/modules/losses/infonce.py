@@ -76,7 +76,8 @@ class InfoNCE(BlockLoss):
 
     def _terms(self, own: Tensor, negatives: Tensor, anchor: Tensor) -> Tensor:
         """Return the term of each positive, `[P]`, in the direction of its anchors, of which all blocks give parts."""
-        return torch.logaddexp(own, negatives.logsumexp(0)[anchor]) - own
+        whole = negatives.squeeze(0) if len(negatives) == 1 else negatives.logsumexp(0)
+        return torch.logaddexp(own, whole[anchor]) - own
 
 
 class _LogSumExps(torch.autograd.Function):

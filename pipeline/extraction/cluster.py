@@ -1,6 +1,7 @@
 """Runs tasks on Dask: on threads of this process, or on the workers of a cluster that is there already."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -12,24 +13,36 @@ from ..errors import CacheError
 T = TypeVar("T")
 
 
-def run_here(task: Callable[[Any], T], groups: Sequence[Any], tasks: int, take: Callable[[T], None]) -> None:
-    """Run a task for each of `groups`, so many at once, and call `take` with what each returns.
+def run_here(task: Callable[[Any], T], parts: Iterable[Any], tasks: int, take: Callable[[T], None]) -> None:
+    """Run a task for each of `parts`, so many at once, and call `take` with what each returns.
+
+    The parts are asked for one by one, by one thread at a time, when a task is free.
 
     Raises:
-        Exception: whatever a task raises; those that have not begun are left out, those that run have ended.
+        Exception: whatever a task or `parts` raises; no other part is begun then, and those that run have ended.
     """
+    left, lock = iter(parts), threading.Lock()
 
-    def run(group: Any) -> None:
-        take(task(group))
+    def run(_number: int) -> None:
+        while True:
+            with lock:
+                part = next(left, None)
+            if part is None:
+                return
+            take(task(part))
 
     with ThreadPoolExecutor(tasks, "xret-task") as pool:
-        compute(*map(delayed(run, pure=False), groups), scheduler="threads", pool=pool)
+        try:
+            compute(*map(delayed(run, pure=False), range(tasks)), scheduler="threads", pool=pool)
+        finally:
+            with lock:
+                left = iter(())
 
 
 def run_on_cluster(
     task: Callable[[Any], T], groups: Sequence[Any], address: str, take: Callable[[T], None], close: Callable[[], None]
 ) -> None:
-    """Do the same on the workers of the Dask scheduler at `address`, on which `close` is called at the end.
+    """Run a task for each of `groups` on the workers of the Dask scheduler at `address`; call `close` there at the end.
 
     Raises:
         CacheError: the scheduler does not answer or has no workers, or workers died under a task again and again.

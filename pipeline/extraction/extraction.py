@@ -211,8 +211,8 @@ def _fill(
 ) -> list[SetSummary]:
     """Compute the chunks of these splits that are not done."""
     from ..device import cores
+    from . import tasks
     from .cluster import run_here, run_on_cluster
-    from .tasks import Job, Receipt, close_station, open_station, write_captions, write_images
 
     features: ImageSet | CaptionSet = sets[0][0]
     is_images = isinstance(features, ImageSet)
@@ -225,7 +225,7 @@ def _fill(
     if is_images:
         rows = {row for one, _ in lacking for row in _rows_left(one, missing, splits)}
         _require_pictures(samples, manifest, options, sorted(rows))
-    job = Job(
+    job = tasks.Job(
         key=uuid.uuid4().hex,
         url=features.cache.absolute_url,
         paths=tuple(one.path for one, _ in lacking),
@@ -238,23 +238,23 @@ def _fill(
         threads=options.workers if isinstance(options.workers, int) else None,
         reuse=options.reuse and Folder(options.reuse).absolute_url,
     )
-    task = write_images if is_images else write_captions
-    close = partial(close_station, job.key)
+    task = tasks.write_images if is_images else tasks.write_captions
+    close = partial(tasks.close_station, job.key)
     samples_in_all = sum(last - first for first, last in map(features.rows_in, sorted(wanted)))
     left = sum(last - first for first, last in map(features.rows_in, missing))
     counts: Counter[tuple[str, str]] = Counter()
     shares = dict.fromkeys(("read", "encode", "write"), 0.0)
     began = time.monotonic()
-    lock, tasks = threading.Lock(), min(_TASKS, max(2, cores() // 2))
+    lock, at_once = threading.Lock(), min(_TASKS, max(2, cores() // 2))
 
-    def take(receipt: Receipt) -> None:
+    def take(receipt: tasks.Receipt) -> None:
         with lock:
             counts.update(receipt.counts)
             for key in shares:
                 shares[key] += receipt.seconds[key]
         progress.update(receipt.samples)
 
-    groups = _groups(missing, features.chunk_rows, options.batch_size, tasks)
+    groups = _groups(missing, features.chunk_rows, options.batch_size, at_once)
     name, unit = printable(features.name), features.modality
     if len(lacking) > 1:
         name = f"{printable(lacking[0][0].name)} and {len(lacking) - 1} more"
@@ -262,9 +262,12 @@ def _fill(
         if options.cluster and missing:
             run_on_cluster(partial(task, job), groups, options.cluster, take, close)
         elif missing:
-            open_station(job, [encoder for _, encoder in lacking], [one for one, _ in lacking])
+            station = tasks.open_station(job, [encoder for _, encoder in lacking], [one for one, _ in lacking])
             try:
-                run_here(partial(task, job), groups, tasks, take)
+                if is_images:
+                    run_here(partial(tasks.encode_images, station), tasks.read_ahead(station, groups), at_once, take)
+                else:
+                    run_here(partial(task, job), groups, at_once, take)
             finally:
                 close()
     seconds = time.monotonic() - began

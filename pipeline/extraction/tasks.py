@@ -1,13 +1,14 @@
-"""The tasks of an extraction: a few chunks each, read, encoded and written once, on any Dask worker.
+"""The tasks of an extraction: a batch of pictures or a few chunks of captions each, encoded once, on any Dask worker.
 
 The tasks fill a feature set, or those of several layers of one encoder. What they share in a process is a `Station`:
-the encoders, the open store, and threads that read pictures ahead of the network. It closes when the extraction ends.
+the encoders, the open store, and threads that read pictures ahead of the network, across chunks. It closes when the
+extraction ends.
 """
 
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -83,7 +84,7 @@ class Station:
     """
 
     def __init__(self, job: Job, encoders: Sequence[Any] = (), sets: Sequence[FeatureSet] = ()) -> None:
-        self.device, self.batch_size = str(pick_device(job.device)), job.batch_size
+        self.job, self.device, self.batch_size = job, str(pick_device(job.device)), job.batch_size
         if not sets:
             cache = FeatureCache.open(job.url, writable=True)
             sets = [cache.set_at(path) for path in job.paths]
@@ -101,7 +102,10 @@ class Station:
         if isinstance(sets[0], ImageSet):
             cache = sets[0].cache
             self.pictures = cache.open_pictures(job.folder, 0, cache.images)
-        self.threads = ThreadPoolExecutor(job.threads or min(_THREADS, cores()), "xret-read")
+        threads = job.threads or min(_THREADS, cores())
+        self.threads = ThreadPoolExecutor(threads, "xret-read")
+        self.ahead = max(job.batch_size, 2 * threads)  # pictures that are read beyond the batches being encoded
+        self.lock = threading.Lock()  # of what is left of each chunk
         self.stopped = False
 
     def lacking(self, chunk: int) -> list[int]:
@@ -141,10 +145,27 @@ def _load(job: Job, features: FeatureSet, device: str) -> Sequence[Any]:
     return load_text_layers(job.specs, device) if words is None else [WordsEncoder(words)]
 
 
+@dataclass
+class _Chunk:
+    """A chunk of images being encoded: by the number of each set that lacks some, its arrays and reasons by failed row.
+
+    `left` counts the images to come.
+    """
+
+    number: int
+    begun: dict[int, dict[str, np.ndarray]]
+    failed: dict[int, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    left: int = 0
+
+    def lacking(self, at: int) -> list[tuple[int, dict[str, np.ndarray]]]:
+        """Return the number and the arrays of each set that lacks an image, by its row in the chunk."""
+        return [(k, own) for k, own in self.begun.items() if own["status"][at] == NOT_DONE]
+
+
 class _Item(NamedTuple):
     """A picture to encode: its chunk, its row there, its row in the store, its file name and its id."""
 
-    chunk: int
+    chunk: _Chunk
     at: int
     row: int
     name: str
@@ -160,85 +181,98 @@ class _Read(NamedTuple):
     error: SampleError | None = None
 
 
+Batch = list[tuple[_Item, "Future[_Read]"]]
+
+
 def write_images(job: Job, chunks: Sequence[int]) -> Receipt:
-    """Encode the images of some chunks that are missing, and write the chunks.
+    """Encode the images of some chunks that are missing, and write the chunks; errors as of `encode_images`."""
+    station, receipt = open_station(job), Receipt()
+    for batch in read_ahead(station, [chunks]):
+        encode_images(station, batch, receipt)
+    return receipt
+
+
+def read_ahead(station: Station, groups: Iterable[Sequence[int]]) -> Iterator[Batch]:
+    """Yield the images that are missing in groups of chunks, in batches, while threads read those that come next.
+
+    A batch lies in one group. `Station.ahead` bounds what waits, whatever the sizes of groups and chunks.
+    """
+    ahead: deque[Batch] = deque()
+    waiting = 0
+    for items in _batches(station, groups):
+        ahead.append([(item, station.threads.submit(_read, station, item)) for item in items])
+        waiting += len(items)
+        while waiting - len(ahead[0]) >= station.ahead:
+            waiting -= len(ahead[0])
+            yield ahead.popleft()
+    yield from ahead
+
+
+def _batches(station: Station, groups: Iterable[Sequence[int]]) -> Iterator[list[_Item]]:
+    """Yield the images of each group of chunks that a set lacks, of the job's splits, as many as go together."""
+    cache, size = station.sets[0].cache, station.batch_size
+    wanted = [range(*cache.splits[split]) for split in station.job.splits]
+    for group in groups:
+        items = []
+        for number in group:
+            chunk = _Chunk(number, {k: station.sets[k].begun(number) for k in station.lacking(number)})
+            first, last = station.sets[0].rows_in(number)
+            names, keys = cache.file_names(first, last), cache.ids(first, last)
+            for at in range(last - first):
+                if any(first + at in rows for rows in wanted) and chunk.lacking(at):
+                    items.append(_Item(chunk, at, first + at, names[at], keys[at]))
+                    chunk.left += 1
+        yield from (items[at : at + size] for at in range(0, len(items), size))
+
+
+def encode_images(station: Station, batch: Batch, receipt: Receipt | None = None) -> Receipt:
+    """Encode a batch, and write the chunks of which nothing is left then; return the receipt with what was done.
 
     Raises:
         SampleError: an image cannot be read, and the job does not skip.
         CacheError: a value does not fit the set's dtype.
         EncoderError: the weights are not the set's.
     """
-    station = open_station(job)
-    receipt = Receipt()
-    begun = {chunk: {k: station.sets[k].begun(chunk) for k in station.lacking(chunk)} for chunk in chunks}
-    items = list(_items(station.sets[0], begun, job.splits))
-    failed: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
-    left = Counter(item.chunk for item in items)
-    batches = [items[first : first + job.batch_size] for first in range(0, len(items), job.batch_size)]
-    ahead = _submit(station, batches[0]) if batches else []
-    for number, batch in enumerate(batches):
-        with receipt.timed("read"):
-            read = [future.result() for future in ahead]
-        ahead = _submit(station, batches[number + 1]) if number + 1 < len(batches) else []
-        decoded = []
-        for item, one in zip(batch, read, strict=True):
-            if one.error is not None and not job.skip:
-                raise SampleError(
-                    one.error.sample, f"{one.error.reason}; repair or remove it, or go on with --on-error skip"
-                )
-            for k, own in _lacking(begun, item):
-                if one.digest:
-                    own["digest"][item.at] = as_row(one.digest)
-                if one.error is not None:
-                    own["length"][item.at], own["status"][item.at] = 0, FAILED
-                    failed[item.chunk, k][item.row] = f"{item.name}: {one.error.reason}"
-                elif one.decoded is None:  # its features are in the other store
-                    station.reusable[k].copy_image(own, item.at, one.digest, item.key)
-                    receipt.counts[job.paths[k], "reused"] += 1
-                else:
-                    own["size"][item.at] = one.size
-            if one.decoded is not None:
-                decoded.append((item, one.decoded))
-        if decoded:
-            wanted = sorted({k for item, _ in decoded for k, _ in _lacking(begun, item)})
-            with receipt.timed("encode"), encoding(station.device):
-                encoded = _encode([station.encoders[k] for k in wanted], [one for _, one in decoded])
-            for k, of_set in zip(wanted, encoded, strict=True):
-                rows = [dict(_lacking(begun, item)).get(k) for item, _ in decoded]
-                _put(rows, [item for item, _ in decoded], of_set, station.sets[k])
-                receipt.counts[job.paths[k], "encoded"] += sum(own is not None for own in rows)
-        receipt.samples += len(batch)
-        left.subtract(item.chunk for item in batch)
-        for chunk in {item.chunk for item in batch}:
-            if not left[chunk]:
-                with receipt.timed("write"):
-                    for k, own in begun.pop(chunk).items():
-                        station.sets[k].write(chunk, own, failed[chunk, k])
+    job, receipt = station.job, receipt or Receipt()
+    with receipt.timed("read"):
+        read = [future.result() for _, future in batch]
+    decoded = []
+    for (item, _), one in zip(batch, read, strict=True):
+        if one.error is not None and not job.skip:
+            raise SampleError(
+                one.error.sample, f"{one.error.reason}; repair or remove it, or go on with --on-error skip"
+            )
+        for k, own in item.chunk.lacking(item.at):
+            if one.digest:
+                own["digest"][item.at] = as_row(one.digest)
+            if one.error is not None:
+                own["length"][item.at], own["status"][item.at] = 0, FAILED
+                item.chunk.failed[k][item.row] = f"{item.name}: {one.error.reason}"
+            elif one.decoded is None:  # its features are in the other store
+                station.reusable[k].copy_image(own, item.at, one.digest, item.key)
+                receipt.counts[job.paths[k], "reused"] += 1
+            else:
+                own["size"][item.at] = one.size
+        if one.decoded is not None:
+            decoded.append((item, one.decoded))
+    if decoded:
+        wanted = sorted({k for item, _ in decoded for k, _ in item.chunk.lacking(item.at)})
+        with receipt.timed("encode"), encoding(station.device):
+            encoded = _encode([station.encoders[k] for k in wanted], [one for _, one in decoded])
+        for k, of_set in zip(wanted, encoded, strict=True):
+            rows = [dict(item.chunk.lacking(item.at)).get(k) for item, _ in decoded]
+            _put(rows, [item for item, _ in decoded], of_set, station.sets[k])
+            receipt.counts[job.paths[k], "encoded"] += sum(own is not None for own in rows)
+    receipt.samples += len(batch)
+    with station.lock:
+        for item, _ in batch:
+            item.chunk.left -= 1
+        done = {item.chunk.number: item.chunk for item, _ in batch if not item.chunk.left}
+    for chunk in done.values():
+        with receipt.timed("write"):
+            for k, own in chunk.begun.items():
+                station.sets[k].write(chunk.number, own, chunk.failed[k])
     return receipt
-
-
-_Begun = dict[int, dict[int, dict[str, np.ndarray]]]  # by chunk, and the number of the set, the arrays by name
-
-
-def _items(features: ImageSet, begun: _Begun, splits: Sequence[str]) -> Iterator[_Item]:
-    """Yield the images of the chunks, of these splits, that a set lacks."""
-    wanted = [range(*features.cache.splits[split]) for split in splits]
-    for chunk in begun:
-        first, last = features.rows_in(chunk)
-        names, keys = features.cache.file_names(first, last), features.cache.ids(first, last)
-        for at in range(last - first):
-            item = _Item(chunk, at, first + at, names[at], keys[at])
-            if any(item.row in rows for rows in wanted) and _lacking(begun, item):
-                yield item
-
-
-def _lacking(begun: _Begun, item: _Item) -> list[tuple[int, dict[str, np.ndarray]]]:
-    """Return the number and the arrays of each set that lacks an image."""
-    return [(k, own) for k, own in begun[item.chunk].items() if own["status"][item.at] == NOT_DONE]
-
-
-def _submit(station: Station, batch: list[_Item]) -> "list[Future[_Read]]":
-    return [station.threads.submit(_read, station, item) for item in batch]
 
 
 def _read(station: Station, item: _Item) -> _Read:

@@ -19,6 +19,7 @@ import pytest
 import torch
 import torchvision
 from PIL import Image
+from small_encoder import SmallEncoder, use_for_images
 from small_extraction import SMALL, files
 
 import xret
@@ -47,6 +48,48 @@ def store(manifest, tmp_path):
 def captions_of(manifest):
     """Return what stands in a caption file, to be changed."""
     return json.loads(manifest.captions.read_text())
+
+
+# --- How the pictures come to the network
+
+
+class Watched(SmallEncoder):
+    """Counts the pictures that are read and not encoded yet; `encode` waits until they have once been `enough`."""
+
+    def __init__(self, enough):
+        self.changed, self.waiting, self.most, self.enough = threading.Condition(), 0, 0, enough
+
+    def decode(self, path):
+        found = super().decode(path)
+        with self.changed:
+            self.waiting += 1
+            self.most = max(self.most, self.waiting)
+            self.changed.notify_all()
+        return found
+
+    def encode(self, pixels):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.most >= self.enough, timeout=20)
+            self.waiting -= len(pixels)
+        return super().encode(pixels)
+
+
+@pytest.mark.parametrize(("batch", "ahead"), [(8, 8), (2, 4)])
+def test_reading_runs_ahead_across_chunks_in_bounded_memory(tiny_dataset, tmp_path, monkeypatch, batch, ahead):
+    """Two batches are encoded at once, and one batch or two pictures a thread are read beyond them."""
+    monkeypatch.setattr("xret.pipeline.device.cores", lambda: 2)
+    use_for_images(monkeypatch, encoder := Watched(2 * batch + ahead))
+    options = replace(IMAGES, batch_size=batch, workers=2)
+    extract(load_manifest(tiny_dataset(train=40)), tmp_path / "s.zarr", options)
+    assert encoder.most < 3 * batch + ahead
+
+
+def test_the_batches_of_one_chunk_are_encoded_at_once(tiny_dataset, tmp_path, monkeypatch):
+    both, encode = threading.Barrier(2), SmallEncoder.encode
+    use_for_images(monkeypatch, encoder := SmallEncoder())
+    encoder.encode = lambda pixels: (both.wait(20), encode(encoder, pixels))[1]
+    summary = extract(load_manifest(tiny_dataset(train=8)), tmp_path / "s.zarr", replace(IMAGES, batch_size=4))
+    assert (summary.sets[0].samples, summary.sets[0].chunks) == (8, 1)
 
 
 # --- What lies in the store

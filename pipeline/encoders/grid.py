@@ -17,6 +17,7 @@ from torchvision.models import DenseNet, VisionTransformer, get_model, get_model
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from ..data.images import LONGEST, AnyPicture, open_image
+from ..device import to_host
 from ..errors import EncoderError
 from .base import VisualEncoder, library_versions
 from .registry import unknown
@@ -63,7 +64,7 @@ class Grid(VisualEncoder):
     def encode_layers(self, pixels: Tensor, encoders: "Sequence[Grid]") -> list[tuple[np.ndarray, np.ndarray]]:
         """Return what `encode` of each encoder does; they differ in their layers alone."""
         found = self._features(pixels, [one._layer for one in encoders])
-        return [(local.cpu().numpy(), global_.cpu().numpy()) for local, global_ in found]
+        return [to_host(local, global_) for local, global_ in found]
 
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch of decoded images [B,3,S,S], so that gradients reach `network`.

@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from xret.pipeline.device import deterministic, pick_device, start_reading, within_memory
+from xret.pipeline.device import deterministic, pick_device, start_reading, to_host, within_memory
 from xret.pipeline.errors import DeviceError, RunError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -70,3 +70,17 @@ def test_reading_does_not_wait_for_what_comes_after():
     done.record()
     assert read().tolist() == [7.0] * 4
     assert not done.query()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_what_comes_to_the_host_is_whole_and_takes_the_same_memory_again():
+    places = set()
+    for number in range(8):
+        first, second = torch.full((512, 512), float(number), device=GPU), torch.arange(3, device=GPU)
+        one, two = to_host(first, second)
+        assert (one == number).all()
+        assert two.tolist() == [0, 1, 2]
+        places.add(one.ctypes.data)
+        del one
+    assert len(places) < 8

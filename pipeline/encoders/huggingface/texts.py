@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
+from ...device import to_host
 from ...errors import EncoderError
 from ..base import TextEncoder, choose_layer, library_versions
 from ..spec import HUB, EncoderSpec, short_name
@@ -97,7 +98,7 @@ class TokenEncoder(TextEncoder):
         token = nn.utils.rnn.pad_sequence([torch.tensor(list(caption)) for caption in ids], True)
         found = self._features(token, length, [one._layer for one in encoders])
         inside = (torch.arange(token.shape[1]) < length[:, None]).to(self.device)
-        return [(states[inside].cpu().numpy(), pooled.cpu().numpy()) for states, pooled in found]
+        return [to_host(states[inside], pooled) for states, pooled in found]
 
     def features(self, token: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a padded batch, so that gradients reach `network`.

@@ -23,7 +23,6 @@ class Options:
     Attributes:
         visual: the image encoder; None: no images.
         text: the caption encoder; None: no captions.
-        layers: of each encoder but ``words``, each of which gives a set of local features; empty: that of its spec.
         splits: which to compute now.
         batch_size: samples encoded at once.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -31,6 +30,7 @@ class Options:
         reuse: a store with features of the same pictures and captions, which are copied.
         on_error: ``fail``, or ``skip`` to record a sample that cannot be read, and go on.
         repair: compute chunks again that are damaged or hold samples that failed.
+        layers: of each encoder but ``words``, each of which gives a set of local features; empty: that of its spec.
 
     Raises:
         CacheError: a value cannot be.
@@ -38,7 +38,6 @@ class Options:
 
     visual: EncoderSpec | None
     text: EncoderSpec | None
-    layers: tuple[int, ...] = ()
     splits: tuple[str, ...] = DEFAULT_SPLITS
     batch_size: int = 64
     device: str = "auto"
@@ -46,6 +45,7 @@ class Options:
     reuse: str | None = None
     on_error: str = "fail"
     repair: bool = False
+    layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.visual is self.text is None or not self.splits:
@@ -122,7 +122,7 @@ def build_options(
             *[None] * 5,
         ):
             raise CacheError("the run given as --encoder decides the encoders and their options; leave the others out")
-        return Options(run.get("image"), run.get("text"), splits=names, **how | {"layers": ()})
+        return Options(run.get("image"), run.get("text"), names, **how | {"layers": ()})
     if encoder is not None:
         if (visual, text) != ("resnet152", "bert"):
             raise CacheError("--encoder is in the place of --visual and --text; leave one or the other out")
@@ -146,7 +146,7 @@ def build_options(
         images = EncoderSpec(str(visual), visual_weights, **own, **common)
     if text not in (None, "none"):
         captions = EncoderSpec(str(text), text_weights, prompt=prompt, **common)
-    return Options(images, captions, splits=names, **how)
+    return Options(images, captions, names, **how)
 
 
 def located(spec: EncoderSpec | None) -> EncoderSpec | None:

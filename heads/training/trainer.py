@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ...pipeline.device import deterministic, drawing, start_reading
 from ...pipeline.errors import NotFinite, RunError
@@ -187,7 +188,10 @@ class Trainer:
         """Let states be written beside the training; at its end, also by an error, the last one is waited for."""
         self._written: Future[None] | None = None
         with ThreadPoolExecutor(1, "state") as self._writer:
-            yield
+            try:
+                yield
+            finally:  # where it could not be written, that is what went wrong first
+                self._await_written()
 
     def _save(self, *, export: bool, weights: bool = False) -> None:
         """Begin to write a copy of the state, once the one before is written; `export` as well, after an epoch.
@@ -197,7 +201,10 @@ class Trainer:
         """
         self._await_written()
         checkpoint, run, kept = self.checkpoint(), self._run, self.kept
-        checkpoint |= {"state": deepcopy(checkpoint["state"]), "metrics": [*self.metrics]}
+        state = checkpoint["state"]
+        # In the host's memory: a GPU has none to spare where it fits just what a step needs.
+        copied = {id(one): one.to("cpu", copy=True) for one in tree_leaves(state) if isinstance(one, Tensor)}
+        checkpoint |= {"state": deepcopy(state, copied), "metrics": [*self.metrics]}
 
         def write() -> None:
             run.save(checkpoint)

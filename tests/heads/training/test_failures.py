@@ -150,6 +150,21 @@ def test_a_state_that_cannot_be_written_ends_the_training_at_the_next(
     assert_equal(numbers(tmp_path / "run"), numbers(uninterrupted))
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError("diverged")])
+def test_a_state_that_could_not_be_written_is_told_before_what_came_later(store, tmp_path, monkeypatch, error):
+    class Stopping(Callback):
+        def on_epoch(self, epoch, step, values):
+            raise error
+
+    def full(state, path):
+        raise RuntimeError("unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match=r"checkpoint\.pt cannot be written"):
+        train(store, recipe_of(), tmp_path / "run", device="cpu", callbacks=[Stopping()])
+    assert list(tmp_path.iterdir()) == []  # nothing to go on from
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_loss_that_is_not_finite_leaves_nothing(store, tmp_path, resume):
     with pytest.raises(RunError, match=r"the loss is not finite in epoch 1, step 2: loss nan.*optimizer\.lr=100000"):

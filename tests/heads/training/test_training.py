@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 from small_store import make_store
 from small_trainings import SMALL, WORDS, assert_equal, numbers, recipe_of
+from torch.utils._pytree import tree_leaves
 
 from xret.cli.train_head import train_head
 from xret.heads.evaluation.evaluation import evaluate
@@ -127,6 +128,20 @@ def test_a_gpu_repeats_itself(store, tmp_path, precision):
     for name in ("one", "other"):
         train(store, recipe, tmp_path / name, device="cuda")
     assert_equal(numbers(tmp_path / "one"), numbers(tmp_path / "other"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_state_waits_for_its_writing_in_the_memory_of_the_host(store, tmp_path, monkeypatch):
+    devices, save = set(), Run.save
+
+    def noted(self, checkpoint):
+        devices.update(one.device.type for one in tree_leaves(checkpoint["state"]) if isinstance(one, torch.Tensor))
+        save(self, checkpoint)
+
+    monkeypatch.setattr(Run, "save", noted)
+    train(store, recipe_of("setdiv", 2), tmp_path / "run", device="cuda")
+    assert devices == {"cpu"}
 
 
 def test_a_frozen_component_stays_what_it_was(store, tmp_path):

@@ -44,7 +44,7 @@ COMMON = {
     "schedule.name": "cosine",
     "schedule.epochs": 20,
     "schedule.warmup_epochs": 0,
-    "runtime.precision": "bfloat16",
+    "runtime.precision": "float32",
     "optimizer.lr": 1e-3,
     "optimizer.aggregator_lr": 1,
     "loss.same_text": "positive",

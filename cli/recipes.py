@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
@@ -58,7 +59,7 @@ def show_one(name: str) -> None:
     texts = [layer.text for layer in lineage(name)]
     sources: dict[str, str] = {}
     for text in reversed(texts):  # what a variant says overrides what its base says
-        sources |= _sources(text)
+        sources = {key: one for key, one in sources.items() if not key.startswith("expected.")} | _sources(text)
     head = takewhile(lambda line: line.startswith("#"), texts[0].splitlines())
     show(recipe, [*head, *_lines(recipe, sources)])
 
@@ -66,8 +67,12 @@ def show_one(name: str) -> None:
 def _sources(text: str) -> dict[str, str]:
     """Return the comment after each key of a file that is indented by two spaces, by the key's dotted path.
 
-    Where a key takes the values of an anchor, it takes their comments, too.
+    Where a key takes the values of an anchor, it takes their comments, too. That of a block on a line is of its values.
     """
+    import yaml
+
+    from ..heads.recipes.schema import flat
+
     sources: dict[str, str] = {}
     anchors: dict[str, str] = {}
     path: list[str] = []
@@ -83,6 +88,10 @@ def _sources(text: str) -> dict[str, str]:
                 sources[key] = comment
             if found[3] == "&":
                 anchors[found[4]] = key
+            if line[found.end() :].startswith("{"):
+                with suppress(yaml.YAMLError):  # it has an alias, or goes on in the next line
+                    within = flat(yaml.safe_load(line.strip())[found[2]])
+                    sources |= {f"{key}.{inner}": comment for inner in within} | {key: ""}
     return sources
 
 

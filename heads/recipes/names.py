@@ -38,7 +38,7 @@ def headlines() -> list[dict[str, Any]]:
     for name in recipe_names():
         said: dict[str, Any] = {}
         for layer in reversed(lineage(name)):
-            said |= layer.values | {"expected": said.get("expected", {}) | layer.values.get("expected", {})}
+            said |= {"expected": {}} | layer.values
         found.append({"name": name, **{key: said[key] for key in ("reaches", "paper", "expected")}})
     return found
 

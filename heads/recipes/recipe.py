@@ -51,7 +51,7 @@ def load_recipe(recipe: str, settings: Settings | Sequence[str] = ()) -> Recipe:
     values: dict[str, Any] = {}
     layers = lineage(recipe)
     for layer in reversed(layers):
-        values = _laid_over(layer.values, values)
+        values = _laid_over(layer.values, {**values, "expected": {}})  # the paper's row is of one recipe alone
     return _with(values, settings, recipe, folders=[layer.place[0].parent for layer in layers])
 
 

@@ -53,7 +53,8 @@ def test_headlines_are_what_the_recipes_resolve_to():
     for found in headlines():
         recipe = load_recipe(found["name"], ["model.dim=8"])
         assert (found["reaches"], found["paper"]) == (recipe.reaches, recipe.paper)
-        assert found["expected"] == recipe.to_dict()["expected"]
+        expected = recipe.to_dict()["expected"]
+        assert found["expected"] == {row: rsum for row, rsum in expected.items() if rsum is not None}
 
 
 @pytest.mark.parametrize("words", [["recipes"], ["list", "recipes"], ["-h"]])

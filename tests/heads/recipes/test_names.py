@@ -50,6 +50,8 @@ def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
     assert found["aggregator_lr: 0.05"] == "appendix A"  # its own
     assert found["margin: 0.2"] == "section 4.2: regions"  # that of its base
     assert found["alpha: 16.0"] == "section 4.2; Table 4"  # that of its base's base
+    assert found["image_kind: roi"] == found["text_kind: words"] == "section 4.2"  # of a block on a line
+    assert "coco_1k: null" not in found  # the row that its base has
 
 
 def test_comments_of_values_that_stand_elsewhere(tmp_path):

@@ -25,14 +25,13 @@ SMALL = ["model.dim=8", "adapter.words.word_dim=6"]
 def test_a_system_is_complete_and_says_where_it_comes_from(name):
     text = recipe_file(name).read_text()
     assert text.startswith("# ")
-    for word in ("# Paper: ", "# Expected", f"xret train-head STORE --recipe {name} "):
-        assert word in text
+    assert "# Paper: " in text and "# Expected" in text
     written, resolved = yaml.safe_load(text), load_recipe(name, ["model.dim=8"]).to_dict()
     assert written["name"] == resolved["name"] == name
-    optional = {"augment", "finetune"}
+    optional = {"augment", "finetune", "runtime", "expected"}
     assert set(resolved) - optional <= set(written) <= {*resolved, "variants"}
     assert set(written["loss"]) | {"same_text"} == set(resolved["loss"])
-    assert set(written["adapter"]) == set(resolved["adapter"])
+    assert set(written["adapter"]) <= set(resolved["adapter"])
 
 
 @pytest.mark.parametrize("name", [*OURS, *SYSTEMS])

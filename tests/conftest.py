@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from PIL import Image
 
 GOLDEN = Path(__file__).with_name("golden")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 # The first example of a test warms its libraries up, and other programs may want the processor.
-settings.register_profile("xret", deadline=None)
+settings.register_profile("xret", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("xret")
 
 
@@ -37,6 +37,26 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """Train a small head, once: `trained("setdiv", "model.dim=8")` gives its run, beside its store `small.zarr`."""
+    from plain_evaluation import recipe_of
+    from small_store import make_store
+
+    from xret.heads.training.train import train
+
+    folder = tmp_path_factory.mktemp("trained")
+    store = make_store(folder / "small.zarr")
+
+    def run(name="vsepp", *settings):
+        out = folder / "-".join((name, *settings))
+        if not out.exists():
+            train(store, recipe_of(name, *settings), out, device="cpu")
+        return out
+
+    return run
 
 
 @pytest.fixture(scope="module")

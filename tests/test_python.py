@@ -22,7 +22,6 @@ from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import FinetuneOptions
 from xret.heads.training.train import TrainOptions
 from xret.heads.tuning.tuning import tune
-from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 from xret.pipeline.extraction.options import Options, build_options
 from xret.pipeline.store import FeatureCache
@@ -140,9 +139,3 @@ def test_what_the_command_line_refuses_is_refused_in_one_sentence(store, tmp_pat
         xret.evaluate([])
     with pytest.raises(RunError, match="ties is 'men', but must be one of pessimistic, optimistic, mean"):
         xret.evaluate(store, ties="men")
-
-
-def test_splits_may_be_a_text(tmp_path, one_thread):
-    manifest = generate_scenes(tmp_path / "scenes", train=2, val=2, test=2)
-    found = xret.extract(manifest, tmp_path / "s.zarr", visual="none", text="words", splits="train")
-    assert [one.samples for one in found.sets] == [8]

@@ -4,14 +4,12 @@ import json
 import re
 import shlex
 
-import click
 import numpy as np
 import pytest
 from command_line import refused, run
 from embedding_sources import Pairs
 from region_sources import World
 
-from xret.cli.import_ import import_
 from xret.pipeline.store import FeatureCache
 
 BRING = ["--encoder", "ViT-B/32"]
@@ -51,32 +49,19 @@ def test_arrays_of_hdf5_are_named(world, tmp_path):
     assert json.loads(run("cache", "verify", tmp_path / "s", "--json").stdout)["ok"]
     assert "'local' is not ROLE=NAME" in refused(*words, "--arrays", "local", code=2)
     assert "each role once" in refused(*words, "--arrays", "id=a,id=b", code=2)
-    assert "has no array for id" in refused(*words, "--arrays", "local=regions/local")
 
 
 def test_mistakes(world, tmp_path):
     words = ["import", world.manifest, "--store", tmp_path / "s", "--source", world.tsv()]
     assert "'tsv' is not one of 'scan'" in refused(*words, "--from", "tsv", code=2)
     assert "nothing to import" in refused(*words, "--from", "butd-tsv", "--splits", "", code=2)
-    absent = refused(*words, "--from", "scan", "--source", tmp_path / "x")
-    assert absent == f"{tmp_path / 'x'} is not there; give the file or folder of the features as --source"
     words = ["import", "--store", tmp_path / "s", "--source", tmp_path]
     assert "needs the data set: name a manifest as DATASET" in refused(*words[:-1], world.tsv(), "--from", "butd-tsv")
     words += ["--from", "clip-retrieval"]
-    assert "needs the name of the model that made the features" in refused(*words)
     assert "--encoder 'модель' cannot name a feature set" in refused(*words, "--encoder", "модель")
     assert "--data-root is for a DATASET" in refused(*words, *BRING, "--data-root", tmp_path, code=2)
     assert "holds no img_emb_*.npy" in refused(*words, *BRING)
     assert not (tmp_path / "s").exists()
-
-
-def test_help_has_an_example_and_names_every_format():
-    text = run("import", "--help").stdout
-    assert "xret import flickr30k" in text
-    option = next(option for option in import_.params if option.name == "format_")
-    assert isinstance(option.type, click.Choice)
-    for name in option.type.choices:
-        assert f"\n  {name} " in text
 
 
 # Embeddings

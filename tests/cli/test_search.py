@@ -91,10 +91,7 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
         ((run, "red", "and", "blue"), 2, 'A QUERY of several words needs quotes: "red and blue".'),
         ((run, "--", "--json"), 1, "no word of the query is in the vocabulary"),
         ((run, "photo.jpg"), 1, "photo.jpg: there is no such file"),
-        ((run, "red", "--images", tmp_path, "--index", tmp_path), 1, "an index is of a split of a store"),
         ((run, broken), 1, f"{broken}: "),
-        ((tmp_path, "red"), 1, "is no run"),
-        ((run, "red", "--store", tmp_path), 1, "there is no feature store"),
     ):
         assert sentence in refused("search", *words, code=code)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.jpg"]

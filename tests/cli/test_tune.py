@@ -40,7 +40,6 @@ def test_mistakes(store, tmp_path, monkeypatch):
     assert "Missing option '--recipe'" in refused("tune", store, *out, code=2)
     assert "must have the form KEY=LOW:HIGH" in refused("tune", store, *out, *WORDS, "--space", "model.dim", code=2)
     assert "did you mean 'optimizer.lr'?" in refused("tune", store, *out, *WORDS, "--space", "optimizer.lrr=1:2")
-    assert "there is no recipe 'vsep'" in refused("tune", store, *out, "--recipe", "vsep")
     find = importlib.util.find_spec
     monkeypatch.setattr("xret.pipeline.errors.find_spec", lambda name: None if name == "optuna" else find(name))
     assert "pip install 'xret[tune]'" in refused("tune", store, *out, *WORDS)

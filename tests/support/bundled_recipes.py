@@ -2,7 +2,6 @@
 
 import pytest
 
-from xret.heads.recipes.names import recipe_file
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
 
@@ -10,7 +9,6 @@ SYSTEMS = ["fusemix", "gaussian-vsepp", "gaussian-vsrn", "lit", "maxmatch", "pcm
 SYSTEMS += ["setdiv", "vse-infty", "vsepp", "vsrn"]
 OURS = ["linear", "mlp", "setdiv-small"]  # no paper's: their values are ours
 ALIGNMENT = ["fusemix", "lit", "sail"]  # of two frozen encoders, any of them
-SETDIV = recipe_file("setdiv").read_text()
 
 
 def small_settings(name):

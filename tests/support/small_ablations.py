@@ -1,16 +1,19 @@
 """Ablations of a moment: small stores, a narrow recipe, and two margins."""
 
+import importlib
 import os
-import subprocess
-import sys
+import signal
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 from small_store import make_store
 
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import make_plan
+from xret.heads.training.callbacks import Callback
 
 NARROW = {"model.dim": 8, "adapter.words.word_dim": 4}
 SMALL = {**NARROW, "data.batch_size": 8, "schedule.epochs": 2}
@@ -52,19 +55,37 @@ def weights(run):
     return load_file(Path(run) / "model.safetensors")
 
 
-def started(function, *arguments):
-    """Begin a function of this folder, as ``module:function``, in a process of its own."""
-    module, name = function.split(":")
-    code = f"import sys, torch; sys.path.insert(0, {str(Path(__file__).parent)!r}); torch.set_num_threads(1)\n"
-    code += f"from {module} import {name}\nif __name__ == '__main__': {name}(*sys.argv[1:])"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def started(function, *arguments, **options):
+    """Begin a function in a process of its own."""
+    process = get_context("spawn").Process(target=_with_one_thread, args=(function, arguments, options))
+    process.start()
+    return process
 
 
-def ablate_twelve_epochs(store, out):
-    """The ablation that tests kill."""
-    ablated(store, plan_of(settings={"schedule.epochs": 12}), out, seeds=2)
+def killed_in_second_epoch(room, run, function, *arguments, **options):
+    """Run a function in a process of its own, which kills itself where `room.train` is in the second epoch of a run."""
+    process = started(_dying, room.__name__, str(run), function, *arguments, **options)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+class _Kill(Callback):
+    def on_epoch(self, epoch, step, values):
+        if epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _with_one_thread(function, arguments, options):
+    torch.set_num_threads(1)
+    function(*arguments, **options)
+
+
+def _dying(room, last, function, *arguments, **options):
+    room = importlib.import_module(room)
+    train = room.train
+
+    def watched(store, recipe, run, callbacks=(), **how):
+        return train(store, recipe, run, callbacks=[*callbacks, *([_Kill()] if str(run) == last else [])], **how)
+
+    room.train = watched
+    function(*arguments, **options)

@@ -1,6 +1,5 @@
 """An image encoder of a millisecond, for tests of what lies around it: it goes the way of every other encoder."""
 
-import time
 from dataclasses import fields
 from typing import Any, ClassVar
 
@@ -19,48 +18,24 @@ class SmallEncoder:
     grid, space = (2, 2), None
     identity: ClassVar[dict[str, Any]] = {"encoder": "small", "preprocessing": {}}
     versions: ClassVar[dict[str, str]] = {}
-    pause = 0.001  # seconds a batch
 
     def decode(self, path):
         image = open_image(path)
         return torch.from_numpy(np.array(image.resize((8, 8)))).permute(2, 0, 1), image.size
 
     def encode(self, pixels):
-        time.sleep(self.pause)
         means = pixels.numpy().reshape(-1, 3, 2, 4, 2, 4).mean((3, 5)).reshape(-1, 3, 4).transpose(0, 2, 1)
         local = np.tile(means, 6)[..., :16].astype(np.float32) / 255
         return local, local.mean(1)
 
 
-def maker(encoder):
-    """Return what takes the place of `registry._class_of`, and notes the specs that it loads."""
+def use_for_images(monkeypatch, encoder):
+    """Let every name mean this encoder."""
 
     class Made:
         takes = frozenset({field.name for field in fields(EncoderSpec)})
-        specs: ClassVar[list[EncoderSpec]] = []
 
         def __new__(cls, spec, device):
-            cls.specs.append(spec)
             return encoder
 
-    return lambda *_: Made
-
-
-def use_for_images(monkeypatch, encoder):
-    """Let every name mean this encoder; return the list of specs that are loaded."""
-    made = maker(encoder)
-    monkeypatch.setattr(registry, "_class_of", made)
-    return made().specs
-
-
-def use(monkeypatch=None):
-    """Let every name of an image encoder mean this one, in this process and those forked from it."""
-    if monkeypatch:
-        use_for_images(monkeypatch, SmallEncoder())
-    else:
-        registry._class_of = maker(SmallEncoder())
-
-
-def dask_setup(_worker):
-    """Do the same in a Dask worker that is started with ``--preload`` of this file."""
-    use()
+    monkeypatch.setattr(registry, "_class_of", lambda *_: Made)

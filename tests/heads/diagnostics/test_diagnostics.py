@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from plain_evaluation import recipe_of
 from small_store import make_store
 
 from xret.heads.diagnostics import diagnose
@@ -16,7 +15,6 @@ from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.runs.run import Run
-from xret.heads.training.train import train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -31,29 +29,9 @@ FOUND = {  # what each recipe has tables of, beside the cost
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("diagnostics")
-
-
-@pytest.fixture(scope="module")
-def store(folder):
-    return make_store(folder / "small.zarr")
-
-
-@pytest.fixture(scope="module")
-def run_of(store, folder):
-    def run(name):
-        if not (folder / name).exists():
-            train(store, recipe_of(name), folder / name, device="cpu")
-        return folder / name
-
-    return run
-
-
 @pytest.mark.parametrize("name", FOUND)
-def test_a_run_has_what_its_embeddings_allow_and_a_reason_for_the_rest(run_of, name):
-    found = diagnose(run_of(name), device="cpu")
+def test_a_run_has_what_its_embeddings_allow_and_a_reason_for_the_rest(trained, name):
+    found = diagnose(trained(name), device="cpu")
     missing = {"elements", "uncertainty", "coefficients"} - FOUND[name]
     assert set(found.reasons) == missing | {"crops"}
     assert ("wins" in found.tables) == ("elements" in FOUND[name])
@@ -66,18 +44,17 @@ def test_a_run_has_what_its_embeddings_allow_and_a_reason_for_the_rest(run_of, n
     assert all(f"not shown: {what}: {why}" in printed for what, why in found.reasons.items())
 
 
-def test_sets_of_one_element_have_no_variance_to_read(store, folder):
+def test_sets_of_one_element_have_no_variance_to_read(trained):
     one = [f"aggregator.{side}.slots=1" for side in ("image", "text")]
-    train(store, recipe_of("setdiv", *one), folder / "one", device="cpu")
-    found = diagnose(folder / "one", device="cpu").reasons["elements"]
+    found = diagnose(trained("setdiv", *one), device="cpu").reasons["elements"]
     assert found == "the embeddings are no sets of several elements"
 
 
 @pytest.mark.parametrize(("ties", "split", "broken"), [("pessimistic", "test", (61,)), ("mean", "val", ())])
-def test_all_elements_have_the_rsum_and_the_variance_of_the_table(run_of, tmp_path, ties, split, broken):
+def test_all_elements_have_the_rsum_and_the_variance_of_the_table(trained, tmp_path, ties, split, broken):
     where = {"store": make_store(tmp_path / "other.zarr", broken=broken), "ties": ties, "split": split, "device": "cpu"}
-    found = diagnose(run_of("setdiv"), **where).tables
-    (table,) = evaluate(run_of("setdiv"), **where).results
+    found = diagnose(trained("setdiv"), **where).tables
+    (table,) = evaluate(trained("setdiv"), **where).results
     assert table.images == 12 - len(broken)
     assert f"all elements give {table.rsum:.2f}" in found["rsum pairs"].caption
     assert found["circular variance"].rows[0][3] == pytest.approx(table.log_circular_variance)
@@ -105,8 +82,8 @@ def test_uncertainty_by_hand():
     assert found["least uncertain captions"].rows[0] == ["c.jpg", "a hat", 1.0]
 
 
-def test_uncertainty_is_the_log_determinant_of_what_the_run_gives(run_of):
-    run = run_of("gaussian-vsepp")
+def test_uncertainty_is_the_log_determinant_of_what_the_run_gives(trained):
+    run = trained("gaussian-vsepp")
     found = diagnose(run, device="cpu").tables
     seen = embed_split(open_run(run), "test", torch.device("cpu"))
     determinants = [torch.diag(row.double().exp()).logdet().item() for row in seen.image.embedding.log_variance]
@@ -139,8 +116,8 @@ def test_coefficients_that_depend_on_the_sample_are_left_out():
     assert gpo_coefficients(AGGREGATORS["max"](4, 4), torch.tensor([3])) == {}
 
 
-def test_a_gaussian_has_the_coefficients_of_mean_and_variance(run_of):
-    run = run_of("pcmepp")
+def test_a_gaussian_has_the_coefficients_of_mean_and_variance(trained):
+    run = trained("pcmepp")
     found = diagnose(run, device="cpu").tables
     model = Run(run).model(torch.device("cpu"))
     weights = model.image.aggregator.mean.coefficients(torch.tensor([4]))[0]

@@ -1,10 +1,6 @@
 """A small store and two runs on it."""
 
 import pytest
-from plain_evaluation import recipe_of
-from small_store import make_store
-
-from xret.heads.training.train import train
 
 
 @pytest.fixture(scope="module")
@@ -13,17 +9,15 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def store(folder):
-    return make_store(folder / "small.zarr")
+def store(vsepp):
+    return str(vsepp.with_name("small.zarr"))
 
 
 @pytest.fixture(scope="module")
-def setdiv(store, folder):
-    train(store, recipe_of("setdiv"), folder / "setdiv", device="cpu")
-    return folder / "setdiv"
+def setdiv(trained):
+    return trained("setdiv")
 
 
 @pytest.fixture(scope="module")
-def vsepp(store, folder):
-    train(store, recipe_of("vsepp"), folder / "vsepp", device="cpu")
-    return folder / "vsepp"
+def vsepp(trained):
+    return trained()

@@ -23,7 +23,6 @@ from xret.heads.evaluation.metrics import (
     recall,
     recall_table,
 )
-from xret.pipeline.errors import RunError
 
 TIES = ("pessimistic", "optimistic", "mean")
 
@@ -163,11 +162,6 @@ def test_infinite_scores_are_ranked_and_nan_is_refused_by_place():
 def test_median_of_an_even_number_lies_between():
     counted = Ranks(torch.tensor([0, 3, 1, 100]), torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))
     assert median_rank(counted) == 3.0
-
-
-def test_unknown_rule_is_refused():
-    with pytest.raises(RunError, match="ties is 'worst', but must be one of pessimistic, optimistic, mean"):
-        recall_table(*ranks(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)), "worst")
 
 
 def test_folds_are_consecutive_and_see_only_themselves(monkeypatch):

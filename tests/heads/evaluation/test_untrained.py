@@ -128,8 +128,3 @@ def test_of_several_pairs_one_is_chosen(folder):
         evaluate(store, device="cpu")
     for name in FeatureCache.open(store).set_names("images"):
         assert evaluate(store, features=name, device="cpu").runs[0].startswith(f"untrained {name} and ")
-
-
-def test_diagnostics_are_of_a_run(store):
-    done = CliRunner().invoke(main, ["eval", store, "--diagnostics"])
-    assert (done.exit_code, "--diagnostics takes one run, and no store" in done.stderr) == (2, True)

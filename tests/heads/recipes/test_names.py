@@ -24,13 +24,8 @@ def test_the_list_groups_variants_below_their_system():
     assert row.split()[1:6] == ["524.6", "430.7", "500.8", "cache", "Kim"]
     row = next(line for line in lines if line.startswith("  maxmatch/coco-resnet152-bigru "))
     assert row.split()[1:] == ["506.75", "398.95", "-", "finetune"]
-
-
-def test_the_list_as_json_has_the_papers_numbers():
     listed = json.loads(CliRunner().invoke(main, ["recipes", "--json"], catch_exceptions=False).stdout)
-    (found,) = [recipe for recipe in listed if recipe["name"] == "setdiv/f30k-butd-bigru"]
-    assert (found["reaches"], found["expected"]["f30k"]) == ("cache", 500.8)
-    assert found["paper"].startswith("Kim et al., Improving Cross-Modal Retrieval with Set of Diverse Embeddings, CVPR")
+    assert [recipe["name"] for recipe in listed] == names
 
 
 @pytest.mark.parametrize("name", ["setdiv", "maxmatch/f30k-butd-bert", "vsepp/f30k-butd-bigru", "pcme"])

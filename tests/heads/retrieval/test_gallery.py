@@ -4,21 +4,16 @@ import numpy as np
 import pytest
 from small_store import make_store
 
-from xret.heads.recipes.recipe import load_recipe
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError
 from xret.pipeline.store import FeatureCache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-SETTINGS = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gallery")
-    train(make_store(folder / "small.zarr"), load_recipe("vsepp", SETTINGS), folder / "run", device="cpu")
-    return folder / "run"
+def run(trained):
+    return trained()
 
 
 def open_gallery(run, store=None, **options):

@@ -19,7 +19,7 @@ from small_runs import make_pictures, make_run, make_store
 from xret.cli import main
 from xret.heads.retrieval.retriever import Retriever
 
-httpx = pytest.importorskip("httpx")
+http = pytest.importorskip("httpx").Client(timeout=120, headers={"Connection": "close"})
 pytest.importorskip("gradio", reason="Gradio is not here: pip install 'xret[serve]'")
 pytestmark = pytest.mark.usefixtures("one_thread")
 on_files = pytest.mark.parametrize("served", ["files"], indirect=True)
@@ -46,15 +46,15 @@ def served(request, tmp_path_factory):
         assert line.startswith(f"{run} is served at http://127.0.0.1:"), server.stderr.read()
         yield SimpleNamespace(address=line.split()[-1].rstrip("/"), retriever=retriever, folder=folder)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
+        assert server.wait(120) == 0
     assert not list((folder / "tmp").iterdir())  # nothing is left of what clients sent
 
 
 def ask(address, name, *data):
     """Call an endpoint; return its gallery and hits, or the sentence that it fails with."""
     call = f"{address}/gradio_api/call/{name}"
-    event = httpx.post(call, json={"data": data}).json()["event_id"]
-    kind, values = httpx.get(f"{call}/{event}", timeout=60).text.strip().splitlines()[-2:]
+    event = http.post(call, json={"data": data}).json()["event_id"]
+    kind, values = http.get(f"{call}/{event}").text.strip().splitlines()[-2:]
     values = json.loads(values.removeprefix("data: "))
     return values if kind == "event: complete" else values["error"]
 
@@ -62,7 +62,7 @@ def ask(address, name, *data):
 def test_answers_are_those_of_the_retriever_with_their_pictures(served):
     searched = served.retriever.searched
     picture = searched.picture(0)
-    (path,) = httpx.post(f"{served.address}/gradio_api/upload", files={"files": ("q.png", picture.getvalue())}).json()
+    (path,) = http.post(f"{served.address}/gradio_api/upload", files={"files": ("q.png", picture.getvalue())}).json()
     upload = {"path": path, "meta": {"_type": "gradio.FileData"}}
     for name, sent, query in (("search_text", "red dog", "red dog"), ("search_picture", upload, picture)):
         shown, hits = ask(served.address, name, sent, 3)
@@ -75,7 +75,7 @@ def test_answers_are_those_of_the_retriever_with_their_pictures(served):
                 row = searched.names("images")[0].index(hit.id)
             else:
                 row = searched.caption_image[searched.caption_ids.index(hit.id)]
-            content = io.BytesIO(httpx.get(one["image"]["url"]).content)
+            content = io.BytesIO(http.get(one["image"]["url"]).content)
             pair = [Image.open(file).convert("RGB") for file in (content, searched.picture(row))]
             assert pair[0].size == pair[1].size
             np.testing.assert_allclose(*(np.asarray(image.resize((2, 1)), dtype=float) for image in pair), atol=16)
@@ -94,8 +94,8 @@ def test_mistakes_are_told_and_nothing_else_is_given_away(served):
     ):
         assert sentence in ask(address, name, sent, 3)
     for path in ("/etc/passwd", folder / "run/run.json", folder / "pictures/images/0.png", "http://127.0.0.1:1/"):
-        assert httpx.get(f"{address}/gradio_api/file={path}").status_code in (403, 404), path
-    config = httpx.get(f"{address}/config").json()
+        assert http.get(f"{address}/gradio_api/file={path}").status_code in (403, 404), path
+    config = http.get(f"{address}/config").json()
     assert config["analytics_enabled"] is False
     assert str(folder) not in json.dumps(config).replace(str(folder / "tmp"), "")
 

@@ -5,9 +5,8 @@ import shutil
 import pytest
 import torch
 from edited_runs import edited
-from small_store import make_store
+from plain_evaluation import recipe_of
 
-from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
@@ -18,11 +17,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("damage")
-    store = make_store(folder / "small.zarr", train=24)
-    train(store, load_recipe("vsepp", {"model.dim": 8, "schedule.epochs": 1}), folder / "run", device="cpu")
-    return folder / "run"
+def run(trained):
+    return trained()
 
 
 def use(folder):
@@ -63,7 +59,7 @@ def test_other_values_are_refused(run, tmp_path, key, value, sentence):
 
 
 def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
-    wider = load_recipe("vsepp", {"model.dim": 16, "schedule.epochs": 1})
+    wider = recipe_of("vsepp", "model.dim=32")
     folder = edited(shutil.copytree(run, tmp_path / "run"), recipe=wider.to_dict())
     with pytest.raises(RunError, match=r"checkpoint\.pt does not fit the run's run\.json"):
         train(Run(folder).info.store, wider, folder, device="cpu", resume=True)
@@ -77,7 +73,7 @@ def test_a_run_that_was_handed_on_without_its_checkpoint_is_not_trained_again(ru
 
 
 def test_a_folder_without_a_run_names_one_inside(run):
-    with pytest.raises(RunError, match=rf"is no run: it has no run\.json; name the folder of a run, such as {run}"):
+    with pytest.raises(RunError, match=rf"it has no run\.json; name the folder of a run, such as {run.parent}"):
         Run(run.parent)
     with pytest.raises(RunError, match="make one with `xret train-head"):
         Run(run / "absent")

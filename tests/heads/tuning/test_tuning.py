@@ -2,13 +2,11 @@
 
 import json
 import shutil
-import signal
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from small_ablations import Stores, started, weights
+from small_ablations import Stores, killed_in_second_epoch, started, weights
 from small_store import make_store
 from small_tunings import SETTINGS, TRIALS, heavy, numbers, tuned
 
@@ -16,6 +14,7 @@ from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
+from xret.heads.tuning import tuning
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 
 pytestmark = [
@@ -112,11 +111,7 @@ def test_more_trials_add_and_equal_a_tuning_in_one_go(stores, whole, tmp_path, m
 
 def test_a_killed_trial_is_lost_and_counted(stores, tmp_path):
     out = tmp_path / "out"
-    child = started("small_tunings:tuned", stores(), out)
-    while child.poll() is None and not list(out.glob("trials/2/run.json")):
-        time.sleep(0.01)
-    child.send_signal(signal.SIGKILL)
-    child.communicate()
+    killed_in_second_epoch(tuning, out / "trials" / "0", tuned, stores(), out)
     found = tuned(stores(), out)
     assert [trial.number for trial in found.trials] == list(range(TRIALS))
     (lost,) = [trial for trial in found.trials if trial.status == "failed"]
@@ -126,10 +121,10 @@ def test_a_killed_trial_is_lost_and_counted(stores, tmp_path):
 
 def test_two_commands_share_a_tuning(stores, tmp_path):
     out = tmp_path / "out"
-    other = started("small_tunings:tuned", stores(), out, "vsepp")
+    other = started(tuned, stores(), out)
     found = tuned(stores(), out)
-    assert other.wait() == 0, other.stderr.read()
-    other.stderr.close()
+    other.join()
+    assert other.exitcode == 0
     assert [trial.number for trial in found.trials] == list(range(TRIALS))
     assert not [trial.error for trial in found.trials if trial.error]
     assert Run(out / "best").info.best_rsum == found.best.rsum

@@ -57,9 +57,10 @@ def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
     assert found.images[1].captions == (Caption("a bird .", 30), Caption("a beak", 32))
 
 
-def test_annotations_beside_sentences_are_left_alone(tmp_path):
+def test_annotations_and_what_else_stands_beside_sentences_are_left_alone(tmp_path):
     plain = read_samples(karpathy(tmp_path / "one", [image(1, id=5)]))
-    boxes = {"images": [image(1, id=5)], "annotations": [{"image_id": 5, "bbox": [0, 0, 1, 1]}]}
+    carried = {"regions": [{"bbox": [0, 0, 5, 5], "phrase": "a beak", "class": "beak"}], "license": 4}
+    boxes = {"images": [image(1, id=5, **carried)], "annotations": [{"image_id": 5, "bbox": [0, 0, 1, 1]}]}
     assert read_samples(manifest(tmp_path / "two", json.dumps(boxes))) == plain
     named = [{"image_id": 5, "id": "u1", "caption": "a"}, {"image_id": 5, "id": "u2", "caption": "b"}]
     coco = {"images": [{"id": 5, "file_name": "5.jpg"}], "annotations": named}
@@ -76,12 +77,6 @@ def test_without_ids_the_file_name_and_running_numbers_serve(tmp_path):
     assert [i.id for i in samples.images] == [i.file_name for i in samples.images] == ["a/c.jpg", "b.jpg"]
     assert samples.images[0].captions == (Caption("x", 1), Caption("y", 2))
     assert samples.images[1].captions == (Caption("two birds", 0),)
-
-
-def test_regions_and_what_else_an_image_carries_are_left_alone(tmp_path):
-    region = {"bbox": [0, 0, 5, 5], "phrase": "a beak", "class": "beak"}
-    plain = read_samples(karpathy(tmp_path / "one", [image(1)]))
-    assert plain == read_samples(karpathy(tmp_path / "two", [image(1, regions=[region], license=4)]))
 
 
 def coco(*annotations, **image):
@@ -393,15 +388,6 @@ def test_a_caption_file_that_vanished(tmp_path):
         gone = manifest(tmp_path, "", suffix)
         gone.captions.unlink()
         assert "the caption file cannot be read (No such file or directory)" in refusal(gone)
-
-
-def test_rows_without_captions_are_left_out_where_that_is_asked_for(tmp_path, caplog):
-    text = "file_name,en,de\na.jpg,x,\nb.jpg,,\na.jpg,,y\n"
-    samples = read_samples(manifest(tmp_path, text, ".csv", "caption_columns: [en, de]\n"), skip=True)
-    assert [(i.file_name, [c.text for c in i.captions]) for i in samples.images] == [("a.jpg", ["x", "y"])]
-    (reason,) = samples.left_out
-    assert reason.startswith(f"{tmp_path / 'captions.csv'}: line 3 ('b.jpg'): it has no caption")
-    assert "1 sample left out: " in caplog.text
 
 
 def test_rows_of_an_imagefolder_at_fault(tmp_path):

@@ -44,15 +44,6 @@ def failure(path: Path) -> str:
     return error.reason
 
 
-def test_rgb_comes_back_exactly(tmp_path):
-    pixels = noise()
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    for path in (tmp_path / "a.png", str(tmp_path / "a.png")):
-        opened = open_image(path)
-        assert opened.mode == "RGB"
-        assert np.array_equal(np.asarray(opened), pixels)
-
-
 def palette() -> Image.Image:
     picture = Image.new("P", (4, 3), 1)
     picture.putpalette([0, 0, 0, 10, 200, 30])

@@ -102,13 +102,6 @@ def test_a_split_column_that_is_not_there(tmp_path, form):
     assert "no image has a 'part'" in refusal(load_manifest(tmp_path / "texts.yaml"))
 
 
-def test_splits_of_unknown_names_count_as_other(tmp_path, caplog):
-    data = rows(part=["a", "b", "a", "b"], subset=SPLITS)
-    samples = read_samples(write_source(".csv", tmp_path, data, "split_column: part\n"))
-    assert samples.splits == {"other": (0, 4)}
-    assert "(2 in 'a', 2 in 'b'); map them to train, val or test with merge_splits" in caplog.text
-
-
 @pytest.mark.parametrize("where", ["annotations", "document"])
 def test_splits_that_stand_beside_the_images_of_a_json(tmp_path, where):
     annotation = {"image_id": 1, "caption": "a dog", **({"split": "val"} if where == "annotations" else {})}

@@ -24,7 +24,7 @@ def test_loading_waits_for_those_that_encode():
         thread.start()
         thread.join(0.2)
         assert found == []
-    thread.join(20)
+    thread.join(120)
     assert found == ["loaded"]
 
 

@@ -1,8 +1,5 @@
 """The words encoder: vocabularies and ids."""
 
-import subprocess
-import sys
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,13 +51,6 @@ def test_the_order_of_captions_does_not_matter(captions):
 def test_a_vocabulary_that_cannot_be_is_refused(vocabulary):
     with pytest.raises(EncoderError, match="begins with '<unk>' and names no word twice"):
         WordsEncoder(vocabulary)
-
-
-def test_it_needs_no_torch():
-    names = ", ".join(f"xret.pipeline.encoders.{name}" for name in ("words", "word_vectors"))
-    code = f"import sys, {names}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from s3_server import Bucket, S3Server
+from s3_server import S3Server
 from small_store import make_store
 
 from xret.pipeline.errors import StoreError
@@ -26,8 +26,7 @@ def server():
 
 @pytest.fixture
 def url(server, monkeypatch):
-    server.use(monkeypatch)
-    return make_store(Bucket(server).url, train=40, val=8, test=0)
+    return make_store(f"{server.new_bucket(monkeypatch)}/deep/s.zarr", train=40, val=8, test=0)
 
 
 def test_a_store_is_that_of_a_disk(url, tmp_path):
@@ -57,8 +56,5 @@ def test_a_further_chunk_takes_few_requests(server, url):
 
 
 def test_a_server_that_refuses_is_one_sentence(server, url):
-    with (
-        server.failing(lambda method, path: (403, "AccessDenied", "no")),
-        pytest.raises(StoreError, match=r"does not answer \(.*\); run the same command again"),
-    ):
+    with server.refusing(), pytest.raises(StoreError, match=r"does not answer \(.*\); run the same command again"):
         FeatureCache.open(url)

@@ -112,16 +112,6 @@ def test_a_name_that_two_tars_have(data):
     refused(path, r"000000\.png is in .*shard-00\.tar and .*shard-01\.tar")
 
 
-def test_a_picture_without_captions_is_left_out(data, caplog):
-    path = tar_of(data, ("a.png", b"x"), ("b.png", b"x"), ("b.txt", b"t"))
-    samples = read_samples(load_manifest(path), skip=True)
-    assert [image.id for image in samples.images] == ["b.png"]
-    assert "1 sample left out: " in caplog.text
-    (reason,) = samples.left_out
-    assert "a.tar: a.png: it has no captions" in reason
-    refused(tar_of(data, ("a.png", b"x")), "no images with captions", skip=True)
-
-
 def table(data, name="part-0.parquet", **columns):
     parquet.write_table(pa.table(columns), data.folder / name)
     keys = {"split_column": "split"} if "split" in columns else {}

@@ -53,16 +53,8 @@ class TestRegions(RegionContract):
         np.testing.assert_allclose(picked[kept], regions.scores[kept], atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("weights", "regions", "message"),
-    [
-        ("absent.pth", (36, 36), "'absent.pth' are no file"),
-        ("random:0", (5, 4), "--regions 5-4"),
-        ("random:0", (1, 1001), "from 1 to 1000"),
-    ],
-)
-def test_unknown_words_are_refused(weights, regions, message):
-    refused(message, load, weights, regions)
+def test_it_has_a_thousand_regions_at_most():
+    refused("from 1 to 1000", load, "random:0", (1, 1001))
 
 
 @pytest.mark.slow

@@ -87,11 +87,6 @@ def skipped(sets: Sets) -> dict[str, int]:
     return {split: Split.of(*sets, split).skipped for split in ("train", "val")}
 
 
-def full_url(store: str) -> str:
-    """Return the name of a store that means the same in every folder and process."""
-    return store if "://" in store else str(Path(store).resolve())
-
-
 def as_text(value: Any) -> str:
     """Return a value of a recipe as ``--set`` takes it."""
     if isinstance(value, list | tuple):

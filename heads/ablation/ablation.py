@@ -31,8 +31,9 @@ from ..evaluation.paper_rows import row_of
 from ..recipes.blocks import Recipe
 from ..recipes.schema import difference
 from ..runs.features import Sets
+from ..runs.info import absolute
 from ..runs.run import Run
-from ..series import claim, fitting_sets, full_url, identity, make_folder, set_names, skipped
+from ..series import claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.train import train
 from .plan import Plan
 from .table import Entry, Line, as_text, summarise
@@ -125,27 +126,13 @@ def ablate(
     """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
 
     A cell that was interrupted is resumed after its last complete epoch. One that fails does not stop the others, and
-    is tried again the next time.
-
-    Args:
-        store: the feature cache.
-        plan: of `make_plan`.
-        out: the folder of all runs; it belongs to one plan and data set, to which values and seeds may be added.
-        seeds: how many; they are counted from 0.
-        hubness: correct it as well, in tables of their own; see `evaluation.hubness`.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        jobs: cells at once in processes of this machine, which divide the cores of a CPU (a number of threads decides
-            last digits); or the address of a Dask cluster, whose workers must reach `store` and `out`.
-
-    Raises:
-        RecipeError: `seeds` or `jobs` is below 1; or a variant does not fit the feature sets, all of them at once,
-            before anything is trained.
-        CacheError: the store or the cluster cannot be used.
-        RunError: `out` belongs to something else, or is in use; or hubness cannot be corrected on the plan's split.
+    is tried again the next time. Arguments and errors are those of `xret.ablate`; `out` belongs to one plan and data
+    set, to which values and seeds may be added; processes of this machine divide the cores of a CPU (a number of
+    threads decides last digits), and the workers of a cluster must reach `store` and `out`.
     """
     if min(seeds, jobs if isinstance(jobs, int) else 1) < 1:
         raise RecipeError("seeds and jobs must be at least 1")
-    root, url = Path(out).resolve(), full_url(store)
+    root, url = Path(out).resolve(), absolute(store)
     cache = FeatureCache.open(url)
     sets_of = _sets_of_variants(cache, plan)
     if hubness:
@@ -204,27 +191,18 @@ def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
     return found
 
 
-Work = Callable[[Cell, Resident], Evaluation | str]
+def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Evaluation | str]]:
+    """Yield each cell with its result as they end; a sentence for a cell that killed its process.
 
-
-def run_all(work: Work, cells: Sequence[Cell], where: int | str = 1) -> Iterator[tuple[Cell, Evaluation | str]]:
-    """Yield each cell with the result of `work` as they end; a sentence for a cell that killed its process.
-
-    Args:
-        work: a function of a module; its second argument holds features that cells before it left in memory.
-        cells: those with the same features stand together.
-        where: a number of processes on this machine, which divide the cores of a CPU, 1: this process; or the address
-            of a Dask cluster, whose workers reach store and output by the same names.
-
-    Raises:
-        CacheError: no scheduler answers, it has no workers, or it went away.
+    Cells with the same features stand together. `where` is a number of processes on this machine, 1: this process; or
+    the address of a Dask cluster. CacheError where no scheduler answers, it has no workers, or it went away.
     """
     if where == 1:
         features, resident = None, Resident()
         for cell in cells:
             if features != (features := (cell.recipe.data.image, cell.recipe.data.text)):
                 resident = Resident()
-            yield cell, work(cell, resident)
+            yield cell, run_cell(cell, resident)
         return
     from distributed import Client, LocalCluster, as_completed
 
@@ -244,7 +222,7 @@ def run_all(work: Work, cells: Sequence[Cell], where: int | str = 1) -> Iterator
             raise CacheError(f"{place} has no workers; start some with `dask worker {where}`")
         resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in workers) else None
         level = logging.getLogger("xret").getEffectiveLevel()
-        sent = client.map(partial(_do, work, threads, level), cells, pure=False, resources=resources)
+        sent = client.map(partial(_do, run_cell, threads, level), cells, pure=False, resources=resources)
         cell_of = dict(zip(sent, cells, strict=True))
         for future in as_completed(sent, loop=client.loop):
             if future.status == "cancelled":
@@ -253,7 +231,9 @@ def run_all(work: Work, cells: Sequence[Cell], where: int | str = 1) -> Iterator
             yield cell_of[future], future.result() if ended else f"its process died: {reason(future.exception())}"
 
 
-def _do(work: Work, threads: int | None, level: int, cell: Cell) -> Evaluation | str:
+def _do(
+    work: Callable[[Cell, Resident], Evaluation | str], threads: int | None, level: int, cell: Cell
+) -> Evaluation | str:
     """Do a cell in a worker; with `threads` its process is one of this machine, and logs as its parent does."""
     with _ONE_AT_A_TIME:
         if threads is not None:
@@ -298,7 +278,7 @@ def _outcomes(cells: Sequence[Cell], jobs: int | str) -> dict[str, Evaluation | 
     left = [cell for cell in cells if cell.run not in outcomes]
     left.sort(key=lambda cell: (str(cell.recipe.data.image), str(cell.recipe.data.text)))  # those share features
     began = time.monotonic()
-    for cell, outcome in run_all(run_cell, left, jobs) if left else ():
+    for cell, outcome in run_all(left, jobs) if left else ():
         outcomes[cell.run] = outcome
         at = f"cell {len(outcomes)}/{len(cells)}, {time.monotonic() - began:.0f} s: {cell.title}"
         if isinstance(outcome, str):

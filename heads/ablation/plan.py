@@ -72,16 +72,9 @@ def make_plan(
 ) -> Plan:
     """Plan every combination of the varied keys' values, or the cells of a paper's grid.
 
-    Args:
-        recipe: a bundled name or the path of a YAML file; with `grid` it replaces the grid's own, for all cells that
-            name none, and the paper's values are left out.
-        vary: by key its values; keys joined by commas take the same value together.
-        grid: one that `grid_names` returns.
-        settings: changes for all variants and baselines, which the values of a variant override.
-        baselines: recipes that are in the table as they are, but for `settings`. If feature sets are varied, each has a
-            row for every combination of them, unless its file names its own.
-        split: what is evaluated; None: ``test``, or what the grid's paper took.
-        views: evaluate by the mean over all cached views of an image.
+    Arguments are those of `xret.ablate`. With `grid` a `recipe` replaces that of all cells that name none, and the
+    paper's values are left out. Keys of `vary` that commas join take the same value together. If feature sets are
+    varied, a baseline has a row for every combination of them, unless its file names its own.
 
     Raises:
         RecipeError: not one of `grid` and `vary` with `recipe` is given; or unknown names, keys and wrong values, all

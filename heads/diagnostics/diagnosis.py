@@ -51,17 +51,8 @@ def diagnose(
 ) -> Diagnosis:
     """Look into a run: what its embeddings are like on a split.
 
-    Args:
-        run: a run folder.
-        store: the feature cache to look at; None: the one that the run was trained on.
-        split: which images and captions.
-        ties: how equal scores are counted; see `metrics.recall`.
-        data_root: the folder of the data set's manifest, images and caption file, of which crops are made.
-        visual_genome: the folder of Visual Genome's JSON files and pictures: crops are made of these instead.
-        device: ``auto``, ``cpu`` or ``cuda``.
-
-    Raises:
-        RunError, CacheError: the run, its store or the split cannot be used.
+    Arguments and errors are those of `evaluate`. Crops are made of the data set in `data_root`, the folder of its
+    manifest, images and caption file, or of the JSON files and pictures in a folder of `visual_genome`.
     """
     require_ties(ties)
     target = pick_device(device)

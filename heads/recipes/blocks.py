@@ -63,18 +63,10 @@ class Optimizer:
     # Times lr, for the weights of each component:
     adapter_lr: Factor = 1.0
     aggregator_lr: Factor = 1.0
-    similarity_lr: Factor = 1.0
-    loss_lr: Factor = 1.0
-    # Times that, for one side alone:
+    loss_lr: Factor = 1.0  # and of the similarity
+    # Times that, for the adapter of one side alone:
     image_adapter_lr: Factor = 1.0
     text_adapter_lr: Factor = 1.0
-    image_aggregator_lr: Factor = 1.0
-    text_aggregator_lr: Factor = 1.0
-    # Epochs at the beginning in which a component does not learn:
-    adapter_frozen: Epochs = 0
-    aggregator_frozen: Epochs = 0
-    similarity_frozen: Epochs = 0
-    loss_frozen: Epochs = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +78,7 @@ class Schedule:
     epochs: Count = 30
     step: Count = 10  # epochs; step only: after each of them …
     gamma: Factor = 0.1  # … lr is multiplied by this
-    warmup_epochs: Epochs = 0  # over this many epochs lr rises linearly from 0, step by step, …
-    warmup_ratio: Share = 0.0  # … or over this share of all epochs, …
+    warmup_epochs: Factor = 0.0  # over this many epochs, or this part of one, lr rises linearly from 0, step by step, …
     warmup_after: Epochs = 0  # … which begin after this many
     patience: Count | None = None  # stop after this many epochs without a better validation RSUM
 

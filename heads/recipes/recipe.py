@@ -154,11 +154,9 @@ def faults_of(error: RecipeError) -> list[str]:
 
 def _contradictions(recipe: Recipe) -> list[str]:
     """Return what is wrong with values that fit, each alone, and not together."""
-    data, optimizer, schedule, faults = recipe.data, recipe.optimizer, recipe.schedule, []
+    data, optimizer, faults = recipe.data, recipe.optimizer, []
     if optimizer.ema is not None and optimizer.swa_epochs:
         faults.append("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")
-    if schedule.warmup_ratio and schedule.warmup_epochs:
-        faults.append("schedule.warmup_ratio and schedule.warmup_epochs both say how long lr rises; choose one")
     if recipe.augment.mix and (data.unit, data.captions) != ("image", 1):
         faults.append("augment.mix blends pairs: set data.unit=image and data.captions=1, or augment.mix=0")
     if recipe.augment.mix and recipe.loss["same_text"] != "negative":

@@ -40,16 +40,8 @@ def write_report(
 ) -> int:
     """Write a page about a run, or about several of one data set side by side; return its bytes.
 
-    The same runs, seed and device give the same page.
-
-    Args:
-        runs: run folders.
-        out: the HTML file; an earlier report there is replaced.
-        store: the feature cache to look at all of them on; None: each on the one that it was trained on.
-        split: which images and captions.
-        data_root: where the pictures are, see `reattachment.image_folder`; None: where the manifest says.
-        seed: picks what is shown.
-        device: ``auto``, ``cpu`` or ``cuda``.
+    The same runs, `seed` and device give the same page; the seed picks what is shown. An earlier report at `out` is
+    replaced. Pictures are in `data_root`, by default where the manifest says. Other arguments are those of `evaluate`.
 
     Raises:
         RunError: `out` is something else, or the runs are of several data sets, or do not fit their stores or split.

@@ -49,19 +49,7 @@ class Query:
 class Retriever:
     """A run, ready to embed and to search; encoders and gallery are loaded at their first use.
 
-    Args:
-        run: the run's folder.
-        store: where the feature cache is now; None: where the run was trained.
-        split: whose images and captions are searched.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: finds the image files of the gallery.
-        visual_weights: of the image encoder, if they have moved; of several feature sets one for each, separated by
-            commas.
-        text_weights: of the text encoder, likewise; a run on words has none.
-        images: a folder of pictures to search instead of the split, see `PictureFolder`.
-        index: a folder that `xret index` made of the same run, store and split; candidates then come from it.
-        trust: let a file of weights run code while it is read.
-        hubness: hold back items that answer too many queries, see `evaluation.hubness`; an index says so itself.
+    Arguments are those of `xret.load`. Weights of several feature sets are separated by commas.
 
     Raises:
         RunError: there is no run, or it is damaged.

@@ -15,17 +15,16 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
     """Return the recipe's optimiser over all weights, in groups: those of one decay, and of one learning rate.
 
     A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
-    appendix A) or of one of them; `frozen` is the number of first epochs in which it does not learn.
+    appendix A); `frozen` is the number of first epochs in which it does not learn, as backbones may not.
     """
-    groups: dict[tuple[float, int, float], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for component, part, module in components_of(model, losses):
-        factor, frozen = getattr(values, f"{component}_lr"), getattr(values, f"{component}_frozen")
-        factor *= getattr(values, f"{part}_lr") if part else 1.0
+        factor = getattr(values, f"{component}_lr") * (getattr(values, f"{part}_lr") if part else 1.0)
         for parameter in (p for p in module.parameters() if p.requires_grad):
-            groups.setdefault((factor, frozen, decay_of(parameter, values)), []).append(parameter)
+            groups.setdefault((factor, decay_of(parameter, values)), []).append(parameter)
     told = [
-        {"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay}
-        for (factor, frozen, decay), parameters in groups.items()
+        {"params": parameters, "factor": factor, "frozen": 0, "weight_decay": decay}
+        for (factor, decay), parameters in groups.items()
     ]
     if values.name == "sgd":
         return torch.optim.SGD(told, lr=values.lr, momentum=values.momentum, fused=True)
@@ -43,10 +42,8 @@ def components_of(model: Model, losses: nn.ModuleDict) -> list[tuple[str, str, n
     return [
         ("adapter", "image_adapter", of(image.adapter, image.twin)),
         ("adapter", "text_adapter", of(text.adapter, text.twin)),
-        ("aggregator", "image_aggregator", of(image.aggregator, image.residual)),
-        ("aggregator", "text_aggregator", of(text.aggregator, text.residual)),
-        ("similarity", "", model.compare),
-        ("loss", "", losses),
+        ("aggregator", "", of(image.aggregator, image.residual, text.aggregator, text.residual)),
+        ("loss", "", of(model.compare, losses)),
     ]
 
 
@@ -97,8 +94,8 @@ def warmup(schedule: Schedule, now: float) -> float:
 
     It rises from 0 to 1 over the warm-up's epochs (VSE-infinity, appendix A.1); before and after them it is 1.
     """
-    done, length = now - schedule.warmup_after, schedule.warmup_epochs or schedule.warmup_ratio * schedule.epochs
-    return done / length if 0 <= done < length else 1.0
+    done = now - schedule.warmup_after
+    return done / schedule.warmup_epochs if 0 <= done < schedule.warmup_epochs else 1.0
 
 
 def tied_to_length(recipe: Recipe) -> str | None:
@@ -106,8 +103,6 @@ def tied_to_length(recipe: Recipe) -> str | None:
     schedule = recipe.schedule
     if schedule.name in ("cosine", "linear"):
         return f"the learning rate of schedule.name={schedule.name} falls to 0 over all epochs"
-    if schedule.warmup_ratio:
-        return "schedule.warmup_ratio is a share of all epochs"
     return "optimizer.swa_epochs averages over the last epochs" if recipe.optimizer.swa_epochs else None
 
 

@@ -38,8 +38,9 @@ from ..model import feature_facts
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import load_recipe
 from ..recipes.settings import normalised
+from ..runs.info import absolute
 from ..runs.run import copy_sources, recipe_text
-from ..series import as_text, claim, fitting_sets, full_url, identity, make_folder, set_names, skipped
+from ..series import as_text, claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.callbacks import Callback
 from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
@@ -157,28 +158,13 @@ def tune(
 
     The sampler is Optuna's TPE, the pruner its successive halving (Li et al., *A System for Massively Parallel
     Hyperparameter Tuning*, MLSys 2020). Called again with the same arguments, it adds what is missing of `trials`.
-
-    Args:
-        store: the feature cache; its test split is looked at when all trials are over.
-        recipe: a bundled name or the path of a YAML file.
-        out: the folder; it belongs to one recipe, space, seed and data set.
-        trials: all together; pruned, failed and killed ones count.
-        space: what is varied beside the bundled space, or in its place; see `make_space`.
-        settings: changes for all trials.
-        seed: of every run, and of the values that are drawn.
-        hubness: evaluate the best run also with hubness corrected.
-        device: ``auto``, ``cpu`` or ``cuda``.
-
-    Raises:
-        RecipeError: `trials` is below 1; or the recipe, its space or the feature sets do not fit, before
-            anything is trained.
-        CacheError: the store cannot be used.
-        RunError: `out` belongs to something else; or no trial was trained to its end.
+    Arguments and errors are those of `xret.tune`; `out` belongs to one recipe, space, seed and data set, and the test
+    split is looked at when all trials are over.
     """
     if trials < 1:
         raise RecipeError(f"trials must be at least 1, not {trials}")
     settings, seed = normalised(settings or {}), checked_seed(seed)
-    loaded, url, root = load_recipe(recipe, settings), full_url(store), Path(out).resolve()
+    loaded, url, root = load_recipe(recipe, settings), absolute(store), Path(out).resolve()
     cache = FeatureCache.open(url)
     sets = fitting_sets(cache, loaded, ("train", "val", "test"))
     varied, first = make_space(recipe, feature_facts(sets[0]), feature_facts(sets[1]), space or {}, settings)

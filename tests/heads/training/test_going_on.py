@@ -53,7 +53,6 @@ def test_a_longer_run_is_that_of_as_many_epochs_from_the_beginning(store, tmp_pa
     [
         (["schedule.name=cosine"], "the learning rate of schedule.name=cosine falls to 0 over all epochs"),
         (["schedule.name=linear"], "the learning rate of schedule.name=linear falls to 0 over all epochs"),
-        (["schedule.name=constant", "schedule.warmup_ratio=0.1"], "schedule.warmup_ratio is a share of all epochs"),
         (["schedule=step", "optimizer.swa_epochs=1"], "optimizer.swa_epochs averages over the last epochs"),
         (["schedule.name=constant", "optimizer.lr=0", "schedule.patience=1"], "schedule.patience=1 stopped it after"),
     ],

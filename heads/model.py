@@ -14,7 +14,6 @@ from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
 from .modules.losses import LOSSES
-from .modules.positions import cell_places
 from .modules.residual import Residual
 from .modules.similarity import SIMILARITIES
 from .recipes.blocks import Block, Recipe, arguments
@@ -110,7 +109,7 @@ class Branch(nn.Module):
         one = features.length, features.local, features.global_, features.token
         inputs = (features.parts,) if isinstance(self.adapter, JoinedAdapter) else one
         adapted = self.adapter(*inputs, uses_local=self.aggregator.uses_local)
-        more: dict[str, Any] = {"place": _place(features)} if self.aggregator.uses_place else {}
+        more: dict[str, Any] = {"place": features.place, "grid": features.grid} if self.aggregator.uses_place else {}
         if self.twin is not None:
             more["twin"] = self.twin(*inputs, uses_local=self.aggregator.uses_local)
         made = self.aggregator(adapted.local, adapted.length, adapted.global_, **more)
@@ -126,14 +125,6 @@ class Branch(nn.Module):
 def _of_each_set(adapter: nn.Module) -> list[Adapter]:
     several: Any = adapter.sets if isinstance(adapter, JoinedAdapter) else [adapter]
     return list(several)
-
-
-def _place(features: Features) -> Tensor | None:
-    """Return where the cells of maps lie that are not square, or of which some were left out; else None."""
-    if features.place is None and features.grid is not None and features.local is not None:
-        places = cell_places(features.local.shape[1], features.local.device, features.grid)
-        return None if places is None else places[None]
-    return features.place
 
 
 class Model(nn.Module):

@@ -284,9 +284,9 @@ class WordsAdapter(Adapter):
             return Adapted(rows, length, pooled)
         words = dropped(words, self.dropout, self.training)
         states, last = run_packed(self.gru, words, length)
-        states = dropped(states.unflatten(2, (len(last), -1)).mean(2), self.state_dropout, self.training)
-        pooled = dropped(last.mean(0), self.state_dropout, self.training)
-        return Adapted(words if self.local == "embedding" else states, length, pooled)
+        if self.local == "gru" and uses_local:
+            words = dropped(states().unflatten(2, (len(last), -1)).mean(2), self.state_dropout, self.training)
+        return Adapted(words, length, dropped(last.mean(0), self.state_dropout, self.training))
 
 
 KINDS = {"grid": "rows", "roi": "rows", "frames": "rows", "words": "words", "tokens": "rows"}  # of feature sets

@@ -124,7 +124,7 @@ class MovedRows(torch.autograd.Function):
 
 def _rows_at(rows: Tensor, places: Tensor) -> Tensor:
     if len(places) > len(rows):  # some are of zeros
-        rows = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+        rows = functional.pad(rows, (0, 0, 0, 1))
     return rows.index_select(0, places)
 
 

@@ -1,6 +1,7 @@
 """Sine and cosine encodings of positions: of numbers, on a circle, and in the rows and columns of a map."""
 
 import math
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -30,7 +31,7 @@ def circle_positions(rows: Tensor, length: Tensor) -> Tensor:
     return sinusoids(2 * torch.pi * steps / (length.to(steps)[:, None] + _WHOLE), width).to(rows.dtype)
 
 
-def grid_positions(rows: Tensor, place: Tensor | None = None) -> Tensor:
+def grid_positions(rows: Tensor, place: Tensor | None = None, grid: tuple[int, int] | None = None) -> Tensor:
     """Return the positions `[B, N, C]` (or `[1, N, C]`) of the cells `rows [B, N, C]` of maps, in their dtype.
 
     The first half of the channels encodes a cell's row, the others its column, each as `circle_positions` does a
@@ -38,36 +39,30 @@ def grid_positions(rows: Tensor, place: Tensor | None = None) -> Tensor:
 
     Args:
         rows: all cells of a map, one row of it after the other; or, with `place`, some of them.
-        place: see `cell_places`, `[B, N, 2]` or `[1, N, 2]`; None: all cells of square maps are there.
+        place: the number of each cell in its map, `[B, N]`; None: all cells are there.
+        grid: height and width of the maps; None: they are square, as whole ones may be.
 
     Raises:
-        ValueError: no place is given, and the number of cells is no square.
+        ValueError: the maps are neither square nor of this height and width.
     """
-    if place is None:
-        found = cell_places(rows.shape[1], rows.device)
-        if found is None:
-            raise ValueError(f"positions grid needs a map of as many rows as columns, not of {rows.shape[1]} cells")
-        place = found[None]
-    angle = 2 * torch.pi * place.to(torch.promote_types(rows.dtype, torch.float32))
-    width = rows.shape[2]
-    by_row, by_column = sinusoids(angle[..., 0], width - width // 2), sinusoids(angle[..., 1], width // 2)
-    return torch.cat([by_row, by_column], -1).to(rows.dtype)
+    grid = grid or square(rows.shape[1])
+    if grid is None or (place is None and grid[0] * grid[1] != rows.shape[1]):
+        raise ValueError(f"positions grid needs a map of as many rows as columns, not of {rows.shape[1]} cells")
+    positions = _of_map(grid, rows.shape[2], rows.dtype, rows.device)
+    return positions[None] if place is None else positions[place]
 
 
-def cell_places(number: int, device: torch.device, grid: tuple[int, int] | None = None) -> Tensor | None:
-    """Return row and column of the cells of a map, counted from 1 and over how many there are, `[number, 2]`.
+def square(cells: int) -> tuple[int, int] | None:
+    """Return height and width of a square map of so many cells; None where there is none."""
+    side = math.isqrt(cells)
+    return (side, side) if side * side == cells else None
 
-    Args:
-        number: of cells.
-        device: of the result.
-        grid: height and width of the map; None: it is square.
 
-    Returns:
-        None where these are not the height and width of as many cells, or the number is no square.
-    """
-    height, width = grid or (math.isqrt(number), math.isqrt(number))
-    if height * width != number:
-        return None
-    cell = torch.arange(number, device=device)
-    down, across = cell // width + 1, cell % width + 1
-    return torch.stack([down.double() / (height + _WHOLE), across.double() / (width + _WHOLE)], 1)
+@lru_cache(16)
+def _of_map(grid: tuple[int, int], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the positions of all cells of a map, `[cells, width]`."""
+    with torch.inference_mode(False):  # they may be kept for a training
+        cell = torch.arange(grid[0] * grid[1], device=device, dtype=torch.promote_types(dtype, torch.float32))
+        down, across = (cell // grid[1] + 1) / (grid[0] + _WHOLE), (cell % grid[1] + 1) / (grid[1] + _WHOLE)
+        halves = (down, width - width // 2), (across, width // 2)
+        return torch.cat([sinusoids(2 * torch.pi * place, half) for place, half in halves], 1).to(dtype)

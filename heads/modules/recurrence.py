@@ -1,5 +1,6 @@
 """GRUs over rows of different lengths, on every device."""
 
+from collections.abc import Callable
 from typing import overload
 
 import torch
@@ -30,7 +31,7 @@ def run_gru(gru: nn.GRU, rows: Tensor | PackedSequence) -> tuple[Tensor | Packed
         return gru(rows._replace(data=data.float()) if isinstance(rows, PackedSequence) else rows.float())
 
 
-def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
     """Run a GRU over the valid rows of each sample alone, so that its backward direction begins at the last one.
 
     Args:
@@ -39,7 +40,8 @@ def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Tensor, Tenso
         length: valid rows of each sample, `[B]`, on any device; 0 counts as 1.
 
     Returns:
-        The states `[B, N, directions x H]`, zero after a sample's length, and the last ones `[directions, B, H]`.
+        What gives the states `[B, N, directions x H]`, zero after a sample's length, and the last ones, which few need
+        beside them, `[directions, B, H]`.
     """
     # A packed batch holds the first rows of all samples, the longest sample first, then their second rows, and so on.
     # torch's own packing copies the whole batch once for every row when it goes back.
@@ -50,5 +52,8 @@ def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Tensor, Tenso
     there, back = ways((order * number + step)[inside], samples * number, rows.device)
     packed = MovedRows.apply(rows.flatten(0, 1), there, back)
     outputs, last = run_gru(gru, PackedSequence(packed, inside.sum(1)))
-    states = MovedRows.apply(outputs.data, back, there)
-    return states.unflatten(0, (samples, number)), last.index_select(1, send(order.argsort(), rows.device))
+
+    def states() -> Tensor:
+        return MovedRows.apply(outputs.data, back, there).unflatten(0, (samples, number))
+
+    return states, last.index_select(1, send(order.argsort(), rows.device))

@@ -16,7 +16,7 @@ from ...pipeline.device import on_host, send
 from ...pipeline.reading.end_to_end import MASKED, REPLACED
 from ...pipeline.reading.features import Features, set_by_set, side_by_side
 from ..modules.padding import mean_rows, zero_padding
-from ..modules.positions import cell_places
+from ..modules.positions import square
 
 _AT_ONCE = 1024  # samples
 
@@ -83,14 +83,12 @@ def _left(features: Features, keep: Tensor) -> Features:
     order = send((~keep).int().argsort(dim=1, stable=True)[:, : int(known.max())], device)
     length = send(known, device)
     # Rows left out may stand after the new length, where there must be zeros.
-    local, token, place = features.local, features.token, None
+    local, token, grid = features.local, features.token, features.grid or square(keep.shape[1])
     if local is not None:
         local = zero_padding(local.gather(1, order[..., None].expand(-1, -1, local.shape[2])), length)
-        places = cell_places(keep.shape[1], device, features.grid)
-        place = None if places is None else places[order]
     if token is not None:
         token = zero_padding(token.gather(1, order), length)
-    return Features(length, local, features.global_, token, place, features.grid)
+    return Features(length, local, features.global_, token, order, grid)
 
 
 def averaged(features: Features, which: Sequence[bool]) -> Features:

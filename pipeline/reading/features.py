@@ -27,7 +27,7 @@ class Features:
     local: Tensor | None = None  # [B,N,C] in the cache's dtype; padding rows are zero
     global_: Tensor | None = None  # [B,C]
     token: Tensor | None = None  # token ids, int64 [B,N]
-    place: Tensor | None = None  # where cells of a map were left out: row and column of those that stay, [B,N,2]
+    place: Tensor | None = None  # where rows were left out: the number of each that stays among all, int64 [B,N]
     grid: tuple[int, int] | None = None  # height and width of the map whose cells the rows are; None: it is square
     others: "tuple[Features, ...]" = ()  # of the same samples in further feature sets
 

@@ -2,7 +2,8 @@
 
 It shares encoders and losses with ours and differs in three places only:
 
-- Element slots normalise the local features and project keys and values of them anew in every round.
+- Element slots normalise the local features and project keys and values of them anew in every round, and queries and
+  what was gathered head by head.
 - Smooth-Chamfer pools the matrix of all pairs of elements `[I K, C K]` by pooling layers, with an exponential for each
   direction.
 - Assignment lays the masks of all K! permutations over that matrix, pools, and keeps the mask of the largest sum
@@ -33,22 +34,31 @@ class RecomputedSlots(nn.Module):
 
     def __init__(self, ours: ElementSlots) -> None:
         super().__init__()
-        if ours.initial != "learned" or ours.positions == "grid":
-            raise ValueError("the reference has learned slots, and positions 'none' or 'circle' alone")
+        if (
+            ours.initial != "learned"
+            or ours.positions == "grid"
+            or ours.block.normalized_over != "slots"
+            or ours.block.gru
+        ):
+            raise ValueError("the reference has the learned slots of a recipe, and positions 'none' or 'circle' alone")
         self.ours = ours
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`."""
-        ours, padding, attention = self.ours, ~valid_rows(local, length), []
+        ours, block, padding, attention = self.ours, self.ours.block, ~valid_rows(local, length), []
         local, slots = zero_padding(local, length), ours.initial_slots.expand(len(local), -1, -1)
         places = circle_positions(local, length) if ours.positions == "circle" else 0
         for _ in range(ours.iterations):
             rows = ours.norm_local(local)
-            keys, values = (
+            queries, keys, values = (
                 projected.unflatten(2, (ours.heads, -1)).transpose(1, 2)
-                for projected in (ours.key(rows + places), ours.value(rows))
+                for projected in (block.query(block.norm(slots)), ours.key(rows + places), ours.value(rows))
             )
-            slots, weights = ours.block(slots, keys, values, padding)
+            weights = (queries @ keys.transpose(2, 3) / keys.shape[3] ** 0.5).softmax(2)
+            weights = weights.masked_fill(padding[:, None, None], 0)
+            shares = weights / (weights.sum(3, keepdim=True) + 1e-7)
+            slots = slots + block.dropout(block.out((shares.to(values.dtype) @ values).transpose(1, 2).flatten(2)))
+            slots = slots + block.mlp(slots)
             attention.append(weights)
         slots = ours.norm_slots(slots)
         fused = slots if ours.norm_global is None else slots + ours.norm_global(global_)[:, None]

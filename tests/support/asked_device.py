@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 
 META = torch.device("meta")
 aten = torch.ops.aten
+# Which run nothing on a device.
+_NOTHING = {aten._unsafe_view.default, aten.new_empty.default, aten.new_empty_strided.default, aten.empty_like.default}
 _COPIES = {aten._to_copy.default, aten.copy_.default}
 
 
@@ -29,7 +31,7 @@ class Asked(TorchDispatchMode):
         if any(one.is_meta for one in out):
             if any(one.ndim and not one.is_meta for one in given):
                 assert func in _COPIES and (kwargs or {}).get("non_blocking"), f"{func} waits for values of the host"
-            if not func.is_view:
+            if not func.is_view and func not in _NOTHING:
                 self.operations[str(func)] += 1
         else:
             assert not any(one.is_meta for one in given), f"{func} asks the device"
@@ -40,11 +42,27 @@ def _tensors(values):
     return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
+class OneOperation(torch.autograd.Function):
+    """Stand for `torch._VF.gru`: states of the right shapes, and gradients of them."""
+
+    @staticmethod
+    def forward(ctx, data, start, directions, *weights):
+        ctx.shapes = [data.shape, start.shape, *(weight.shape for weight in weights)]
+        return data.new_empty(*data.shape[:-1], directions * start.shape[2]), torch.empty_like(start)
+
+    @staticmethod
+    def backward(ctx, states, last):
+        data, start, *weights = (states.new_empty(shape) for shape in ctx.shapes)
+        return data, start, None, *weights
+
+
 def one_operation(data, *rest):
-    """Stand for `torch._VF.gru`: states of the right shapes, of which every weight has a part."""
+    """Run a recurrent network as one operation, forward and backward, as cuDNN does."""
     packed = rest[0].dtype == torch.int64
     start, weights = (rest[1], rest[2]) if packed else (rest[0], rest[1])
-    directions, samples, width = start.shape
-    scale = torch.stack([weight.sum() for weight in weights]).sum()
-    states = (data.mean(-1, keepdim=True) * scale).expand(*data.shape[:-1], directions * width) * 1.0
-    return states, (start + states.mean()).expand(directions, samples, width)
+    return OneOperation.apply(data, start, len(start), *weights)
+
+
+def one_dropout(values, rate, training):
+    """Drop values as `functional.dropout` does on a GPU, by one operation."""
+    return torch.native_dropout(values, rate, training)[0] if rate else values

@@ -43,7 +43,7 @@ class Aggregator(Part):
     Attributes:
         uses_local: whether it reads the local rows.
         uses_global: whether it reads the global feature.
-        uses_place: whether it also takes `place`, see `positions.cell_places`, of cells that are left of a map.
+        uses_place: whether it also takes `place` and `grid`, see `positions.grid_positions`.
         uses_twin: whether it also takes `twin`, what a second adapter with weights of its own makes of the features.
         embedding: what it gives: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
     """

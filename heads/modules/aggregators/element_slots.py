@@ -6,13 +6,15 @@ eq. 1-5. The paper has one head, its published code several: `heads`. `initial`,
 NeurIPS 2020) and to the transformer.
 """
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ..dropout import Dropout
-from ..padding import softmax, valid_rows
+from ..padding import valid_rows
 from ..parameters import Few, Rate, Width
 from ..positions import Positions, circle_positions, grid_positions
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
@@ -20,6 +22,10 @@ from .aggregated import AGGREGATORS, Aggregated, Aggregator
 Initial = Literal["learned", "gaussian"]
 Update = Literal["residual", "gru"]
 NormalizedOver = Literal["slots", "inputs"]
+
+SMALL = 1e-7  # of each slot's attention nothing takes as much (published code), so that it can be divided by its sum
+LOWEST = torch.finfo(torch.float32).min / 2  # added to the scores of padding
+NOTHING = (0, 0, 0, 1)  # pads rows with one of zeros
 
 
 class AggregationBlock(nn.Module):
@@ -48,36 +54,47 @@ class AggregationBlock(nn.Module):
         self.mlp = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), hidden, nn.Linear(4 * dim, dim))
         self.gru = nn.GRUCell(dim, dim) if update == "gru" else None
 
-    def forward(self, slots: Tensor, keys: Tensor, values: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, slots: Tensor, keys: Tensor, values: Tensor, bias: Tensor, read: Tensor, write: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Update the slots once.
 
         Args:
-            slots: `[B, K, D]`.
-            keys: projected local features `[B, H, N, head_dim]`.
-            values: the same shape.
-            padding: True for the rows that take no part, `[B, N]`.
+            slots: `[B, K, D]`, or `[1, K, D]` where they are the same for all samples.
+            keys: what the slots compete for, `[B, N, C]`; the last one is zero, and is nothing.
+            values: what they gather, the same shape.
+            bias: what is added to the scores of the rows, `[B, 1, 1, N]`.
+            read: the weights of queries times those of keys, `[H C, D]`; see `through_heads`.
+            write: the weights of values times those of the output, `[H C, D]`.
 
         Returns:
-            The new slots `[B, K, D]`, and the attention `[B, H, K, N]`, which adds up to one over slots or inputs.
+            The new slots `[B, K, D]`, and the scores `[B, K, H, N]`: the logarithm of the attention over slots, or
+            what its softmax over inputs is taken of.
         """
-        queries = _split_heads(self.query(self.norm(slots)), self.heads)
-        scores = queries @ keys.transpose(2, 3) / keys.shape[3] ** 0.5
-        attention, share = self._attend(scores, padding[:, None, None])
-        updates = self.dropout(self.out((share.to(values.dtype) @ values).transpose(1, 2).flatten(2)))
+        number = slots.shape[1]
+        queries = (self.norm(slots).flatten(0, 1) @ read.T).view(len(slots), number * self.heads, -1)
+        scores = torch.bmm(queries.expand(len(keys), -1, -1), keys.transpose(1, 2)).unflatten(1, (number, self.heads))
+        if self.normalized_over == "slots":
+            scores = scores.log_softmax(1)
+        scores = scores + bias
+        gathered = torch.bmm(scores.softmax(3).flatten(1, 2).to(values.dtype), values)
+        updates = functional.linear(gathered.view(len(keys), number, -1), write.T, self.out.bias)
+        updates = self.dropout(updates)
         if self.gru is None:
             slots = slots + updates
         else:
-            slots = self.gru(updates.to(slots.dtype).flatten(0, 1), slots.flatten(0, 1)).view_as(slots)
-        return slots + self.mlp(slots), attention
+            state = slots.expand_as(updates).flatten(0, 1)
+            slots = self.gru(updates.to(slots.dtype).flatten(0, 1), state).view_as(updates)
+        return slots + self.mlp(slots), scores
 
-    def _attend(self, scores: Tensor, padding: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the attention, and the share of each row in a slot's update, both of the shape `[B, H, K, N]`."""
-        if self.normalized_over == "inputs":
-            attention = softmax(scores, ~padding, 3)
-            return attention, attention
-        attention = scores.softmax(2).masked_fill(padding, 0)
-        # The small constant keeps a slot that wins nothing (or a sample without rows) from dividing by zero.
-        return attention, attention / (attention.sum(3, keepdim=True) + 1e-7)
+
+def through_heads(rows: Tensor, slots: Tensor, heads: int) -> Tensor:
+    """Return the product of two projections to H heads of width W, `[H C, D]`, of `[H W, C]` and `[H W, D]`.
+
+    A slot's product with a key is its product, by these weights, with the row itself, and what it gathers of values is
+    what it gathers of rows: they need no projection, which costs more than the products of the weights.
+    """
+    return (rows.unflatten(0, (heads, -1)).transpose(1, 2) @ slots.unflatten(0, (heads, -1))).flatten(0, 1)
 
 
 class GaussianSlots(nn.Module):
@@ -141,7 +158,7 @@ class ElementSlots(Aggregator):
         if head_dim is None and dim % heads:
             raise ValueError(f"ElementSlots: {heads} heads do not divide dim {dim}: set head_dim")
         head_dim = head_dim or dim // heads
-        self.heads = heads
+        self.heads, self.head_dim = heads, head_dim
         self.iterations = iterations
         self.positions = positions
         self.uses_place = positions == "grid"
@@ -158,36 +175,45 @@ class ElementSlots(Aggregator):
         self.norm_slots = nn.LayerNorm(dim)
         self.norm_global = nn.LayerNorm(dim) if global_feature else None
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor, place: Tensor | None = None) -> Aggregated:
+    def forward(
+        self,
+        local: Tensor,
+        length: Tensor,
+        global_: Tensor,
+        place: Tensor | None = None,
+        grid: tuple[int, int] | None = None,
+    ) -> Aggregated:
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`.
 
         Args:
             local, length, global_: as of every aggregator.
-            place: of `positions` `grid`, see `positions.grid_positions`.
+            place, grid: of `positions` `grid`, see `positions.grid_positions`.
 
         Returns:
             The set `[B, K, D]`, the slots before fusion `[B, K, D]` and the attention `[T, B, H, K, N]`.
         """
         padding = ~valid_rows(local, length)
         rows = self.norm_local(local.masked_fill(padding[..., None], 0))
-        values = _split_heads(self.value(rows), self.heads)
+        places = None
         if self.positions == "circle":
-            rows = rows + circle_positions(rows, length)
+            places = circle_positions(rows, length)
         elif self.positions == "grid":
-            rows = rows + grid_positions(rows, place)
-        keys = _split_heads(self.key(rows), self.heads)
-        if self.initial == "gaussian":
-            slots = self.gaussian_slots(len(local))
-        else:
-            slots = self.initial_slots.expand(len(local), -1, -1)
-        attention = []
+            places = grid_positions(rows, place, grid)
+        values = functional.pad(rows, NOTHING)
+        keys = values if places is None else values + functional.pad(places, NOTHING)
+        slots = self.gaussian_slots(len(local)) if self.initial == "gaussian" else self.initial_slots[None]
+        block, rounds = self.block, []
+        over_slots = block.normalized_over == "slots"
+        # Nothing's score is 0 for all K slots: each has a logarithm of 1/K of it.
+        nothing = math.log(SMALL * slots.shape[1]) if over_slots else LOWEST / 2
+        bias = functional.pad(padding * LOWEST, (0, 1), value=nothing)[:, None, None]
+        read = through_heads(self.key.weight, block.query.weight * self.head_dim**-0.5, self.heads)
+        write = through_heads(self.value.weight, block.out.weight.T, self.heads)
         for _ in range(self.iterations):
-            slots, weights = self.block(slots, keys, values, padding)
-            attention.append(weights)
+            slots, scores = block(slots, keys, values, bias, read, write)
+            rounds.append(scores)
+        scores = torch.stack(rounds).transpose(2, 3)
+        attention = (scores.exp() if over_slots else scores.softmax(4))[..., :-1]
         slots = self.norm_slots(slots)
         fused = slots if self.norm_global is None else slots + self.norm_global(global_)[:, None]
-        return Aggregated(fused, slots, torch.stack(attention))
-
-
-def _split_heads(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(2, (heads, -1)).transpose(1, 2)
+        return Aggregated(fused, slots, attention)

@@ -128,4 +128,4 @@ class GPO(Pooling):
         if self.generator == "cos-sin-mlp":
             return self.mlp(inputs)
         states, _ = run_packed(self.gru, inputs, length)
-        return self.linear(states.unflatten(2, (2, -1)).mean(2))
+        return self.linear(states().unflatten(2, (2, -1)).mean(2))

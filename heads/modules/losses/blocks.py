@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 from torch.utils.checkpoint import checkpoint
 
 from ..aggregators.aggregated import Aggregated
@@ -20,6 +21,7 @@ from .common import Loss
 # Images and captions in a block. A block of 36 MiB is above glibc's largest threshold, so that it is given back at once
 # and leaves no holes in the memory; a GPU wants few and large products.
 SIDE, SIDE_ON_GPU = 3072, 4096
+FARTHEST = -1e30  # in the place of -inf
 
 
 class Pairs(NamedTuple):
@@ -74,10 +76,8 @@ class BlockLoss(Loss, ABC):
 
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`, a scalar."""
-        infinite = similarity == -torch.inf
-        # Filled before they are multiplied: 0 * inf would reach the gradient of the factor.
-        logits = self.factor() * similarity.masked_fill(infinite, 0)
-        logits = logits.masked_fill(infinite & ~positives, torch.finfo(logits.dtype).min)
+        # Finite before they are multiplied: 0 * inf would reach the gradient of the factor.
+        logits = self.factor() * threshold(similarity, FARTHEST, FARTHEST)
         own = pairs_of(positives)
         parts = self.of_block(logits, own, Pairs(own.rows[:0], own.columns[:0]))
         return self.total(Parts(parts.own, parts.images[None], parts.captions[None]), own)
@@ -85,11 +85,13 @@ class BlockLoss(Loss, ABC):
 
 def pairs_of(mask: Tensor) -> Pairs:
     """Return the pairs for which `mask [I, C]` is true, on its device."""
-    return Pairs(*(send(one, mask.device) for one in on_host(mask).nonzero(as_tuple=True)))
+    return Pairs(*send(on_host(mask).nonzero().T, mask.device))
 
 
 def joined(one: Pairs, other: Pairs) -> Pairs:
     """Return the pairs of both."""
+    if not len(other.rows):
+        return one
     return Pairs(torch.cat([one.rows, other.rows]), torch.cat([one.columns, other.columns]))
 
 

@@ -1,5 +1,6 @@
 """What several losses need."""
 
+import math
 from abc import ABC, abstractmethod
 from typing import TypeVar
 
@@ -60,12 +61,13 @@ def set_of(aggregated: Aggregated) -> Tensor | None:
 
 
 def cosines_within(elements: Tensor) -> Tensor:
-    """Return the cosines of all pairs k < k' within each set `[B, K, D]`, `[B, K (K - 1) / 2]`."""
+    """Return the cosines of all elements within each set `[B, K, D]`, `[B, K, K]`."""
     rows = unit(elements)
-    first, second = torch.triu_indices(elements.shape[1], elements.shape[1], 1, device=elements.device)
-    return (rows @ rows.transpose(1, 2))[:, first, second]
+    return torch.bmm(rows, rows.transpose(1, 2))
 
 
-def mean_exponential(cosines: Tensor, scale: float, margin: float) -> Tensor:
-    """Return the mean of exp(scale (cosine - margin)), a scalar; zero where there is no cosine."""
-    return (scale * (cosines - margin)).exp().sum() / max(cosines.numel(), 1)
+def mean_exponential_within(elements: Tensor, scale: float, margin: float) -> Tensor:
+    """Return the mean of exp(scale (cosine - margin)) over all pairs k < k' within sets; zero for sets of one."""
+    pairs = len(elements) * math.comb(elements.shape[1], 2)
+    powers = (scale * cosines_within(elements)).exp().triu(1)
+    return powers.sum() * (math.exp(-scale * margin) / max(pairs, 1))

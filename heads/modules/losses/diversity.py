@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from .common import LOSSES, SideLoss, cosines_within, mean_exponential
+from .common import LOSSES, SideLoss, cosines_within, mean_exponential_within
 
 Form = Literal["exponential", "gram"]
 
@@ -29,8 +29,9 @@ class Diversity(SideLoss):
         """Return the loss of a side's slots `[B, K, D]`; ValueError where there are none."""
         slots = self.needed(aggregated.slots, "slots", side, "element-slots")
         with torch.autocast(slots.device.type, enabled=False):
-            cosines = cosines_within(slots)
             if self.form == "exponential":
-                return mean_exponential(cosines, 4, 1)  # of unit vectors, |x - x'|^2 = 2 - 2 cos
+                return mean_exponential_within(slots, 4, 1)  # of unit vectors, |x - x'|^2 = 2 - 2 cos
             # The Gram matrix holds each pair twice.
-            return (2**0.5 * torch.linalg.vector_norm(cosines, dim=1)).mean() / slots.shape[1] ** 2
+            return (2**0.5 * torch.linalg.vector_norm(cosines_within(slots).triu(1), dim=(1, 2))).mean() / slots.shape[
+                1
+            ] ** 2

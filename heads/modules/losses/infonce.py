@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import softplus
 
 from ..parameters import Positive
 from .blocks import BlockLoss, Pairs, Parts, joined
@@ -62,33 +63,31 @@ class InfoNCE(BlockLoss):
 
         For each image and each caption this is the logarithm of its negatives' summed exponentials.
         """
-        own = logits[positives]
-        # The lowest number instead of -inf: a row without negatives has a gradient of zero, not NaN.
-        negatives = logits.index_put_(joined(positives, ignored), logits.new_full((), torch.finfo(logits.dtype).min))
-        images, captions = _LogSumExps.apply(negatives)
-        return Parts(own, images, captions)
+        return Parts(*_LogSumExps.apply(logits, positives, joined(positives, ignored)))
 
     def total(self, parts: Parts, positives: Pairs) -> Tensor:
         """Return the loss, a scalar; zero without a positive."""
-        images = self._terms(parts.own, parts.images, positives.rows)
-        captions = self._terms(parts.own, parts.captions, positives.columns)
-        return (images + captions).sum() / (2 * max(len(parts.own), 1))
-
-    def _terms(self, own: Tensor, negatives: Tensor, anchor: Tensor) -> Tensor:
-        """Return the term of each positive, `[P]`, in the direction of its anchors, of which all blocks give parts."""
-        whole = negatives.squeeze(0) if len(negatives) == 1 else negatives.logsumexp(0)
-        return torch.logaddexp(own, whole[anchor]) - own
+        images, captions = (
+            one.squeeze(0) if len(one) == 1 else one.logsumexp(0) for one in (parts.images, parts.captions)
+        )
+        negatives = torch.stack([images[positives.rows], captions[positives.columns]])
+        return softplus(negatives - parts.own).sum() / (2 * max(len(parts.own), 1))
 
 
 class _LogSumExps(torch.autograd.Function):
-    """The logarithm of the summed exponentials of a matrix's rows and of its columns, as `logsumexp` gives them.
+    """Some numbers of a matrix, and the logarithm of the summed exponentials of its rows and columns without others.
+
+    The matrix is overwritten.
 
     Where on a CPU no row and no column lies far below the rest, which the scale and cosines bound, one exponential
     serves both and their gradients: it costs most of the time that a block takes beside its products.
     """
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, matrix: Tensor, some: Pairs, others: Pairs) -> tuple[Tensor, Tensor, Tensor]:
+        own, ctx.some = matrix[some], some
+        # The lowest number instead of -inf: a row without negatives has a gradient of zero, not NaN.
+        matrix.index_put_(others, matrix.new_full((), torch.finfo(matrix.dtype).min))
         # A GPU is not asked: an exponential costs it less than waiting.
         ctx.shared = False
         if matrix.device.type == "cpu":
@@ -99,17 +98,18 @@ class _LogSumExps(torch.autograd.Function):
             powers = (matrix - top).exp_()
             rows, columns = powers.sum(1), powers.sum(0)
             ctx.save_for_backward(powers, rows, columns)
-            return rows.log() + top, columns.log() + top
+            return own, rows.log() + top, columns.log() + top
         rows, columns = matrix.logsumexp(1), matrix.logsumexp(0)
         ctx.save_for_backward(matrix, rows, columns)
-        return rows, columns
+        return own, rows, columns
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, of_rows: Tensor, of_columns: Tensor) -> Tensor:
+    def backward(ctx: Any, of_own: Tensor, of_rows: Tensor, of_columns: Tensor) -> tuple[Tensor, None, None]:
         matrix, rows, columns = ctx.saved_tensors
         if ctx.shared:
-            gradient: Tensor = (of_rows / rows)[:, None] + of_columns / columns
-            return gradient.mul_(matrix)
-        gradient = (matrix - rows[:, None]).exp_().mul_(of_rows[:, None])
-        return gradient.add_((matrix - columns).exp_().mul_(of_columns))
+            gradient = ((of_rows / rows)[:, None] + of_columns / columns).mul_(matrix)
+        else:
+            gradient = (matrix - rows[:, None]).exp_().mul_(of_rows[:, None])
+            gradient.add_((matrix - columns).exp_().mul_(of_columns))
+        return gradient.index_put_(ctx.some, of_own), None, None

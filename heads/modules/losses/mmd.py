@@ -23,14 +23,13 @@ class MMD(Loss):
         """
         sides = self.vectors_or_sets("image", images), self.vectors_or_sets("text", captions)
         with torch.autocast(sides[0].device.type, enabled=False):
-            x, y = (unit(side).flatten(0, -2) for side in sides)
-            own = _mean_kernel(x, x) + _mean_kernel(y, y)
-            return own - 2 * _mean_kernel(x, y)
-
-
-def _mean_kernel(x: Tensor, y: Tensor) -> Tensor:
-    squared = 2 - 2 * x @ y.T
-    # Elements as near as the rounding error of the product count as coinciding: the root's slope is infinite at 0,
-    # and what was filled in gets no gradient whatever that slope.
-    distance = squared.masked_fill(squared < 16 * torch.finfo(squared.dtype).eps, 0).sqrt()
-    return (-0.5 * distance).exp().mean()
+            flat = [side.flatten(0, -2) for side in sides]
+            x = unit(torch.cat(flat))
+            squared = torch.addmm(x.new_full((), 2), x, x.T, alpha=-2)
+            # Elements as near as the rounding error of the product count as coinciding: the root's slope is infinite at
+            # 0, and what was filled in gets no gradient whatever that slope.
+            distance = squared.masked_fill(squared < 16 * torch.finfo(squared.dtype).eps, 0).sqrt()
+            share = torch.cat(
+                [x.new_full((len(one),), sign / len(one)) for one, sign in zip(flat, (1, -1), strict=True)]
+            )
+            return share @ (-0.5 * distance).exp() @ share

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..similarity.shared import unit
-from .common import LOSSES, SideLoss, cosines_within, mean_exponential, set_of
+from .common import LOSSES, SideLoss, mean_exponential_within, set_of
 
 SCALE = 0.5  # the paper's s, in the exponential of the cosines
 
@@ -45,7 +45,7 @@ class GlobalDiscriminative(SetRegulariser):
         global_ = self.needed(aggregated.global_, "the global feature", side, "element-slots")
         with torch.autocast(elements.device.type, enabled=False):
             cosines = (unit(elements) * unit(global_)[:, None]).sum(2)
-            return mean_exponential(cosines, SCALE, self.margin) / 2
+            return (SCALE * (cosines - self.margin)).exp().mean() / 2
 
 
 @LOSSES.register("intra-set-divergence", "for sets: elements keep away from each other")
@@ -59,4 +59,4 @@ class IntraSetDivergence(SetRegulariser):
         """Return a side's loss; ValueError where there is no set."""
         elements = self.elements_of(side, aggregated)
         with torch.autocast(elements.device.type, enabled=False):
-            return mean_exponential(cosines_within(elements), SCALE, self.margin)
+            return mean_exponential_within(elements, SCALE, self.margin)

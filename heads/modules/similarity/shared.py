@@ -1,10 +1,10 @@
 """What similarities are, and what several share: unit rows, cosines or distances in one product, a check."""
 
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
+from torch.autograd.function import once_differentiable
 
 from ..embedding import Embedding, kind_of
 from ..parameters import Part
@@ -28,7 +28,25 @@ SIMILARITIES: Registry[Similarity] = Registry("similarity", Similarity, "xret.si
 
 def unit(x: Tensor) -> Tensor:
     """Return the rows of `x [..., D]` with length one (zero rows stay zero), in float32 at least."""
-    return functional.normalize(x.to(precise(x)), dim=-1)
+    return cast(Tensor, _Unit.apply(x.to(precise(x))))
+
+
+class _Unit(torch.autograd.Function):
+    """`functional.normalize`, whose gradient autograd takes apart into a dozen operations on all of `x`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).clamp_(min=1e-12)
+        rows = x / length
+        ctx.save_for_backward(rows, length)
+        return rows
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        rows, length = ctx.saved_tensors
+        along = (rows * gradient).sum(-1, keepdim=True)
+        return torch.addcmul(gradient, rows, along, value=-1).div_(length)
 
 
 def precise(x: Tensor) -> torch.dtype:

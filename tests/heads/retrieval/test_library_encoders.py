@@ -94,12 +94,10 @@ def test_positions_are_those_of_a_map_that_is_not_square(data, tmp_path):
     branch = retriever.model.eval().image
     local, pooled = (torch.from_numpy(array).float() for array in (images.local(rows), images.global_(rows)))
     adapted = branch.adapter(torch.tensor([24]), local, pooled, None, uses_local=True)
-    across, down = np.meshgrid(np.arange(1, 7) / (6 + 1e-6), np.arange(1, 5) / (4 + 1e-6))
-    place = torch.from_numpy(np.stack([down.ravel(), across.ravel()], 1))[None]
     with torch.inference_mode():
         right, wrong = (
-            branch.aggregator(adapted.local, adapted.length, adapted.global_, place=where).embedding[0]
-            for where in (place, place.flip(2))
+            branch.aggregator(adapted.local, adapted.length, adapted.global_, grid=grid).embedding[0]
+            for grid in ((4, 6), (6, 4))
         )
     np.testing.assert_allclose(normalize(made, dim=-1), normalize(right, dim=-1), atol=2e-3)
     assert (normalize(made, dim=-1) - normalize(wrong, dim=-1)).abs().max() > 5e-3

@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 import torch
-from asked_device import META, Asked, one_operation
+from asked_device import META, Asked, one_dropout, one_operation
 from bundled_recipes import ALIGNMENT, small_settings
 from small_store import make_store
 from torch import nn
@@ -38,6 +38,7 @@ def store(tmp_path_factory):
 def asked(monkeypatch):
     """Let `meta` stand for a GPU."""
     monkeypatch.setattr(torch._VF, "gru", one_operation)
+    monkeypatch.setattr(nn.functional, "dropout", one_dropout)
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     for module, what in (("optim.optimizer", "fused"), ("utils._foreach_utils", "foreach")):

@@ -79,7 +79,7 @@ def assert_close(ours, reference, tolerance=1e-9):
     torch.testing.assert_close(ours[0], reference[0], rtol=tolerance, atol=tolerance)
     assert ours[1].keys() == reference[1].keys()
     assert len(ours[1]) > 3
-    least = 1e-3 * max(gradient.abs().max().item() for gradient in reference[1].values())  # some vanish by symmetry
+    least = 3e-3 * max(gradient.abs().max().item() for gradient in reference[1].values())  # some vanish by symmetry
     for name, gradient in reference[1].items():
         allowed = tolerance * max(gradient.abs().max().item(), least)
         torch.testing.assert_close(ours[1][name], gradient, rtol=0, atol=allowed, msg=name)

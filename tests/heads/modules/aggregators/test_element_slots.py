@@ -7,7 +7,7 @@ import torch
 from recorded import assert_near, near
 
 from xret.heads.modules.aggregators import ElementSlots
-from xret.heads.modules.positions import cell_places, circle_positions, grid_positions
+from xret.heads.modules.positions import circle_positions, grid_positions
 
 NAMES = {
     "initial_slots": "slots_init",
@@ -150,7 +150,7 @@ def test_gru_update_is_a_gru_over_what_each_slot_gathers():
     plain, module = make(iterations=1), make(iterations=1, update="gru")
     module.load_state_dict(plain.state_dict(), strict=False)
     gathered = []
-    plain.block.out.register_forward_hook(lambda layer, inputs, output: gathered.append(output))
+    plain.block.dropout.register_forward_hook(lambda layer, inputs, output: gathered.append(output))
     local, length, global_ = sample()
     plain(local, length, global_)
     slots = torch.stack([module.block.gru(one, module.initial_slots) for one in gathered[0]])
@@ -170,7 +170,7 @@ def test_without_global_feature_the_set_is_its_slots():
 def test_attention_over_inputs_is_that_of_a_transformer():
     module = make(iterations=1, heads=2, normalized_over="inputs")
     gathered = []
-    module.block.out.register_forward_hook(lambda layer, inputs, output: gathered.append(inputs[0]))
+    module.block.dropout.register_forward_hook(lambda layer, inputs, output: gathered.append(output))
     local, length, global_ = sample()
     attention = module(local, length, global_).attention
     for b, rows in enumerate(length.tolist()):
@@ -180,16 +180,16 @@ def test_attention_over_inputs_is_that_of_a_transformer():
         query = module.block.query(module.block.norm(module.initial_slots))
         heads = [x.unflatten(1, (2, 4)).transpose(0, 1) for x in (query, module.key(keep), module.value(keep))]
         expected = torch.nn.functional.scaled_dot_product_attention(*heads)
-        torch.testing.assert_close(gathered[0][b], expected.transpose(0, 1).flatten(1))
+        torch.testing.assert_close(gathered[0][b], module.block.out(expected.transpose(0, 1).flatten(1)))
 
 
 # ---- positions in rows and columns, and dropout
 
 
-def by_hand(number, side, width):
+def by_hand(number, grid, width):
     """The positions of cell `number` of a map: half of the channels for its row, half for its column."""
     values = []
-    for place in (number // side, number % side):
+    for place, side in zip(divmod(number, grid[1]), grid, strict=True):
         angle = 2 * math.pi * (place + 1) / (side + 1e-6)
         for column in range(0, width // 2, 2):
             scaled = angle / 10000 ** (column / (width // 2))
@@ -199,7 +199,7 @@ def by_hand(number, side, width):
 
 def test_positions_of_a_grid_are_those_of_its_rows_and_columns():
     positions = grid_positions(torch.zeros(2, 9, 8, dtype=torch.float64))
-    expected = torch.stack([by_hand(number, 3, 8) for number in range(9)])
+    expected = torch.stack([by_hand(number, (3, 3), 8) for number in range(9)])
     torch.testing.assert_close(positions, expected[None], rtol=0, atol=1e-12)
     assert torch.equal(positions[0, 0, :4], positions[0, 2, :4])  # one row
     assert torch.equal(positions[0, 1, 4:], positions[0, 7, 4:])  # one column
@@ -212,34 +212,39 @@ def test_a_map_that_is_not_square_has_no_places():
 
 
 def test_positions_of_a_grid_join_the_keys_alone():
-    module, seen = make(positions="grid"), []
+    module, plain, gathered = make(positions="grid", iterations=1), make(iterations=1), []
     local, global_, length = torch.randn(2, 4, 6).double(), torch.randn(2, 8).double(), torch.tensor([4, 4])
-    for layer in (module.value, module.key):
-        layer.register_forward_hook(lambda layer, inputs, output: seen.append(inputs[0]))
-    module(local, length, global_)
-    torch.testing.assert_close(seen[0], module.norm_local(local))
-    torch.testing.assert_close(seen[1], module.norm_local(local) + grid_positions(local))
+    module.block.dropout.register_forward_hook(lambda layer, inputs, output: gathered.append(output))
+    rows, attention = module.norm_local(local), module(local, length, global_).attention[0, :, 0]
+    keys, queries = (
+        module.key(rows + grid_positions(local)),
+        module.block.query(module.block.norm(module.initial_slots)),
+    )
+    torch.testing.assert_close(attention, (queries @ keys.transpose(1, 2) / 8**0.5).softmax(1))
+    shares = attention / attention.sum(2, keepdim=True)
+    torch.testing.assert_close(gathered[0], module.block.out(shares @ module.value(rows)), rtol=1e-5, atol=0)
+    assert not torch.allclose(attention, plain(local, length, global_).attention[0, :, 0])
 
 
 def test_places_of_a_map_that_is_not_square():
-    place = cell_places(6, torch.device("cpu"), (2, 3))
-    down, across = [1 / 2, 1 / 2, 1 / 2, 1, 1, 1], [1 / 3, 2 / 3, 1, 1 / 3, 2 / 3, 1]
-    torch.testing.assert_close(place, torch.tensor([down, across]).T.double(), atol=2e-6, rtol=0)
-    assert cell_places(6, torch.device("cpu")) is None
-    assert cell_places(6, torch.device("cpu"), (2, 2)) is None
-    assert torch.equal(cell_places(9, torch.device("cpu"), (3, 3)), cell_places(9, torch.device("cpu")))
+    rows = torch.zeros(1, 6, 8, dtype=torch.float64)
+    expected = torch.stack([by_hand(number, (2, 3), 8) for number in range(6)])
+    torch.testing.assert_close(grid_positions(rows, grid=(2, 3)), expected[None], rtol=0, atol=1e-12)
+    some = torch.tensor([[5, 0, 3]])
+    torch.testing.assert_close(grid_positions(rows[:, :3], some, (2, 3)), expected[some], rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="not of 6 cells"):
+        grid_positions(rows, grid=(2, 2))
 
 
 def test_cells_that_are_left_keep_their_places():
     module = make(positions="grid")
     local, global_, length = torch.randn(1, 9, 6).double(), torch.randn(1, 8).double(), torch.tensor([9])
-    kept = [0, 4, 5, 8]
-    place = cell_places(9, local.device)[None]
+    kept, grid = [0, 4, 5, 8], (3, 3)
     with torch.no_grad():
         whole = module(local, length, global_)
-        scores = module(local[:, kept], torch.tensor([4]), global_, place[:, kept]).attention
+        scores = module(local[:, kept], torch.tensor([4]), global_, torch.tensor([kept]), grid).attention
         seen = torch.cat([local[:, kept], torch.randn(1, 2, 6).double()], 1)  # padding may stand anywhere
-        padded = module(seen, torch.tensor([4]), global_, torch.cat([place[:, kept], place[:, :2]], 1)).attention
+        padded = module(seen, torch.tensor([4]), global_, torch.tensor([[*kept, 0, 1]]), grid).attention
     # In the first round a cell's competition depends on no other cell.
     torch.testing.assert_close(scores[0], whole.attention[0][..., kept])
     torch.testing.assert_close(padded[..., :4], scores)

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.losses.blocks import BlockLoss, Pairs, in_blocks, pairs_of
 from xret.heads.modules.losses.common import SideLoss
-from xret.heads.modules.losses.infonce import InfoNCE, _LogSumExps
+from xret.heads.modules.losses.infonce import InfoNCE
 from xret.heads.modules.losses.sigmoid import Sigmoid
 
 KINDS = {
@@ -125,8 +125,10 @@ def test_one_exponential_serves_where_float32_allows_it(spread):
     matrix[2] -= spread
     matrix[:, 4] -= spread
     leaf, reference = matrix.clone().requires_grad_(), matrix.double().requires_grad_()
-    weights = torch.rand(6), torch.rand(7)
-    found, expected = _LogSumExps.apply(leaf), (reference.logsumexp(1), reference.logsumexp(0))
+    weights, own = (torch.rand(6), torch.rand(6), torch.rand(7)), torch.eye(6, 7) > 0
+    found = InfoNCE().of_block(leaf * 1, pairs_of(own), pairs_of(own & ~own))
+    negatives = reference.masked_fill(own, -torch.inf)
+    expected = reference[own], negatives.logsumexp(1), negatives.logsumexp(0)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs.float())
     sum((ours * weight).sum() for ours, weight in zip(found, weights, strict=True)).backward()

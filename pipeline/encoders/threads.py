@@ -1,7 +1,7 @@
 """How the threads of a process share torch.
 
-To load an encoder traces its network, which patches torch for the whole process, and draws random numbers; `loading`
-keeps that apart from all `encoding`.
+To load an encoder draws random numbers, and libraries change torch's defaults for the whole process meanwhile;
+`loading` keeps that apart from all `encoding`.
 """
 
 import threading

@@ -356,8 +356,9 @@ def require_place(url: str | Path, samples: Samples) -> Folder:
 
 def is_store_of(folder: Folder, samples: Samples) -> bool:
     """Return whether a folder holds the whole store of these samples; CacheError if it holds something else."""
-    if not folder.exists("zarr.json"):
-        if set(folder.names("")) - {LOCK}:
+    names = folder.names("")  # at one moment, as another process may be creating the store
+    if "zarr.json" not in names:
+        if set(names) - {LOCK}:
             raise CacheError(f"{folder.url} is not empty and holds no feature store; choose another store")
         return False
     with folder.answering():

@@ -8,8 +8,9 @@ import torch
 from encoder_contract import picture, refused
 from loaded import image_encoder
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torchvision.models import get_model, get_model_weights
+from torchvision.models.feature_extraction import create_feature_extractor
 
 from xret.pipeline.errors import SampleError
 
@@ -196,6 +197,19 @@ def test_activations_of_random_weights_are_of_order_one(network, tmp_path):
     assert 0.1 < local.std() < 10 and np.abs(local).max() < 100
 
 
+def traced_maps(name, state, layer, pixels):
+    """Return a layer's output [B,C,H,W] by torchvision's own feature extraction."""
+    options = {"transform_input": True} if name in ("googlenet", "inception_v3") else {}
+    with torch.random.fork_rng():
+        network = get_model(name, **({"aux_logits": False, "init_weights": False} if options else {}), **options).eval()
+    own = network.state_dict()  # with the version of its layout, which a file does not hold
+    own.update(state)
+    network.load_state_dict(own)
+    mean, std = (torch.tensor(v)[:, None, None] for v in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    with torch.inference_mode():
+        return create_feature_extractor(network, {layer: "map"})((pixels / 255 - mean) / std)["map"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("network", FAMILIES)
 def test_a_network_of_every_family(network, tmp_path):
@@ -204,6 +218,10 @@ def test_a_network_of_every_family(network, tmp_path):
     assert (encoder.identity["layer"], encoder.rows) == (layer, side**2)
     pixels = torch.stack([encoder.decode(picture(tmp_path / f"{i}.jpg", seed=i))[0] for i in range(2)])
     local, global_ = encoder.encode(pixels)
+    if not network.startswith("vit"):  # whose patches have a test of their own
+        encoder.save(tmp_path / "w.safetensors")
+        maps = traced_maps(network, load_file(tmp_path / "w.safetensors"), layer, pixels)
+        np.testing.assert_allclose(local, maps.flatten(2).transpose(1, 2), rtol=1e-3, atol=1e-3)
     assert local.shape == (2, side**2, encoder.channels) and np.isfinite(local).all()
     np.testing.assert_allclose(local.mean(1), global_, atol=1e-4)
     assert np.abs(local[0] - local[1]).max() > 0

@@ -28,6 +28,28 @@ def test_loading_waits_for_those_that_encode():
     assert found == ["loaded"]
 
 
+def test_other_threads_use_torch_while_an_encoder_loads():
+    """Reading threads call torchvision's transforms, which are modules, and a user may train a head."""
+    calls, errors, ended = [], [], threading.Event()
+
+    def call():
+        part = torch.nn.Linear(2, 2)
+        try:
+            while not ended.is_set():
+                calls.append(part(torch.ones(1, 2)))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        image_encoder("mobilenet_v3_small", "random:0", 64)
+    finally:
+        ended.set()
+        thread.join()
+    assert calls and not errors
+
+
 def test_the_host_process_stays_as_it_was(tmp_path):
     def state():
         modes = torch.is_grad_enabled(), torch.get_default_dtype(), torch.backends.cudnn.benchmark

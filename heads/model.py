@@ -162,25 +162,20 @@ class Model(nn.Module):
 def build_model(recipe: Recipe, image: Facts, text: Facts) -> Model:
     """Make the model that a recipe describes, for feature sets with these facts.
 
-    Its weights are drawn from torch's global generator.
-
-    Raises:
-        RecipeError: there is no adapter for a kind, or a part refuses its arguments.
+    Its weights are drawn from torch's global generator. RecipeError where there is no adapter for a kind, or a part
+    refuses its arguments.
     """
     if recipe.model.residual:
         _require_one_space(recipe, image, text)
     branches = _branch(recipe, "image", image), _branch(recipe, "text", text)
-    return Model(
-        *branches,
-        _make("similarity", part_of(SIMILARITIES, recipe.similarity["name"], recipe.sources), recipe.similarity),
-    )
+    compare = part_of(SIMILARITIES, recipe.similarity["name"], recipe.sources)
+    return Model(*branches, _make("similarity", compare, recipe.similarity))
 
 
 def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
     """Make the loss terms of a recipe for captions with these facts; the terms' weights stay in the recipe.
 
-    Raises:
-        RecipeError: a term generates captions, and they are no words.
+    RecipeError where a term generates captions, and they are no words.
     """
     losses, sets = {}, facts_of_each(text)
     words = next((one.vocabulary_size for one in sets if one.vocabulary_size is not None), None)

@@ -31,12 +31,9 @@ def make_folder(root: Path) -> None:
 
 
 def claim(root: Path, what: str, description: Mapping[str, Any]) -> None:
-    """Write into ``WHAT.json`` what a folder is for; RunError if it is for something else.
+    """Write into ``ablation.json`` or ``tuning.json`` what a locked folder is for; RunError if it is for another.
 
-    Args:
-        root: the folder, locked.
-        what: ``ablation`` or ``tuning``.
-        description: what stays the same while the folder is used.
+    The `description` stays the same while the folder is used.
     """
     file, own = root / f"{what}.json", json.loads(json.dumps(description))
     if not file.exists():
@@ -60,9 +57,8 @@ def identity(recipe: Recipe) -> dict[str, Any]:
 def fitting_sets(cache: FeatureCache, recipe: Recipe, splits: Iterable[str]) -> Sets:
     """Return the feature sets that a recipe names, after building its head on the meta device.
 
-    Raises:
-        CacheError: none or several fit, the store lacks one of `splits`, or its features are not complete.
-        RecipeError: no head can be made of the recipe for them.
+    CacheError where none or several fit, the store lacks one of `splits`, or its features are not complete; RecipeError
+    where no head can be made of the recipe for them.
     """
     sets = sets_named(cache, recipe.data.image, recipe.data.text)
     for split in splits:

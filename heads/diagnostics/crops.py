@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.ops import box_area, box_iou
 from tqdm import tqdm
 
 from ...pipeline.data.images import image_size, open_image
@@ -227,27 +228,18 @@ def triplet(regions: Sequence[Region], size: tuple[int, int], threshold: float) 
     overlaps least with A by intersection over union, and is the largest of those that overlap as little; C is the box
     around both.
     """
-    below = [region for region in regions if area(region.box) < threshold * size[0] * size[1]]
-    largest = sorted(below, key=lambda region: -area(region.box))[:LARGEST]
+    boxes = torch.tensor([region.box for region in regions], dtype=torch.float64).view(-1, 4)
+    areas = box_area(boxes)
+    falling = areas.argsort(descending=True, stable=True)
+    largest = falling[areas[falling] < threshold * size[0] * size[1]][:LARGEST]
     if len(largest) < 2:
         return None
-    a, *others = largest
-    b = min(others, key=lambda other: overlap(a.box, other.box))
+    first, others = largest[:1], largest[1:]
+    second = others[box_iou(boxes[first], boxes[others]).argmin()]
+    a, b = regions[int(first)], regions[int(second)]
     (left, top, right, bottom), other = a.box, b.box
     around = min(left, other[0]), min(top, other[1]), max(right, other[2]), max(bottom, other[3])
     return a, b, Region(around, f"{a.phrase} and {b.phrase}")
-
-
-def area(box: Box) -> float:
-    """Return the area of a box; 0 where its edges have crossed."""
-    return max(0.0, box[2] - box[0]) * max(0.0, box[3] - box[1])
-
-
-def overlap(one: Box, other: Box) -> float:
-    """Return the intersection over union of two boxes."""
-    (left, top, right, bottom) = one
-    common = area((max(left, other[0]), max(top, other[1]), min(right, other[2]), min(bottom, other[3])))
-    return common / (area(one) + area(other) - common)
 
 
 def cut(pictures: PictureReader, upright: bool, parts: list[tuple[str, Region]]) -> Iterator[Image.Image]:

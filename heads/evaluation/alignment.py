@@ -220,13 +220,7 @@ def _vectors(features: Features) -> list[Tensor]:
     return vectors
 
 
-class _Map(NamedTuple):
-    """A linear map of captions and of images into one space, after their means are taken off; float64."""
-
-    caption_mean: Tensor
-    of_captions: Tensor  # [D_captions, D]
-    image_mean: Tensor
-    of_images: Tensor  # [D_images, D]
+_Map = tuple[tuple[Tensor, Tensor], ...]  # of images and of captions: a mean to take off [D], and a matrix [D, E]
 
 
 class _Samples:
@@ -247,8 +241,8 @@ class _Samples:
 
     def rsum(self, i: int, c: int, linear: _Map, cosine: Model) -> float:
         """Return how a map ranks an image set and a caption set."""
-        images = ((self.images[i].double() - linear.image_mean) @ linear.of_images).float()
-        captions = ((self.captions[c].double() - linear.caption_mean) @ linear.of_captions).float()
+        sides = zip((self.images[i], self.captions[c]), linear, strict=True)
+        images, captions = (((one.double() - mean) @ matrix).float() for one, (mean, matrix) in sides)
         pairs = Pairs((Part(cosine, (images,), captions),), self.owner, representatives(captions, self.texts))
         return recall_table(*block_ranks(pairs.blocks, len(images), self.owner)).rsum
 
@@ -295,7 +289,7 @@ class _Sums:
         between = self._cross[i, c] - caption.mean.outer(image.mean)
         of_images = image.to_power(-0.5, strength)
         of_captions = caption.to_power(-1, strength) @ (caption.vectors.T @ between @ of_images)
-        return _Map(caption.mean, of_captions, image.mean, of_images)
+        return (image.mean, of_images), (caption.mean, of_captions)
 
 
 def _by_image(captions: Tensor, owner: Tensor) -> Tensor:

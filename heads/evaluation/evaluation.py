@@ -106,14 +106,13 @@ class Hubness:
         if self.scale is not None:
             scales, after = ", ".join(f"{scale:.3g}" for scale in self.scales), self.val_rsum[f"{self.scale:g}"]
             first = f"hubness corrected with scale {scales}, chosen on {CHOOSE} (RSUM {before:.2f} to {after:.2f})"
-        if not self.skewness["with"]:
-            return "\n".join(["", first, *(map(str, self.results) if self.scale is not None else ())])
-        skews = [
-            f"{way.split('_')[-1]}s {self.skewness['without'][way]:.2f} to {self.skewness['with'][way]:.2f}"
-            for way in WAYS
-        ]
-        second = f"skewness of how often an item is among the first ten: {', '.join(skews)}"
-        return "\n".join(["", first, second, *(map(str, self.results) if self.scale is not None else ())])
+        lines = ["", first]
+        if skewed := self.skewness["with"]:
+            skews = [f"{way.split('_')[-1]}s {self.skewness['without'][way]:.2f} to {skewed[way]:.2f}" for way in WAYS]
+            lines.append(f"skewness of how often an item is among the first ten: {', '.join(skews)}")
+        if self.scale is not None:
+            lines += map(str, self.results)
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)

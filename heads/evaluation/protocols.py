@@ -16,7 +16,7 @@ last three give, of 5,000 images, the mean of five folds of 1,000 as well; a fol
 
 import json
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -27,14 +27,13 @@ import torch
 from torch import Tensor
 
 from ...pipeline.data.manifest import PROTOCOLS
-from ...pipeline.errors import RunError, nearest
+from ...pipeline.errors import RunError, nearest, require_packages
 from . import metrics
 from .metrics import Table, Ties
 from .precision import best_ranks, map_at_r, plausible_matches, r_precision
 from .scoring import Scored
 
 Measure = Callable[[Scored, Ties], Table]
-Matches = tuple[Tensor, Tensor]  # which captions are right for each image, bool `[I, C]`, and the other way, `[C, I]`
 ZETAS = (0, 1, 2)  # object classes in which plausible matches may differ
 
 
@@ -75,15 +74,10 @@ def _own_captions(protocol: str, scores: Scored, ties: Ties) -> Table:
 
 def load_judgements(protocol: str) -> Any:
     """Return `eccv_caption.Metrics`, which has the judgements; RunError where it is not installed."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it misses a faster JSON reader
-            from eccv_caption import Metrics  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise RunError(
-            f"protocol {protocol} reads its judgements from the package eccv_caption, which is not installed: "
-            "pip install 'xret[eccv]'"
-        ) from error
+    require_packages(f"the judgements of protocol {protocol} need", {"eccv_caption": "eccv_caption"}, "eccv")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it misses a faster JSON reader
+        from eccv_caption import Metrics  # type: ignore[import-not-found, import-untyped, unused-ignore]
     return Metrics()
 
 
@@ -108,9 +102,9 @@ def judged(truth: Any, protocol: str, scores: Scored, ties: Ties) -> Table:
         (scores.similarity.T, *relevance(right["t2i"], scores.sentid, scores.cocoid)),
     ]
     if protocol == "cxc":
-        return _recall_table(scores, ways[0][1], ways[1][1], ties)
+        return _with_folds(scores, ways[0][1], ways[1][1], partial(_recalls, ties))
     if protocol == "rpc2":
-        return _precision_table("RPC2", scores, [(ways[0][1], ways[1][1])], ties)
+        return _with_folds(scores, ways[0][1], ways[1][1], partial(_r_precisions, "RPC2", ties))
     measured = [
         {
             "mAP@R": _percent(map_at_r(scored, relevant, ties, count)),
@@ -122,24 +116,31 @@ def judged(truth: Any, protocol: str, scores: Scored, ties: Ties) -> Table:
     return Table(measured[0], measured[1])
 
 
-def _recall_table(scores: Scored, to_text: Tensor, to_image: Tensor, ties: Ties) -> Table:
-    """Return recalls, median rank and RSUM of all images and, of 5,000, the mean recalls of the folds.
+def _with_folds(
+    scores: Scored, to_text: Tensor, to_image: Tensor, measure: Callable[[Tensor, Tensor, Tensor], Table]
+) -> Table:
+    """Return the table of all images, with, of 5,000, the means over the folds as ``… 1K``.
 
     `to_text`, bool `[I, C]`, and `to_image`, `[C, I]`, are the right items of each query.
     """
-
-    def of(similarity: Tensor, to_text: Tensor, to_image: Tensor) -> metrics.Recalls:
-        return metrics.recall_table(best_ranks(similarity, to_text), best_ranks(similarity.T, to_image), ties)
-
-    whole = of(scores.similarity, to_text, to_image)
-    if not (folds := [of(*one) for one in _folds(scores, to_text, to_image)]):
-        return whole
-    mean = metrics.mean_table(folds)
-    ways = [
-        all_ | {f"{name} 1K": value for name, value in one.items() if name != "medr"}
-        for all_, one in ((whole.image_to_text, mean.image_to_text), (whole.text_to_image, mean.text_to_image))
-    ]
+    whole = measure(scores.similarity, to_text, to_image)
+    folds = [measure(*one) for one in _folds(scores, to_text, to_image)]
+    ways = []
+    for way in metrics.WAYS:
+        found: dict[str, float] = getattr(whole, way)
+        known = [name for name in found if folds and name != "medr"]
+        ways.append(found | {f"{name} 1K": fmean(getattr(one, way)[name] for one in folds) for name in known})
     return Table(ways[0], ways[1], whole.rsum)
+
+
+def _recalls(ties: Ties, similarity: Tensor, to_text: Tensor, to_image: Tensor) -> Table:
+    return metrics.recall_table(best_ranks(similarity, to_text), best_ranks(similarity.T, to_image), ties)
+
+
+def _r_precisions(name: str, ties: Ties, similarity: Tensor, to_text: Tensor, to_image: Tensor) -> Table:
+    ways = (similarity, to_text), (similarity.T, to_image)
+    found = [{name: _percent(r_precision(*way, ties))} for way in ways]
+    return Table(found[0], found[1])
 
 
 def _folds(scores: Scored, to_text: Tensor, to_image: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -202,29 +203,16 @@ def plausible(classes: Mapping[int, np.ndarray], scores: Scored, ties: Ties) -> 
             "part"
         )
     codes = torch.from_numpy(np.stack([classes[number] for number in scores.cocoid.tolist()]))
-    matches = (plausible_matches(codes, zeta)[:, scores.caption_image] for zeta in ZETAS)
-    return _precision_table("PMRP", scores, ((one, one.T) for one in matches), ties, [f"zeta {zeta}" for zeta in ZETAS])
-
-
-def _precision_table(
-    name: str, scores: Scored, matches: Iterable[Matches], ties: Ties, names: Sequence[str] = ()
-) -> Table:
-    """Return the R-Precision (%) of both ways, the mean over all `matches`, and that of each by its name if it has one.
-
-    Of 5,000 images also the mean over the folds. Matches are taken one at a time: each has a byte a cell.
-    """
-    whole, folds = [], []
-    for to_text, to_image in matches:
-        whole.append(_r_precisions(scores.similarity, to_text, to_image, ties))
-        folds += [_r_precisions(*one, ties) for one in _folds(scores, to_text, to_image)]
-    ways = [{name: fmean(way), **dict(zip(names, way, strict=False))} for way in zip(*whole, strict=True)]
-    if folds:
-        ways = [way | {f"{name} 1K": fmean(one)} for way, one in zip(ways, zip(*folds, strict=True), strict=True)]
+    matches = (
+        plausible_matches(codes, zeta)[:, scores.caption_image] for zeta in ZETAS
+    )  # one at a time: a byte a cell
+    tables = [_with_folds(scores, one, one.T, partial(_r_precisions, "PMRP", ties)) for one in matches]
+    ways = []
+    for way in metrics.WAYS:
+        found: list[dict[str, float]] = [getattr(table, way) for table in tables]
+        means = {name: fmean(one[name] for one in found) for name in found[0]}
+        ways.append(means | {f"zeta {zeta}": one["PMRP"] for zeta, one in zip(ZETAS, found, strict=True)})
     return Table(ways[0], ways[1])
-
-
-def _r_precisions(similarity: Tensor, to_text: Tensor, to_image: Tensor, ties: Ties) -> tuple[float, float]:
-    return _percent(r_precision(similarity, to_text, ties)), _percent(r_precision(similarity.T, to_image, ties))
 
 
 def _percent(values: Tensor) -> float:

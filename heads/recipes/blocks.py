@@ -20,9 +20,7 @@ class Data:
     text: SetNames = "auto"
     image_kind: str | None = None  # refuse features of another kind; null: the adapter follows the kind
     text_kind: str | None = None
-    views: Literal["draw", "first"] = (
-        "draw"  # of images cached in several views: one is drawn every epoch, or the first
-    )
+    views: Literal["draw", "first"] = "draw"  # of images cached in several: one is drawn every epoch, or the first
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
     batch_size: Annotated[int, at_least(2)] = 128  # in units
     captions: Count | None = None  # unit image: this many of each image, drawn every epoch; null: all

@@ -46,8 +46,7 @@ def headlines() -> list[dict[str, Any]]:
 def lineage(recipe: str) -> list[Layer]:
     """Return what a recipe says itself, then what those say that it is based on, nearest first.
 
-    Raises:
-        RecipeError: a file is no recipe, or a base is missing or based on this one.
+    RecipeError where a file is no recipe, or a base is missing or based on this one.
     """
     layers: list[Layer] = []
     place: tuple[Path, str] | None = _find(recipe)

@@ -25,11 +25,7 @@ Sources = Mapping[str, str]  # the file of each module; an empty text: it is ins
 
 
 def part_of(registry: Registry[P], name: str, sources: Sources) -> type[P]:
-    """Return the part that a recipe names, bundled or of one's own.
-
-    Raises:
-        RecipeError: there is no such class, or it is none of this kind of parts.
-    """
+    """Return the part that a recipe names, bundled or of one's own; RecipeError where it is no such part."""
     module, own, kind = name.partition(":")
     if not own:
         return registry[name]
@@ -49,8 +45,7 @@ def part_of(registry: Registry[P], name: str, sources: Sources) -> type[P]:
 def sources_of(names: Iterable[str], folders: Sequence[Path], known: Sources) -> dict[str, str]:
     """Return where the modules of these names are: where it is known, or in the folders, or elsewhere.
 
-    Raises:
-        RecipeError: a module is nowhere, or a name is not of the form ``module:Class``.
+    RecipeError where a module is nowhere, or a name is not of the form ``module:Class``.
     """
     found = dict(known)
     for name in names:
@@ -68,11 +63,6 @@ def sources_of(names: Iterable[str], folders: Sequence[Path], known: Sources) ->
             )
         found[module] = str(there[0].resolve()) if there else ""
     return found
-
-
-def digests(sources: Sources) -> dict[str, str]:
-    """Return the SHA-256 of each module's file; RecipeError where one cannot be read."""
-    return {module: digest_of(module, file) for module, file in sources.items()}
 
 
 def digest_of(module: str, file: str) -> str:

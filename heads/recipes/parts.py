@@ -23,15 +23,7 @@ from .trial import try_aggregator, try_loss, try_similarity
 def check_parts(
     dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block], sources: Sources
 ) -> list[str]:
-    """Return what the parts of a recipe refuse, and which of them do not go together.
-
-    Args:
-        dim: width of the embedding.
-        aggregator: the complete block of each side, first ``image``, then ``text``.
-        similarity: its complete block.
-        terms: the complete block of each loss term.
-        sources: of parts of one's own.
-    """
+    """Return what the parts of a recipe, by their complete blocks, refuse, and which of them do not go together."""
     name, faults = similarity["name"], list[str]()
     compare = part_of(SIMILARITIES, name, sources)
     kinds = tuple(part_of(AGGREGATORS, block["name"], sources) for block in aggregator.values())

@@ -18,7 +18,7 @@ from ..modules.registry import Registry
 from ..modules.similarity import SIMILARITIES
 from .blocks import SECTIONS, Recipe
 from .names import lineage
-from .own import Sources, digests, part_of, sources_of
+from .own import Sources, digest_of, part_of, sources_of
 from .parts import check_parts
 from .schema import REQUIRED, Field, check, fields, get
 from .settings import Settings, nested
@@ -39,14 +39,8 @@ def load_recipe(recipe: str, settings: Settings | Sequence[str] = ()) -> Recipe:
     """Read a recipe, change it by settings, and resolve it.
 
     A file may name another recipe as its ``base``, by name or by a path from where it lies or from here, and then
-    holds only what differs.
-
-    Args:
-        recipe: a bundled name (``setdiv``) or the path of a YAML file.
-        settings: dotted keys with values, such as ``{"loss.triplet.margin": 0.1}``; see `changed`.
-
-    Raises:
-        RecipeError: unknown keys and wrong values, of the file and of the settings, all of them at once.
+    holds only what differs. Settings are dotted keys with values, such as ``{"loss.triplet.margin": 0.1}``; see
+    `changed`. RecipeError names unknown keys and wrong values, of the file and of the settings, all of them at once.
     """
     values: dict[str, Any] = {}
     layers = lineage(recipe)
@@ -59,10 +53,7 @@ def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
     """Return a resolved recipe with settings, the same as if `load_recipe` had been given them too.
 
     A setting of a part's block is one of its name: ``aggregator.image``. Another name puts the part's other parameters
-    back to that part's defaults. A setting of a loss does not add it, but for its weight.
-
-    Raises:
-        RecipeError: unknown keys and wrong values, all of them at once.
+    back to that part's defaults. A setting of a loss does not add it, but for its weight. Errors as of `load_recipe`.
     """
     return _with(recipe.to_dict(), settings, recipe.name, sources=recipe.sources)
 
@@ -110,16 +101,10 @@ def resolve(
     folders: Sequence[Path] = (),
     sources: Sources | None = None,
 ) -> Recipe:
-    """Check nested values against the parts' parameters and write out every default.
+    """Check nested values against the parts' parameters and write out every default; RecipeError with every fault.
 
-    Args:
-        values: as read from YAML or JSON.
-        title: how an error message begins.
-        folders: where modules of parts of one's own are looked for first.
-        sources: of those that were found already.
-
-    Raises:
-        RecipeError: naming every fault.
+    The error begins with `title`. Modules of parts of one's own are looked for in `folders` first, but for `sources`,
+    which were found already.
     """
     faults: list[str] = []
     values = {key: value for key, value in values.items() if key != "code"}
@@ -139,7 +124,8 @@ def resolve(
     made = {key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()}
     needed = {name.partition(":")[0] for name in own_names(complete)}
     found = {module: file for module, file in found.items() if module in needed}
-    return Recipe(**made, code=digests(found), sources=found)
+    code = {module: digest_of(module, file) for module, file in found.items()}
+    return Recipe(**made, code=code, sources=found)
 
 
 def refused(title: str, faults: Sequence[str]) -> RecipeError:

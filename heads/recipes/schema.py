@@ -58,19 +58,15 @@ def get(values: Any, path: str) -> Any:
     return values
 
 
-def check(values: Any, schema: Mapping[str, Any], faults: list[str]) -> dict[str, Any]:
-    """Return `values` completed by the schema's defaults.
+def check(
+    values: Any, schema: Mapping[str, Any], faults: list[str], path: str = "", known: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return nested `values`, those below `path`, completed by the schema's defaults.
 
-    Args:
-        values: nested.
-        schema: nested dictionaries of `Field`s. A block that knows its `name` alone is that of a part whose name is
-            wrong: what else it may hold is unknown and not complained of.
-        faults: what does not fit is appended here, with the nearest right key or value.
+    What does not fit is appended to the `faults`, with the nearest right key or value, of all that are `known`. A block
+    that has its `name` alone is that of a part whose name is wrong: nobody knows what else it may hold.
     """
-    return _check(values, schema, "", faults, list(flat(schema)))
-
-
-def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str], paths: list[str]) -> dict[str, Any]:
+    known = known or list(flat(schema))
     values = {} if values is None else values
     if not isinstance(values, Mapping):
         faults.append(f"{path.rstrip('.')} must be a block with the keys {', '.join(schema)}, not {values!r}")
@@ -78,7 +74,7 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
     complete: dict[str, Any] = {}
     for key, entry in schema.items():
         if not isinstance(entry, Field):
-            complete[key] = _check(values.get(key), entry, f"{path}{key}.", faults, paths)
+            complete[key] = check(values.get(key), entry, faults, f"{path}{key}.", known)
         elif key in values:
             try:
                 complete[key] = convert(values[key], entry.type)
@@ -92,11 +88,11 @@ def _check(values: Any, schema: Mapping[str, Any], path: str, faults: list[str],
         return complete
     for key in values:
         if key not in schema:
-            elsewhere = [known for known in paths if known.rpartition(".")[2] == str(key)]
+            elsewhere = [one for one in known if one.rpartition(".")[2] == str(key)]
             near = nearest(str(key), list(schema)).replace("'", f"'{path}", 1)
             hint = f" (did you mean '{elsewhere[0]}'?)" if elsewhere else near
-            known = f": there are {', '.join(schema)}"
-            faults.append(f"{path}{key} is not a key{hint or known}")
+            all_ = f": there are {', '.join(schema)}"
+            faults.append(f"{path}{key} is not a key{hint or all_}")
     return complete
 
 

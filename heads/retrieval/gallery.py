@@ -17,9 +17,10 @@ from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.reattachment import find_pictures
+from ..evaluation.pairs import NOT_FINITE
 from ..evaluation.scoring import BATCH, embed_all
 from ..modules.embedding import Embedding, Gaussian, concatenate, each
-from ..runs.features import split_of_run
+from ..runs.features import batches_of, sets_of_run
 
 if TYPE_CHECKING:
     from .retriever import Retriever
@@ -53,7 +54,7 @@ def best(rows: np.ndarray, scores: np.ndarray, k: int) -> tuple[np.ndarray, np.n
     RunError where a score is not finite.
     """
     if not np.isfinite(scores).all():
-        raise RunError("the model gives similarities that are not finite: its weights are damaged, train it again")
+        raise RunError(NOT_FINITE)
     if len(scores) > k:
         kept = scores >= np.partition(scores, -k)[-k]
         rows, scores = rows[kept], scores[kept]
@@ -115,7 +116,7 @@ class Gallery(Searched):
     def __init__(self, retriever: "Retriever") -> None:
         self._retriever, cache = retriever, retriever.cache
         self.dataset, self.split = cache.dataset, retriever.split
-        batches = split_of_run(retriever.run, cache, self.split, retriever.model, retriever.device)
+        batches = batches_of(sets_of_run(retriever.run, cache), retriever.model, self.split, retriever.device)
         self._batches = batches
         self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1

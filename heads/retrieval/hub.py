@@ -141,17 +141,14 @@ def _own_parts(file: Path) -> list[str]:
 def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInfo:
     """Return `info` without paths of this machine; `weights` name encoders anew where they are hub ids."""
     adapter = info.recipe.adapter
-    words = {
-        **adapter["words"],
-        "vectors": Path(adapter["words"].get("vectors") or "").name or None,
-    }  # it has read them
+    vectors = Path(adapter["words"].get("vectors") or "").name or None  # it has read them
     sides: dict[str, Any] = {}
     for branch in BRANCHES:
         origins, named = info.origins(branch), iter(weights_of_each(weights[branch], info.origins(branch), branch))
         sides[branch] = tuple(one if one.kind == "words" else _naming(one, next(named)) for one in origins)
     return replace(
         info,
-        recipe=replace(info.recipe, adapter={**adapter, "words": words}),
+        recipe=replace(info.recipe, adapter={**adapter, "words": {**adapter["words"], "vectors": vectors}}),
         store=Path(info.store).name,
         also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
         head=info.head and Path(info.head).name,

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from ...pipeline.errors import RunError
+from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making
 from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, tensors_of
 from ..modules.padding import valid_rows
@@ -43,9 +43,7 @@ DEPTH, MOST_EFFORT = 16, 1024  # elements fetched for an element of the query at
 PER_LIST = 39  # elements that FAISS wants to train a list from
 SMALL = 10_000  # elements that are looked through one after another
 CELLS, VALUES = 1 << 22, 1 << 22  # pairs of elements compared, and numbers read, in one go: 16 MiB
-HELD = (
-    1 << 27
-)  # numbers in memory while hubness is learned, 512 MiB; those of more are read in parts, the bank with each
+HELD = 1 << 27  # numbers in memory while hubness is learned, 512 MiB; more are read in parts, the bank with each
 
 
 class Items:
@@ -347,8 +345,7 @@ def open_index(folder: Path, modality: Modality, retriever: "Retriever") -> Inde
 
 def load_faiss() -> Any:
     """Return the module faiss; RunError where it is not installed."""
-    try:
-        import faiss
-    except ImportError as error:
-        raise RunError("an index needs FAISS, which is not installed: pip install 'xret[index]'") from error
+    require_packages("an index needs", {"FAISS": "faiss"}, "index")
+    import faiss
+
     return faiss

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...pipeline.errors import QueryError, RunError
+from ...pipeline.errors import QueryError, require_packages
 from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each
 from .gallery import Modality, best
@@ -92,10 +92,9 @@ def _answers(task_metadata: Any) -> Modality:
 
 
 def _meta(retriever: Retriever, name: str) -> Any:
-    try:
-        from mteb.models import ModelMeta
-    except ImportError as error:
-        raise RunError("mteb is not installed: pip install 'xret[mteb]'") from error
+    require_packages("this model needs", {"mteb": "mteb"}, "mteb")
+    from mteb.models import ModelMeta
+
     run = retriever.run
     frozen = facts_of_each(run.image_facts)[0].global_channels
     facts = {

@@ -61,10 +61,8 @@ def make_page(retriever: Retriever) -> Any:
         """Find the captions that fit a picture, each shown with its image, or in a folder the pictures like it."""
         return ([], []) if picture is None else search(picture, k)
 
-    name, score = (
-        run.path.resolve().name,
-        part_of(SIMILARITIES, run.recipe.similarity["name"], run.recipe.sources).score,
-    )
+    name = run.path.resolve().name
+    score = part_of(SIMILARITIES, run.recipe.similarity["name"], run.recipe.sources).score
     with gradio.Blocks(title=f"xret: {name}", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gradio.Markdown(f"# {name}\n{run.recipe.name} on {len(row_of):,} {what}. A score is {score}.")
         with gradio.Row():

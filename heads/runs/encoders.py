@@ -25,7 +25,6 @@ def find_encoders(run: Run, branch: BranchName, weights: str | None, device: str
     Args:
         weights: a file, ``imagenet``, ``random:SEED``, or a checkpoint's folder or hub id; None: as the run names
             them. Of several sets one for each but words, separated by commas; an empty one counts as None.
-        device: where they run.
         trust: let a file of weights, or a program that a checkpoint comes with, run code.
 
     Raises:

@@ -25,13 +25,10 @@ S = TypeVar("S", ImageSet, CaptionSet)
 def sets_named(cache: FeatureCache, image: str | list[str], text: str | list[str]) -> Sets:
     """Return the feature sets of `cache` with these names, or prefixes of them, of each side one or several.
 
-    Raises:
-        CacheError: none or several fit a name, or two names mean one set.
+    CacheError where none or several fit a name, or two names mean one set.
     """
-    return (
-        joined(_named(cache.image_set, image, "data.image")),
-        joined(_named(cache.caption_set, text, "data.text")),
-    )
+    images, captions = _named(cache.image_set, image, "data.image"), _named(cache.caption_set, text, "data.text")
+    return joined(images), joined(captions)
 
 
 def _named(find: Callable[[str], S], names: str | list[str], key: str) -> list[S]:
@@ -44,11 +41,8 @@ def _named(find: Callable[[str], S], names: str | list[str], key: str) -> list[S
 def open_store(run: Run, store: str | None) -> FeatureCache:
     """Open the feature cache at `store`, or, where that is None, the one that `run` was trained on.
 
-    A warning says where it holds other samples than those of the training.
-
-    Raises:
-        CacheError: there is none at `store`, or it cannot be used.
-        RunError: there is none where the run's own was, or it cannot be used.
+    A warning says where it holds other samples than those of the training. CacheError where `store` cannot be used,
+    RunError where the run's own cannot.
     """
     if store is not None:
         return FeatureCache.open(store)
@@ -61,20 +55,6 @@ def open_store(run: Run, store: str | None) -> FeatureCache:
     if cache.manifest_sha256 != run.info.manifest_sha256:
         _log.warning("%s holds other samples than those that %s was trained on", cache.url, run.path)
     return cache
-
-
-def split_of_run(
-    run: Run, cache: FeatureCache, split: str, model: Model, device: torch.device, view: int = 0
-) -> Batches:
-    """Return a split of `cache`, read from the feature sets that `run` was trained on, or from equal ones.
-
-    Images come in the `view` of that number.
-
-    Raises:
-        RunError: the store holds no equal sets.
-        CacheError: the split is unknown, empty or not complete.
-    """
-    return batches_of(sets_of_run(run, cache), model, split, device, views=(view,))
 
 
 def batches_of(sets: Sets, model: Model, split: str, device: torch.device, **how: Any) -> Batches:
@@ -97,8 +77,7 @@ def sets_of_run(run: Run, cache: FeatureCache) -> Sets:
 def equal_sets(info: RunInfo, cache: FeatureCache, source: str) -> Sets:
     """Return the feature sets of `cache` that are equal to those in `info`; its vocabulary reads any captions.
 
-    Raises:
-        RunError: there are none; `source` names the run or store that has them.
+    RunError where there are none; `source` names the run or store that has them.
     """
     images = [cache.image_set(name) for name in cache.set_names("images")]
     captions = [cache.caption_set(name) for name in cache.set_names("captions")]
@@ -128,10 +107,7 @@ def _equal(info: RunInfo, branch: BranchName, there: Sequence[S], cache: Feature
 class RetokenizedCaptions(CaptionSet):
     """The captions of any store as word ids of a run's vocabulary; for a head that was trained on another store.
 
-    Args:
-        cache: the store.
-        vocabulary: the run's words by token id; the first one stands for all unknown ones.
-        fingerprint: of the run's set of words.
+    The first word stands for all unknown ones; `fingerprint` is that of the run's set of words.
     """
 
     def __init__(self, cache: FeatureCache, vocabulary: tuple[str, ...], fingerprint: str = "") -> None:

@@ -54,11 +54,7 @@ class Run:
     exports_model = False
 
     def __init__(self, path: str | Path) -> None:
-        """Open the run at `path`.
-
-        Raises:
-            RunError: there is none, it is of another version, or its `run.json` is damaged.
-        """
+        """Open the run at `path`; RunError if there is none, of another version, or its `run.json` is damaged."""
         self.path, file = Path(path), Path(path, "run.json")
         if not file.is_file():
             inside = next(self.path.glob("[!.]*/run.json"), None) or next(self.path.glob("[!.]*/*/run.json"), None)
@@ -78,11 +74,7 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, info: RunInfo) -> Self:
-        """Make the folder, whole, with all that is known before the first epoch.
-
-        Raises:
-            RunError: something is there already, or the folder cannot be written.
-        """
+        """Make the folder, whole, with all that is known before the first epoch; RunError where that is impossible."""
         require_free(path)
         with making(Path(path), RunError, _REMEDY) as partial:
             write_facts(partial, info)
@@ -114,12 +106,8 @@ class Run:
     def model(self, device: torch.device, recipe: Recipe | None = None) -> Model:
         """Return the model with the weights of the best epoch, ready to embed.
 
-        Args:
-            device: where it shall be.
-            recipe: of a training that goes on from these weights; None: the run's own.
-
-        Raises:
-            RunError: no epoch is finished yet, or the weights are damaged or do not fit.
+        A training that goes on from these weights may have another `recipe`. RunError where no epoch is finished yet,
+        or the weights are damaged or do not fit.
         """
         file = self.weights
         try:
@@ -146,8 +134,7 @@ class Run:
     def save(self, checkpoint: Mapping[str, Any]) -> None:
         """Replace `checkpoint.pt` in one step: tensors and plain values, by ``state``, ``metrics``, ``best``, ``info``.
 
-        Raises:
-            RunError: it cannot be written.
+        RunError where it cannot be written.
         """
 
         def write(path: Path) -> None:
@@ -159,12 +146,9 @@ class Run:
         self._put(CHECKPOINT, write)
 
     def export(self, checkpoint: Mapping[str, Any], model: Model, *, weights: bool = True) -> None:
-        """Write the files that others read: best weights, metrics, and last `run.json`.
+        """Write the files that others read: best weights, where `weights` have changed, metrics, and last `run.json`.
 
-        Args:
-            checkpoint: what was saved.
-            model: with its best weights, where `weights` are written.
-            weights: whether they have changed.
+        The `checkpoint` is what was saved, and `model` has its best weights where they are written.
         """
         if weights and checkpoint["best"] is not None:
             self.export_weights(checkpoint["best"], model)
@@ -210,10 +194,8 @@ class Run:
         """Lock the folder for a training.
 
         A folder that was just `created` is removed where training fails before there is anything to go on from: the
-        corrected command may then take the same --out. What is interrupted or killed stays, to be resumed.
-
-        Raises:
-            RunError: another training has locked it.
+        corrected command may then take the same --out. What is interrupted or killed stays, to be resumed. RunError
+        where another training has locked it.
         """
         with locked(self.path, RunError(f"another process is training in {self.path}; wait until it has ended")):
             for left in self.path.glob(".*.partial"):

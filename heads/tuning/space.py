@@ -36,17 +36,9 @@ def make_space(
     """Return the bundled space of a recipe with a user's keys laid over it, and the values of the first trial.
 
     The first trial is the recipe: a number outside its range is moved to the nearest end, a value that is no choice is
-    left out, to be drawn.
-
-    Args:
-        recipe: a bundled name or the path of a YAML file.
-        image: facts of the images' features, whose kinds pick the adapters in use.
-        text: facts of the captions' features.
-        own: by key a text as above, or a list of choices.
-        settings: keys that are fixed, with their values.
-
-    Raises:
-        RecipeError: a key cannot be varied, or the recipe does not take a value; all faults at once.
+    left out, to be drawn. The kinds of the features pick the adapters in use; `own` has by key a text as above or a
+    list of choices, and `settings` are fixed. RecipeError where a key cannot be varied, or the recipe does not take a
+    value; all faults at once.
     """
     own = {full_key(key): given for key, given in own.items()}
     fixed, base = normalised(settings), load_recipe(recipe, settings)

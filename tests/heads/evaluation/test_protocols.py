@@ -175,7 +175,7 @@ def test_the_real_judgements():
 
 def test_without_the_package_there_is_a_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "eccv_caption", None)
-    with pytest.raises(RunError, match=r"protocol rpc2 reads .* eccv_caption, .* pip install 'xret\[eccv\]'"):
+    with pytest.raises(RunError, match=r"protocol rpc2 .*eccv_caption.*'xret\[eccv\]'"):
         load_protocol("rpc2")
 
 

@@ -15,7 +15,7 @@ from xret.cli import main
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import recalls
 from xret.heads.evaluation.scoring import embed
-from xret.heads.runs.features import split_of_run
+from xret.heads.runs.features import batches_of, sets_of_run
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
@@ -49,7 +49,7 @@ def run_of(several, folder):
 def similarity_of(run, cache, view):
     """Compare the test images in one view, read from the set itself, with the captions as evaluation embeds them."""
     model, images = run.model(CPU), cache.image_set()
-    captions = embed(model, split_of_run(run, cache, "test", model, CPU))[1]
+    captions = embed(model, batches_of(sets_of_run(run, cache), model, "test", CPU))[1]
     rows = np.arange(*cache.splits["test"])
     local, global_ = (torch.from_numpy(read(rows, view)) for read in (images.local, images.global_))
     features = Features(torch.full((len(rows),), local.shape[1]), local, global_)
@@ -70,7 +70,8 @@ def test_it_is_the_mean_of_the_similarities(run_of, several, name):
     assert scores.log_circular_variance == first.log_circular_variance
     if name == "vsepp":  # of vectors it is the mean of the normalised embeddings
         model = run.model(CPU)
-        embedded = [embed(model, split_of_run(run, cache, "test", model, CPU, view)) for view in range(3)]
+        sets = sets_of_run(run, cache)
+        embedded = [embed(model, batches_of(sets, model, "test", CPU, views=(view,))) for view in range(3)]
         mean = torch.stack([normalize(images, dim=1) for images, _ in embedded]).mean(0)
         expected = mean @ normalize(embedded[0][1], dim=1).T
         torch.testing.assert_close(scores.similarity, expected, rtol=1e-4, atol=1e-5)

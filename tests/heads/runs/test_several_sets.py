@@ -15,7 +15,7 @@ from xret.heads.model import FeatureFacts, build_model, feature_facts
 from xret.heads.modules.joined_adapter import JoinedAdapter
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.runs.features import batches_of, sets_named, split_of_run
+from xret.heads.runs.features import batches_of, sets_named, sets_of_run
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
 from xret.heads.training.train import train
@@ -138,7 +138,7 @@ def test_the_mean_over_views_takes_each_sets_own(run, store):
     opened, cache, texts = Run(run), FeatureCache.open(store), None
     model, alone = opened.model(CPU), []
     for view in range(3):  # which roi does not have three of
-        batches = split_of_run(opened, cache, "test", model, CPU, view)
+        batches = batches_of(sets_of_run(opened, cache), model, "test", CPU, views=(view,))
         images, captions = embed(model, batches)
         texts = texts or batches.texts()
         alone.append(compare(model, images, captions, texts))

@@ -65,7 +65,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; with ``--json`` an error is ``{"error": sentence}``."""
         words = ctx.meta[_WORDS]
-        logging.getLogger("asyncio").addFilter(_is_news)
+        # Of two failing writes Zarr raises one error, and asyncio says so of the other.
+        logging.getLogger("asyncio").addFilter(lambda record: "was never retrieved" not in record.getMessage())
         logger = logging.getLogger("xret")
         logger.setLevel(_LEVELS[ctx.params.get("verbose")])
         logger.handlers = [Lines()]
@@ -103,12 +104,7 @@ def _name(commands: click.Group, words: list[str]) -> str:
     return next((word for word in words if word in commands.commands), "")
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Return whether asyncio says more than that of two failing writes Zarr raised the other one's error."""
-    return "was never retrieved" not in record.getMessage()
-
-
-_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 120, "show_default": True}
 
 
 @click.group(cls=Commands, context_settings=_HELP)

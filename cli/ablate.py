@@ -6,16 +6,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import (
-    NEW_FILE,
-    NEW_FOLDER,
-    device_option,
-    key_choices,
-    recipe_option,
-    settings_option,
-    show,
-    workers,
-)
+from .parsing import NEW_FILE, NEW_FOLDER, device_option, key_choices, recipe_option, settings_option, show, workers
 
 PLAN = ("recipe", "vary", "grid", "settings", "baselines", "split", "views")  # what `make_plan` takes
 
@@ -59,13 +50,10 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     help="A recipe to compare with, such as linear or mlp; only --set changes it. It has a row for each varied "
     "data.image and data.text. Repeatable.",
 )
-@click.option("--seeds", default=1, show_default=True, type=click.IntRange(1), help="Runs of each cell: seeds 0, 1, …")
+@click.option("--seeds", default=1, type=click.IntRange(1), help="Runs of each cell: seeds 0, 1, …")
 @settings_option("in all cells")
 @click.option(
-    "--out",
-    required=True,
-    type=NEW_FOLDER,
-    help="The folder of all runs; run the same command again to resume.",
+    "--out", required=True, type=NEW_FOLDER, help="The folder of all runs; run the same command again to resume."
 )
 @device_option
 @click.option("--split", help="The split to evaluate; by default test, or that of the grid's paper.")
@@ -75,7 +63,6 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     "--jobs",
     type=str,
     default=1,
-    show_default=True,
     callback=workers,
     metavar="N|tcp://…",
     help="Cells to train at once on this machine, or the address of a Dask cluster.",

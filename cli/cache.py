@@ -136,7 +136,7 @@ def ls(place: str) -> None:
 
 @cache.command()
 @click.argument("store")
-@click.option("--split", default="val", show_default=True, help="The split to compare.")
+@click.option("--split", default="val", help="The split to compare.")
 def align(store: str, split: str) -> None:
     """Rank pairs of image and caption sets, before any training.
 
@@ -187,9 +187,7 @@ def rm(store: str, features: str) -> None:
     metavar="PREFIX",
     help="A set to export; needed where there are several. Repeatable.",
 )
-@click.option(
-    "--splits", default="train,val,test", show_default=True, callback=comma_list, help="Which splits to export."
-)
+@click.option("--splits", default="train,val,test", callback=comma_list, help="Which splits to export.")
 def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...]) -> None:
     """Write features of STORE to one HDF5 file, for other programs.
 
@@ -206,9 +204,9 @@ def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...]
     if not splits:
         raise click.UsageError("there is no split to export; give at least one as --splits")
     summary = write(store, out, sets, splits)
-    lines = [f"{out}: {', '.join(summary.sets)}, {in_bytes(summary.bytes)}"]
-    for split, counts in summary.splits.items():
+    lines = [f"{out}: {', '.join(summary['sets'])}, {in_bytes(summary['bytes'])}"]
+    for split, counts in summary["splits"].items():
         left_out = f", {counted(counts['left_out'], 'failed image')} left out" if counts["left_out"] else ""
         images, captions = counted(counts["images"], "image"), counted(counts["captions"], "caption")
         lines.append(f"  {split}: {images}, {captions}{left_out}")
-    show(asdict(summary), lines)
+    show(summary, lines)

@@ -52,7 +52,6 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "--out",
     type=NEW_FOLDER,
     default=Path("xret-demo"),
-    show_default=True,
     help="A new folder, or one in which a demo was stopped, to resume it.",
 )
 def demo(out: Path) -> None:

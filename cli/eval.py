@@ -5,17 +5,16 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, device_option, show
+from .parsing import FOLDER, device_option, other_store_option, show, split_option
 
 
 @click.command("eval")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN|STORE [RUN ...]")
-@click.option("--store", help="Another feature store of the same encoders; by default each run's own.")
-@click.option("--split", default="test", show_default=True, help="The split to use.")
+@other_store_option
+@split_option
 @click.option(
     "--protocol",
     default="auto",
-    show_default=True,
     metavar="NAME",
     help="auto: as the manifest says; full; 1k-folds: the mean of five folds of 1,000 images. On COCO's test "
     "split also eccv, cxc and rpc2: ECCV Caption, Crisscrossed Captions and its R-Precision (pip install "
@@ -24,14 +23,11 @@ from .parsing import FOLDER, device_option, show
 @click.option(
     "--ties",
     default="pessimistic",
-    show_default=True,
     type=click.Choice(["pessimistic", "optimistic", "mean"]),
     help="Rank of the right item among equal scores: last, first, or on average.",
 )
 @click.option(
-    "--views",
-    is_flag=True,
-    help="Take the mean over all cached views of an image, instead of the first alone.",
+    "--views", is_flag=True, help="Take the mean over all cached views of an image, instead of the first alone."
 )
 @click.option(
     "--hubness",

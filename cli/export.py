@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import counted, in_bytes
-from .parsing import NEW_FOLDER, show
+from .parsing import NEW_FOLDER, embedding_options, show
 
 
 @click.command()
@@ -18,22 +18,7 @@ from .parsing import NEW_FOLDER, show
     metavar="FILE.parquet|FILE.safetensors|FOLDER",
     help="A new file or folder; a folder gets .npy files and a data set card.",
 )
-@click.option("--store", help="The feature store, if it has moved since RUN was trained.")
-@click.option("--split", default="test", show_default=True, help="The split to use.")
-@click.option(
-    "--dims",
-    type=click.IntRange(min=1),
-    help="Reduce embeddings to this many dimensions by a rotation; for cosine similarities.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "int8"]),
-    default="float32",
-    show_default=True,
-    help="The numbers' type; int8 takes one byte each.",
-)
-@click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+@embedding_options
 def export(run: str, out: Path, dims: int | None, dtype: str, **options: Any) -> None:
     """Write the embeddings of a run to files.
 

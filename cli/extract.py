@@ -37,18 +37,13 @@ def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -
 # Options of every command that fills a store.
 STORE = click.option("--store", required=True, help="The feature store: a local path or an fsspec URL.")
 DATA_ROOT = click.option(
-    "--data-root",
-    type=FOLDER,
-    help="Folder that the manifest's paths start from; by default the manifest's own.",
+    "--data-root", type=FOLDER, help="Folder that the manifest's paths start from; by default the manifest's own."
 )
-DTYPE = click.option(
-    "--dtype", default="float16", show_default=True, metavar="float16|float32", help="How features are stored."
-)
-SPLITS = click.option("--splits", default="train,val,test", show_default=True, help="Which splits to compute now.")
+DTYPE = click.option("--dtype", default="float16", metavar="float16|float32", help="How features are stored.")
+SPLITS = click.option("--splits", default="train,val,test", help="Which splits to compute now.")
 ON_ERROR = click.option(
     "--on-error",
     default="fail",
-    show_default=True,
     type=click.Choice(["fail", "skip"]),
     help="At a sample that cannot be read: stop, or record the reason and go on.",
 )
@@ -61,7 +56,6 @@ ON_ERROR = click.option(
 @click.option(
     "--visual",
     default="resnet152",
-    show_default=True,
     metavar="ENCODER",
     help="A torchvision classification network; an image model of transformers, hf:ID or hf:DIR (CLIP, SigLIP, "
     "DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); timm:NAME or timm:NAME.TAG; open_clip:ARCH/TAG; butd, "
@@ -71,7 +65,6 @@ ON_ERROR = click.option(
 @click.option(
     "--text",
     default="bert",
-    show_default=True,
     metavar="ENCODER",
     help="bert, words, none; a text encoder of transformers, hf:ID or hf:DIR (CLIP, SigLIP, RoBERTa, MPNet, "
     "T5, a folder of sentence-transformers, …); or open_clip:ARCH/TAG.",
@@ -95,7 +88,6 @@ ON_ERROR = click.option(
 @click.option(
     "--layers",
     default="-1",
-    show_default=True,
     metavar="N,N,…",
     callback=_layers,
     help="Layers of the local features, one feature set each; -1 is the last. 0 are the embeddings of hf: and bert, "
@@ -129,19 +121,13 @@ ON_ERROR = click.option(
     "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes in an image, for detectors; by default 36."
 )
 @click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; encode at most this many.")
-@click.option(
-    "--prompt",
-    metavar="TEMPLATE",
-    help='Template for each caption, such as "a photo of {}".',
-)
+@click.option("--prompt", metavar="TEMPLATE", help='Template for each caption, such as "a photo of {}".')
 @DTYPE
 @SPLITS
 @click.option(
-    "--reuse",
-    metavar="STORE",
-    help="Copy the features of identical picture files and captions from another store.",
+    "--reuse", metavar="STORE", help="Copy the features of identical picture files and captions from another store."
 )
-@click.option("--batch-size", default=64, show_default=True, type=click.IntRange(1), help="Samples encoded at once.")
+@click.option("--batch-size", default=64, type=click.IntRange(1), help="Samples encoded at once.")
 @device_option
 @click.option(
     "--workers",

@@ -6,29 +6,32 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, NEW_FOLDER, comma_list, device_option, settings_option, show
+from .parsing import (
+    NEW_FOLDER,
+    comma_list,
+    data_root_option,
+    device_option,
+    settings_option,
+    show,
+    store_option,
+    weights_options,
+)
 from .train_head import format_summary, say_if_new
 
 
 @click.command()
 @click.argument("run")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The new run folder; must not exist, unless --resume.")
-@click.option(
-    "--data-root",
-    type=FOLDER,
-    help="The folder of the images, or the one that the manifest's paths start from.",
-)
+@data_root_option
 @click.option(
     "--reattach",
-    default="",
     callback=comma_list,
     metavar="image,text|image|text",
     help="Which backbones to train; by default those that the recipe's finetune block trains. The others stay cached.",
 )
-@click.option("--visual-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the image backbone, if they have moved.")
-@click.option("--text-weights", metavar="HUB_ID|DIR|FILE", help="Weights of the text backbone, if they have moved.")
+@weights_options
 @settings_option("of the recipe")
-@click.option("--store", help="The feature store, if it has moved since RUN was trained.")
+@store_option
 @device_option
 @click.option("--resume", is_flag=True, help="Resume with the same options, or begin.")
 def finetune(run: str, out: Path, resume: bool, **options: Any) -> None:

@@ -11,7 +11,7 @@ from .parsing import comma_list
 from .summaries import print_summary
 
 
-def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict[str, str]:
+def _names(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> dict[str, str]:
     names = {}
     for part in value.split(",") if value else ():
         role, equals, name = part.partition("=")
@@ -34,16 +34,16 @@ def _names(_ctx: click.Context, _parameter: click.Parameter, value: str) -> dict
 )
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
 @click.option(
-    "--arrays", default="", callback=_names, metavar="ROLE=NAME,…",
+    "--arrays", callback=_names, metavar="ROLE=NAME,…",
     help="For hdf5: the names of the arrays local and id, and of length, boxes, classes, scores and size if "
     "there are any.",
 )  # fmt: skip
 @click.option(
-    "--encoder", default="", callback=comma_list, metavar="NAME",
+    "--encoder", callback=comma_list, metavar="NAME",
     help="The model that made the features; IMAGES,CAPTIONS for embeddings by two models.",
 )  # fmt: skip
 @click.option(
-    "--kind", default="roi", show_default=True, type=click.Choice(["roi", "frames"]),
+    "--kind", default="roi", type=click.Choice(["roi", "frames"]),
     help="What a row of features is: a region of a picture, or a frame of a video.",
 )  # fmt: skip
 @DATA_ROOT

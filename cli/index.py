@@ -6,14 +6,12 @@ from typing import Any
 import click
 
 from ..pipeline.wording import counted, in_bytes
-from .parsing import NEW_FOLDER, show
+from .parsing import NEW_FOLDER, embedding_options, show
 
 
 @click.command("index")
 @click.argument("run")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The new folder.")
-@click.option("--store", help="The feature store, if it has moved since RUN was trained.")
-@click.option("--split", default="test", show_default=True, help="The split to use.")
 @click.option(
     "--factory",
     metavar="WORDS",
@@ -23,24 +21,10 @@ from .parsing import NEW_FOLDER, show
 @click.option(
     "--recall",
     default=0.99,
-    show_default=True,
     type=click.FloatRange(0, 1),
     help="Share of the exact top 10 to find; the smallest effort that reaches it on a sample of queries is chosen.",
 )
-@click.option(
-    "--dims",
-    type=click.IntRange(min=1),
-    help="Reduce embeddings to this many dimensions by a rotation; for cosine similarities.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "int8"]),
-    default="float32",
-    show_default=True,
-    help="Type of the embeddings that rank candidates; int8 takes one byte a number.",
-)
-@click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
-@click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda; for embedding.")
+@embedding_options
 def index(
     run: str, out: Path, factory: str | None, recall: float, dims: int | None, dtype: str, **options: Any
 ) -> None:

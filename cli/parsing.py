@@ -12,6 +12,7 @@ from ..heads.recipes.settings import settings_of
 from ..pipeline.files import require_writable
 from ..pipeline.wording import printable
 
+_WEIGHTS = "HUB_ID|DIR|FILE"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -24,9 +25,9 @@ def show(value: Any, lines: str | Iterable[str]) -> None:
         click.echo(printable(line))
 
 
-def comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, ...]:
+def comma_list(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
     """Split a comma-separated option into its non-empty parts."""
-    return tuple(part.strip() for part in value.split(",") if part.strip())
+    return tuple(part.strip() for part in (value or "").split(",") if part.strip())
 
 
 def key_values(_ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, str]:
@@ -76,6 +77,7 @@ class Output(click.Path):
         return path
 
 
+PLACE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)  # to read from
 NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the command's to say
 NEW_FILE = Output(path_type=Path, dir_okay=False)
@@ -83,25 +85,63 @@ NEW_FILE = Output(path_type=Path, dir_okay=False)
 
 def settings_option(what: str) -> Callable[[_Command], _Command]:
     """Return the option ``--set``, whose value is a dictionary; `what` its help says it changes."""
-    text = f"Change a value {what}; repeatable."
-    return click.option("--set", "settings", multiple=True, callback=_settings, metavar="KEY=VALUE", help=text)
+    how: Any = {"multiple": True, "callback": lambda _ctx, _parameter, value: settings_of(value)}
+    return click.option("--set", "settings", metavar="KEY=VALUE", help=f"Change a value {what}; repeatable.", **how)
 
 
-def _settings(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, Any]:
-    return settings_of(value)
+def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+    """Return several options, in their order, as one."""
+
+    def add(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
 
 
-device_option = click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda.")
+device_option = click.option("--device", default="auto", help="auto, cpu or cuda.")
+seed_option = click.option("--seed", default=0, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers.")
+split_option = click.option("--split", default="test", help="The split to use.")
+store_option = click.option("--store", help="The feature store, if it has moved since RUN was trained.")
+other_store_option = click.option(
+    "--store", help="Another feature store of the same encoders; by default each run's own."
+)
+hubness_option = click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
+data_root_option = click.option(
+    "--data-root", type=FOLDER, help="The folder of the images, or the one that the manifest's paths start from."
+)
+weights_options = together(
+    click.option("--visual-weights", metavar=_WEIGHTS, help="The image encoder's weights, if they have moved."),
+    click.option("--text-weights", metavar=_WEIGHTS, help="The text encoder's weights, if they have moved."),
+)
+# Of commands that write the embeddings of a run.
+embedding_options = together(
+    store_option,
+    split_option,
+    click.option(
+        "--dims",
+        type=click.IntRange(min=1),
+        help="Reduce embeddings to this many dimensions by a rotation; for cosine similarities.",
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["float32", "int8"]),
+        default="float32",
+        help="The embeddings' type; int8 takes one byte a number.",
+    ),
+    hubness_option,
+    device_option,
+)
 
 
 def recipe_option(*, required: bool) -> Callable[[_Command], _Command]:
     """Return the option ``--recipe``; click itself would take the last of several."""
-    text = "A name that `xret recipes` lists, or a YAML file."
-    how: Any = {"required": required, "multiple": True, "callback": _one, "metavar": "NAME|FILE"}
-    return click.option("--recipe", help=text, **how)
 
+    def one(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
+        if len(value) > 1:
+            raise click.BadParameter(f"give one, not {' and '.join(value)}; `xret ablate --baseline` takes others")
+        return value[0] if value else None
 
-def _one(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
-    if len(value) > 1:
-        raise click.BadParameter(f"give one, not {' and '.join(value)}; `xret ablate --baseline` takes others")
-    return value[0] if value else None
+    how: Any = {"required": required, "multiple": True, "callback": one, "metavar": "NAME|FILE"}
+    return click.option("--recipe", help="A name that `xret recipes` lists, or a YAML file.", **how)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import in_bytes
-from .parsing import FOLDER, device_option, show
+from .parsing import data_root_option, device_option, other_store_option, show, split_option
 
 
 @click.command()
@@ -16,12 +16,11 @@ from .parsing import FOLDER, device_option, show
     "--out",
     type=click.Path(path_type=Path),
     default=Path("report.html"),
-    show_default=True,
     help="The HTML file; only an earlier report is replaced.",
 )
-@click.option("--data-root", type=FOLDER, help="The folder of the images, or of the data set's manifest.")
-@click.option("--split", default="test", show_default=True, help="The split to use.")
-@click.option("--store", help="Another feature store of the same encoders; by default each run's own.")
+@data_root_option
+@split_option
+@other_store_option
 @device_option
 def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Write an HTML page about one run, or several side by side.

@@ -7,36 +7,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted, printable
-from .parsing import show
+from .parsing import PLACE, device_option, hubness_option, show, split_option, store_option, together, weights_options
 
 if TYPE_CHECKING:
     from ..heads.retrieval.gallery import Hit
 
 
-def run_options(command: Any) -> Any:
-    """Add the options of commands that put a run to work."""
-    path, place = click.Path(path_type=Path), "HUB_ID|DIR|FILE"
-    for option in reversed(
-        (
-            click.option("--images", type=path, metavar="FOLDER", help="Search the pictures in this folder and below."),
-            click.option("--store", help="The feature store, if it has moved since RUN was trained."),
-            click.option("--split", default="test", show_default=True, help="The split to use."),
-            click.option("--index", type=path, metavar="DIR", help="An index of RUN, made by `xret index`."),
-            click.option("--visual-weights", metavar=place, help="The image encoder's weights, if they have moved."),
-            click.option("--text-weights", metavar=place, help="The text encoder's weights, if they have moved."),
-            click.option("--trust", is_flag=True, help="Unpickle weights, and run your own encoder's code."),
-            click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm)."),
-            click.option("--device", default="auto", show_default=True, help="auto, cpu or cuda."),
-        )
-    ):
-        command = option(command)
-    return command
+# Of commands that put a run to work.
+run_options = together(
+    click.option("--images", type=PLACE, metavar="FOLDER", help="Search the pictures in this folder and below."),
+    store_option,
+    split_option,
+    click.option("--index", type=PLACE, metavar="DIR", help="An index of RUN, made by `xret index`."),
+    weights_options,
+    click.option("--trust", is_flag=True, help="Unpickle weights, and run your own encoder's code."),
+    hubness_option,
+    device_option,
+)
 
 
 @click.command()
 @click.argument("run")
 @click.argument("words", nargs=-1, required=True, metavar="QUERY")
-@click.option("-k", "k", default=10, show_default=True, type=click.IntRange(min=1), help="Number of results.")
+@click.option("-k", "k", default=10, type=click.IntRange(min=1), help="Number of results.")
 @run_options
 def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     """Find images for a sentence, or captions for a picture.

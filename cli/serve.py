@@ -10,19 +10,15 @@ from typing import Any
 import click
 
 from ..pipeline.errors import XretError
-from .parsing import FOLDER
+from .parsing import data_root_option
 from .search import run_options
 
 
 @click.command()
 @click.argument("run")
 @run_options
-@click.option(
-    "--data-root",
-    type=FOLDER,
-    help="The folder of the images, or the one that the manifest's paths start from.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address or name to listen at.")
+@data_root_option
+@click.option("--host", default="127.0.0.1", help="The address or name to listen at.")
 @click.option(
     "--port", type=click.IntRange(1, 65535), show_default="the first free from 7860", help="The port to listen at."
 )

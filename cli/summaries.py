@@ -32,17 +32,17 @@ def _lines(summary: "Extraction") -> Iterator[str]:
         )
         for line in some_of([f"failed: {reason}" for reason in features.reasons]):
             yield f"    {line}"
-    if (words := summary.counts) and words.words and words.unknown_tokens is not None:
-        shares = (f"{100 * share:.1f}% of {split}" for split, share in (words.unknown_by_split or {}).items())
-        yield f"  vocabulary: {counted(words.words, 'word')}; unknown tokens: {', '.join(shares)}"
-    if words and words.captions_unknown:
-        yield f"  captions without a known word: {words.captions_unknown:,}"
-    if words and words.captions_without_words:
-        yield f"  captions without words: {words.captions_without_words:,}"
-    if words and words.captions_truncated:
-        yield f"  captions truncated: {words.captions_truncated:,}"
-    if summary.unmatched:
-        yield f"  entries of the source that are not in the data set: {summary.unmatched:,}"
+    if "words" in summary.counts:
+        shares = (f"{100 * share:.1f}% of {split}" for split, share in summary.counts["unknown_by_split"].items())
+        yield f"  vocabulary: {counted(summary.counts['words'], 'word')}; unknown tokens: {', '.join(shares)}"
+    for what, number in (
+        ("captions without a known word", summary.counts.get("captions_unknown")),
+        ("captions without words", summary.counts.get("captions_without_words")),
+        ("captions truncated", summary.counts.get("captions_truncated")),
+        ("entries of the source that are not in the data set", summary.unmatched),
+    ):
+        if number:
+            yield f"  {what}: {number:,}"
     if any(features.failed for features in summary.sets):
         yield f"`xret cache verify {quote(summary.store)}` lists all that failed; {_way_out(summary)}."
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, device_option, recipe_option, settings_option, show
+from .parsing import NEW_FOLDER, device_option, recipe_option, seed_option, settings_option, show
 
 if TYPE_CHECKING:
     from ..heads.training.trainer import TrainSummary
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 @click.option("--init-from", metavar="RUN", help="Begin with the best weights of this run; all of them must fit.")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The run folder; must not exist, unless --resume.")
 @device_option
-@click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers."
-)
+@seed_option
 @click.option("--resume", is_flag=True, help="Resume with the same options or with more epochs, or begin.")
 def train_head(stores: tuple[str, ...], out: Path, resume: bool, **options: Any) -> None:
     """Train a head on cached features.

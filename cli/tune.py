@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, settings_option, show
+from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, seed_option, settings_option, show
 
 
 @click.command()
@@ -14,7 +14,6 @@ from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, setti
 @click.option(
     "--trials",
     default=50,
-    show_default=True,
     type=click.IntRange(1),
     help="Number of trials in all; a larger number adds to those that are there.",
 )
@@ -26,13 +25,7 @@ from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, setti
     help="Add a key to the bundled space or replace its range; or KEY=A,B,C. Repeatable.",
 )
 @settings_option("in all trials")
-@click.option(
-    "--seed",
-    default=0,
-    show_default=True,
-    type=click.IntRange(0, 2**63 - 1),
-    help="Seed of every run and of the drawn values.",
-)
+@seed_option
 @click.option("--hubness", is_flag=True, help="Also evaluate the best run with hubness corrected, see `xret eval`.")
 @click.option(
     "--out", required=True, type=NEW_FOLDER, help="The folder; the same command resumes there, or shares the work."

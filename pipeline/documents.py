@@ -1,14 +1,32 @@
 """YAML and JSON; a key that stands twice in a mapping is refused, because one of its values would be lost."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from .errors import ManifestError
+
 
 class DocumentError(ValueError):
     """A text is not valid YAML or JSON; the message is a phrase, with the line where known."""
+
+
+@contextmanager
+def reading(path: Path, what: str) -> Iterator[None]:
+    """Raise ManifestError where a file, which a message calls `what`, cannot be read or is not of its form."""
+    try:
+        yield
+    except OSError as error:
+        raise ManifestError(f"{path}: {what} cannot be read ({error.strerror}).") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"{path}: this is not UTF-8 ({error.reason}); save it as UTF-8.") from error
+    except DocumentError as error:
+        form = "JSON" if path.suffix == ".json" else "YAML"
+        raise ManifestError(f"{path}: this is not valid {form} ({error}); correct it.") from error
 
 
 def read_yaml(path: Path) -> Any:

@@ -64,15 +64,11 @@ class OutOfMemory(RunError):
 
 
 class NotFinite(RunError):
-    """The loss or the similarities of a training are not finite.
-
-    Attributes:
-        seen: the sentence without what to do about it in a run of its own.
-    """
+    """The loss or the similarities of a training are not finite."""
 
     def __init__(self, sentence: str, seen: str | None = None) -> None:
         super().__init__(sentence)
-        self.seen = sentence if seen is None else seen
+        self.seen = seen or sentence  # without what to do about it in a run of its own
 
 
 class QueryError(XretError, ValueError):
@@ -88,14 +84,9 @@ def nearest(word: str, known: list[str]) -> str:
 def require_packages(
     needs: str, packages: Mapping[str, str], extra: str, error: type[XretError] = RunError, instead: str = ""
 ) -> None:
-    """Raise `error` where a package is not installed.
+    """Raise `error` where one of the packages, module by pip's name, is not installed; an `extra` of xret installs it.
 
-    Args:
-        needs: what does, as ``a plot needs``.
-        packages: module by pip's name.
-        extra: of xret, which installs them.
-        error: its class.
-        instead: what else can be done.
+    In the sentence `needs` stands before them, as ``a plot needs``, and `instead`, what else can be done, at its end.
     """
     missing = [name for name, module in packages.items() if find_spec(module) is None]
     if missing:

@@ -22,21 +22,15 @@ from .errors import OutputError, XretError
 
 @contextmanager
 def writing(
-    path: Path,
-    failure: type[XretError] | None = None,
-    remedy: str = "",
-    make: Callable[[Path], None] | None = None,
+    path: Path, failure: type[XretError] | None = None, remedy: str = "", make: Callable[[Path], None] | None = None
 ) -> Iterator[Path]:
     """Give a temporary path beside `path`; the file or folder made there becomes `path` when the block ends.
 
-    Missing folders above are made, a link is followed, and a device or a pipe is written in place. After an error
-    nothing is left of what was written.
+    A file is replaced in one step; a folder must be absent or empty. Missing folders above are made, a link is
+    followed, and a device or a pipe is written in place. After an error nothing is left of what was written; if `path`
+    cannot be written it is a `failure`, whose sentence ends with the `remedy`, instead of OSError.
 
-    Args:
-        path: of a file, which is replaced in one step, or of a folder, which must be absent or empty.
-        failure: raised, instead of OSError, when `path` cannot be written.
-        remedy: what to do then; it ends the sentence.
-        make: makes the temporary file or folder, which is then locked; what killed writers of `path` left is removed.
+    `make` makes the temporary file or folder, which is then locked; what killed writers of `path` left is removed.
     """
     place = path.resolve()
     partial = _beside(place)
@@ -86,11 +80,6 @@ def partials(path: Path) -> list[Path]:
     """Return what killed writers of the file or folder `path` left beside it."""
     place = path.resolve()
     return list(place.parent.glob(f".{glob.escape(place.name)}.????????.partial"))
-
-
-def partials_in(folder: Path) -> list[Path]:
-    """Return what killed writers left in a folder and below it."""
-    return list(folder.rglob("*.partial"))
 
 
 def remove(path: Path) -> None:

@@ -13,8 +13,9 @@ def printable(text: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of an error's message, to stand in brackets; of one without a message, its type."""
-    return str(error).strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+    """Return what the system says of an error, else the first line of its message or its type, to stand in brackets."""
+    said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return said.strip().partition("\n")[0].rstrip(".:") or type(error).__name__
 
 
 def counted(number: int, thing: str) -> str:

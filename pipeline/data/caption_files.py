@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from ..documents import DocumentError, parse_json, read_json
+from ..documents import DocumentError, parse_json, read_json, reading
 from ..errors import ManifestError
 from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, file_name, folder_split, it_has, require_text
 
@@ -70,12 +70,8 @@ def read_imagefolder(folder: Path, reader: RowReader) -> list[Entry]:
 
 def _read_json(path: Path, reader: RowReader) -> list[Entry]:
     """Read Karpathy's form, where captions stand with their image, or COCO's, where they stand in ``annotations``."""
-    try:
+    with reading(path, "the caption file"):
         document = read_json(path)
-    except OSError as error:
-        raise ManifestError(f"{path}: the caption file cannot be read ({error.strerror}).") from error
-    except DocumentError as error:
-        raise ManifestError(f"{path}: this is not valid JSON ({error}); correct it.") from error
     images = document.get("images") if isinstance(document, dict) else None
     if not isinstance(images, list):
         raise ManifestError(
@@ -192,27 +188,15 @@ def caption_rows(
 ) -> Iterator[CaptionRow]:
     """Yield the rows of a CSV, TSV or JSONL file, without empty lines and those that are left out.
 
-    A caption field holds a text, in JSON also null or a list of texts.
-
-    Args:
-        path: of the file.
-        reader: finds the columns.
-        folder: where the names of images start; None: they are taken as they are.
-        split: of all rows; None: as they say.
-
-    Raises:
-        ManifestError: the file cannot be read, a column is missing, or a row is wrong; the message names the line.
+    A caption field holds a text, in JSON also null or a list of texts. The names of images start at `folder`; None:
+    they are taken as they are. `split` is that of all rows; None: as they say. ManifestError: the file cannot be read,
+    a column is missing, or a row is wrong; the message names the line.
     """
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for line, values in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
-                row = reader.attempt(_row, values, f"{path}: line {line}", reader, folder, split)
-                if row is not None:
-                    yield row
-    except OSError as error:
-        raise ManifestError(f"{path}: the caption file cannot be read ({error.strerror}).") from error
-    except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: this is not UTF-8 ({error.reason}); save it as UTF-8.") from error
+    with reading(path, "the caption file"), path.open(encoding="utf-8-sig", newline="") as file:
+        for line, values in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
+            row = reader.attempt(_row, values, f"{path}: line {line}", reader, folder, split)
+            if row is not None:
+                yield row
 
 
 def _row(values: dict[str, Any], where: str, reader: RowReader, folder: str | None, split: str | None) -> CaptionRow:

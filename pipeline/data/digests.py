@@ -3,8 +3,6 @@
 import hashlib
 from pathlib import Path
 
-import numpy as np
-
 from ..errors import SampleError
 from .images import PictureFile, frame_names, read_picture
 
@@ -26,8 +24,3 @@ def digest_of(picture: PictureFile | Path) -> bytes:
         return digest(b"".join(name.encode() + b"\0" + digest_of(read_picture(picture / name)) for name in frames))
     except (SampleError, UnicodeEncodeError):
         return NONE
-
-
-def as_row(digest: bytes) -> np.ndarray:
-    """Return a digest as a store keeps it, uint8 [16]."""
-    return np.frombuffer(digest, dtype=np.uint8)

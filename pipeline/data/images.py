@@ -15,7 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from ..errors import SampleError
-from ..wording import in_bytes
+from ..wording import in_bytes, reason
 
 LONGEST = 100  # longer side over shorter; beyond that, a resized picture would fill the memory or have no pixels left
 MOST_BYTES = 500_000_000  # of a file
@@ -44,16 +44,11 @@ def open_image(picture: AnyPicture, *, upright: bool = False, longest: int | Non
     """Decode a picture completely and as RGB; nothing else opens pictures.
 
     Sixteen bits a channel lose the lower 8; an animation is its first frame; the suffix of the file does not matter.
-    Of its metadata only an EXIF orientation that was not applied is kept.
+    Of its metadata only an EXIF orientation that was not applied is kept. `upright` turns and mirrors it as that says,
+    unless it is damaged; else the pixels stay as they are stored, but Pillow always turns TIFF files.
 
-    Args:
-        picture: a file, the bytes of one, or a picture that is open already.
-        upright: turn and mirror it as its EXIF orientation says, unless that is damaged. Else the pixels stay as they
-            are stored; Pillow always turns TIFF files.
-        longest: how many times the shorter side the longer one may be.
-
-    Raises:
-        SampleError: the file is missing, no file, empty, damaged, too large, too long and narrow, or no picture.
+    SampleError: the file is missing, no file, empty, damaged, too large, no picture, or its longer side is more than
+    `longest` times the shorter one.
     """
     try:
         with _open(picture) as image:
@@ -186,12 +181,9 @@ def _named(picture: AnyPicture) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """Say in a few words what was wrong, without the path, which differs from machine to machine."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return reason(error).lower() if isinstance(error, OSError) else reason(error)
 
 
 def frame_names(folder: Path) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ... import data_manifests
-from ..documents import DocumentError, read_yaml
+from ..documents import read_yaml, reading
 from ..errors import ManifestError, nearest
 
 SPLITS = ("train", "val", "test", "other")
@@ -62,7 +62,10 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
     are unknown, missing or wrong, or the image folder or caption file is missing.
     """
     path = _find(dataset)
-    values = _read(path)
+    with reading(path, "the manifest"):
+        values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise ManifestError(f"{path}: a manifest is a mapping with at least name, images, captions; write them.")
     if faults := _faults(values):
         raise ManifestError(f"{path}: {'; '.join(faults)}.")
     for key in ("licence", "homepage"):  # for readers of the YAML
@@ -114,18 +117,6 @@ def _find(dataset: str | Path) -> Path:
     raise ManifestError(f"There is no data set or manifest '{dataset}'{hint}; name a YAML file or one of {known}.")
 
 
-def _read(path: Path) -> dict[Any, Any]:
-    try:
-        values = read_yaml(path)
-    except OSError as error:
-        raise ManifestError(f"{path}: the manifest cannot be read ({error.strerror}).") from error
-    except DocumentError as error:
-        raise ManifestError(f"{path}: this is not valid YAML ({error}); correct it.") from error
-    if not isinstance(values, dict):
-        raise ManifestError(f"{path}: a manifest is a mapping with at least name, images, captions; write them.")
-    return values
-
-
 def _faults(values: dict[Any, Any]) -> list[str]:
     """Return what is wrong with the keys and values, a phrase each."""
     faults = [f"unknown key '{key}'{nearest(str(key), list(KEYS))}" for key in values if key not in KEYS]
@@ -163,10 +154,6 @@ def _is_list(value: Any, fits: Callable[[Any], bool]) -> bool:
     return isinstance(value, list) and value != [] and all(map(fits, value)) and len({*value}) == len(value)
 
 
-def _is_packed(value: Any) -> bool:
-    return _is_text(value) or (value != {} and _is_mapping(value, _is_text, _is_text))
-
-
 PACKED = ("tar", "parquet", "dataset")  # keys of what holds pictures and captions together
 COLUMNS = ("image_column", "caption_columns", "split_column", "quoting", "separator")
 # Keys that may stand beside a form of pictures and captions: what holds both, or the suffix of a caption file.
@@ -191,7 +178,10 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         f"a file that ends in {', '.join(_SUFFIXES)}",
         lambda value: isinstance(value, str) and Path(value).suffix in _SUFFIXES,
     ),
-    **dict.fromkeys(("tar", "parquet"), (_FILES, _is_packed)),
+    **dict.fromkeys(
+        ("tar", "parquet"),
+        (_FILES, lambda value: _is_text(value) or (value != {} and _is_mapping(value, _is_text, _is_text))),
+    ),
     **dict.fromkeys(("images", "dataset", "image_column", "split_column", "licence", "homepage"), ("a text", _is_text)),
     "caption_columns": (
         "a text or a list of different texts",

@@ -49,31 +49,20 @@ class RowColumns:
 
 
 class RowReader:
-    """Finds what counts in the rows of a source: columns of a table, or keys of a JSON object.
-
-    Args:
-        listing: the file that notes name.
-        columns: what the manifest names; None without a manifest.
-        skip: leave out samples that are wrong; else the first is an error. None: nothing can be left out.
-        whole: each row must have an image and captions, which otherwise may stand elsewhere.
-        by_folder: the splits that are given are the names of folders, and not the manifest's.
-
-    Attributes:
-        left_out: why samples were left out, a phrase each.
-    """
+    """Finds what counts in the rows of a source: columns of a table, or keys of a JSON object."""
 
     def __init__(
         self,
-        listing: object,
-        columns: Columns | None = None,
+        listing: object,  # the file that notes name
+        columns: Columns | None = None,  # what the manifest names; None without a manifest
         *,
-        skip: bool | None = False,
-        whole: bool = True,
-        by_folder: bool = False,
+        skip: bool | None = False,  # leave out samples that are wrong; None: nothing can be left out
+        whole: bool = True,  # each row must have an image and captions, which otherwise may stand elsewhere
+        by_folder: bool = False,  # the splits that are given are the names of folders, and not the manifest's
     ) -> None:
         self.listing, self.columns, self.skip, self.whole = listing, columns or Columns(), skip, whole
         self.by_folder = by_folder
-        self.left_out: list[str] = []
+        self.left_out: list[str] = []  # why samples were left out, a phrase each
         self._named = columns is not None
         self._notes: set[str] = set()
         self._found: dict[tuple[str, ...], RowColumns] = {}
@@ -169,8 +158,7 @@ class RowReader:
             value = values[column]
             texts += value if isinstance(value, list) else [value]
         captions = self.good(
-            [text for text in texts if text is not None],
-            lambda _, text: require_text(text, f"{where}: a caption"),
+            [text for text in texts if text is not None], lambda _, text: require_text(text, f"{where}: a caption")
         )
         return [text for text in captions if len(found.captions) == 1 or text.strip()]
 

@@ -43,7 +43,6 @@ class VisualEncoder(Encoder, Protocol):
         A picture is a `data.images.PictureFile` or a path, also of a folder of frames. Raises `SampleError` for one
         that cannot be read, or is far too long and narrow.
         """
-        ...
 
     def encode(self, decoded: Any) -> tuple[np.ndarray, np.ndarray] | list[Regions]:
         """Encode a batch.
@@ -51,7 +50,6 @@ class VisualEncoder(Encoder, Protocol):
         A grid encoder takes a tensor [B,3,H,W] and gives float32 local [B,N,C] and global features [B,D]. The others
         take a list and give the regions of each image.
         """
-        ...
 
 
 class TextEncoder(Encoder, Protocol):
@@ -63,11 +61,9 @@ class TextEncoder(Encoder, Protocol):
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each caption, at least one."""
-        ...
 
     def count_truncated(self, texts: Sequence[str]) -> int:
         """Return how many captions `tokenize` cuts short."""
-        ...
 
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray] | None:
         """Encode tokenised captions; None where there are only ids.
@@ -75,7 +71,6 @@ class TextEncoder(Encoder, Protocol):
         Returns the states of the tokens, caption after caption without padding, float32 [sum of lengths, C], and the
         global features [B,D].
         """
-        ...
 
 
 class TrainableEncoder(Encoder, Protocol):
@@ -87,15 +82,12 @@ class TrainableEncoder(Encoder, Protocol):
     @property
     def features(self) -> "Callable[..., tuple[Tensor, Tensor]]":
         """Takes pixels, or token ids and lengths, to local [B,N,C] and global features [B,C] on the device."""
-        ...
 
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""
-        ...
 
     def save(self, path: Path) -> None:
         """Write the weights so that an `EncoderSpec` can name them: a file, or a folder."""
-        ...
 
 
 def turns_upright(identity: dict[str, Any]) -> bool:

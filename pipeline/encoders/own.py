@@ -26,10 +26,8 @@ class OwnEncoder:
         """Return an encoder of the class at an import path, ``my_module:MyEncoder``; whatever lies there is run.
 
         The class is called with weights (``imagenet`` by default), the side of the input in pixels and the device. The
-        module is also looked for in the working folder. The import path joins the identity.
-
-        Raises:
-            EncoderError: there is no such class, or what it makes does not keep the contract.
+        module is also looked for in the working folder. The import path joins the identity. EncoderError: there is no
+        such class, or what it makes does not keep the contract.
         """
         if (here := str(Path.cwd())) not in sys.path:
             sys.path.insert(0, here)

@@ -41,10 +41,7 @@ def load_network(
     """Build a network of torchvision's on the CPU and fill it; return its weights' entry in an identity, and itself.
 
     `settle` gives random weights the statistics of their batch norms, by `settle_norms`; `published` are the weights if
-    the spec names none.
-
-    Raises:
-        EncoderError: the weights cannot be obtained, or do not fit.
+    the spec names none. EncoderError: the weights cannot be obtained, or do not fit.
     """
     source = seed_or_file(spec)
     if isinstance(source, int):
@@ -76,13 +73,11 @@ def _fetch(published: "WeightsEnum | None", spec: EncoderSpec) -> dict[str, Tens
 def read_weights(path: Path, trust: bool = False) -> dict[str, Tensor]:
     """Read a state dict from a ``.safetensors`` file or from a file that `torch.save` wrote.
 
-    In the latter it may lie under ``state_dict`` or ``model``, its names may begin with ``module.``, as
-    `DataParallel` leaves them, and it may be one of several by name (``base``, ``top``), which become prefixes.
+    In the latter it may lie under ``state_dict`` or ``model``, its names may begin with ``module.``, as `DataParallel`
+    leaves them, and it may be one of several by name (``base``, ``top``), which become prefixes.
 
-    With `trust` pickles are read, too, which can run any code, and whose arrays may be numpy's.
-
-    Raises:
-        EncoderError: the file cannot be read, is no file of weights, or holds objects without `trust`.
+    With `trust` pickles are read, too, which can run any code, and whose arrays may be numpy's. EncoderError: the file
+    cannot be read, is no file of weights, or holds objects without `trust`.
     """
     try:
         content = load_file(path) if path.suffix == ".safetensors" else _unpickle(path, trust)

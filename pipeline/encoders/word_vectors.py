@@ -33,19 +33,17 @@ def read_word_vectors(path: str | Path, vocabulary: Sequence[str]) -> WordVector
     A line is a word and its numbers with a space between each; GloVe's words may have spaces inside. A first line of
     two whole numbers, as fastText and word2vec write it, is how many vectors there are and how wide. A file whose name
     ends in ``.gz`` is decompressed. A word gets the vector of the first line with this very word, else of the first
-    whose word in lower case is it.
-
-    Raises:
-        VectorsError: the file cannot be read, a line is not a word with its numbers, lines are missing at the end, or
-            the file has no word of the vocabulary.
+    whose word in lower case is it. VectorsError: the file cannot be read, a line is not a word with its numbers, lines
+    are missing at the end, or the file has no word of the vocabulary.
     """
     path = Path(path)
     try:
         with path.open("rb") as file, Progress(f"read {path.name}", path.stat().st_size, "bytes") as progress:
             return _read(_lines(file, path.suffix == ".gz", progress), path, vocabulary)
     except (OSError, EOFError, zlib.error) as error:
-        said = getattr(error, "strerror", None) or reason(error)
-        raise VectorsError(f"the word vectors {path} cannot be read ({said}); check the path or the file") from error
+        raise VectorsError(
+            f"the word vectors {path} cannot be read ({reason(error)}); check the path or the file"
+        ) from error
 
 
 def _lines(file: BinaryIO, compressed: bool, progress: Progress) -> Iterator[bytes]:

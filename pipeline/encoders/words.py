@@ -31,8 +31,7 @@ def without_spaces(texts: Iterable[str]) -> bool:
 class WordsEncoder(TextEncoder):
     """Turn captions into ids of a vocabulary, as `build` makes it; id 0 is ``<unk>``, for every other word.
 
-    Raises:
-        EncoderError: the vocabulary does not begin with ``<unk>``, or names a word twice.
+    EncoderError: the vocabulary does not begin with ``<unk>``, or names a word twice.
     """
 
     name = kind = "words"

@@ -146,20 +146,28 @@ def _crop_flip(encoder: Any, image: Image.Image, _whole: Tensor, key: str, view:
 def window(size: tuple[int, int], rng: random.Random) -> tuple[int, int, int, int]:
     """Draw a window (left, top, right, bottom) of a picture of this (width, height), pixels.
 
-    As torchvision's RandomResizedCrop draws it, but of 36 to 100% of the picture: a caption speaks of all of it.
+    It has 36 to 100% of the picture: a caption speaks of all of it. Of a long or tiny one it is the middle.
     """
     width, height = size
+    w, h, fits = window_size(width, height, rng, _AREA[0])
+    left, top = (rng.randint(0, most) if fits else most // 2 for most in (width - w, height - h))
+    return left, top, left + w, top + h
+
+
+def window_size(
+    width: int, height: int, rng: "random.Random | np.random.Generator", least: float
+) -> tuple[int, int, bool]:
+    """Draw width and height of a window, as torchvision's RandomResizedCrop does, of a share of at least `least`.
+
+    Also returned: whether one fitted; of a long or tiny picture it is as much as the ratios of 3/4 to 4/3 allow.
+    """
     for _ in range(_TRIES):
-        area = width * height * rng.uniform(*_AREA)
-        ratio = math.exp(rng.uniform(*map(math.log, _RATIO)))
+        area = width * height * rng.uniform(least, 1)
+        ratio = math.exp(rng.uniform(math.log(_RATIO[0]), math.log(_RATIO[1])))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if 0 < w <= width and 0 < h <= height:
-            left, top = rng.randint(0, width - w), rng.randint(0, height - h)
-            return left, top, left + w, top + h
-    # A long or tiny picture: as much of its middle as the ratios allow.
-    w, h = min(width, max(1, round(height * _RATIO[1]))), min(height, max(1, round(width / _RATIO[0])))
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
+            return w, h, True
+    return min(width, max(1, round(height * _RATIO[1]))), min(height, max(1, round(width / _RATIO[0]))), False
 
 
 # By name what makes a view other than 0, and what else of it belongs to the identity.

@@ -36,26 +36,14 @@ _ROWS = 1024  # rows in a chunk of an array of small rows
 _IMAGES = 64  # read and written at once
 
 
-@dataclass(frozen=True)
-class Export:
-    """What was exported; `splits` counts images, captions and, as ``left_out``, images that failed."""
-
-    store: str
-    out: str
-    sets: tuple[str, ...]
-    splits: Mapping[str, Mapping[str, int]]
-    bytes: int
-
-
-def export(url: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] = DEFAULT_SPLITS) -> Export:
+def export(url: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] = DEFAULT_SPLITS) -> dict[str, Any]:
     """Write feature sets of the store at `url` to one new HDF5 file, some images at a time.
 
     `sets` are prefixes, at most one of images and one of captions; empty: the only ones there are. Images that failed
-    are left out with their captions, and so are captions that failed. Of several views the first is written.
-
-    Raises:
-        OutputError: `out` exists or cannot be written.
-        CacheError: the store, a set or a split is missing, incomplete or damaged, or there are several sets.
+    are left out with their captions, and so are captions that failed. Of several views the first is written. Return
+    ``sets``, ``bytes``, and the ``images``, ``captions`` and images ``left_out`` by split in ``splits``.
+    OutputError: `out` exists or cannot be written. CacheError: the store, a set or a split is missing, incomplete or
+    damaged, or there are several sets.
     """
     require_new(out, folder=False)
     cache = FeatureCache.open(url)
@@ -69,7 +57,7 @@ def export(url: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] 
         if disk.failure:
             raise disk.failure
     names = tuple(features.name for features in (images, captions) if features)
-    return Export(url, str(out), names, counts, out.stat().st_size)
+    return {"store": url, "out": str(out), "sets": names, "splits": counts, "bytes": out.stat().st_size}
 
 
 def _choose(cache: FeatureCache, prefixes: Sequence[str]) -> tuple[ImageSet | None, CaptionSet | None]:

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..data.manifest import Manifest
 from ..data.rows import Entry
 from ..data.samples import Samples, build_samples, read_samples
 from ..errors import CacheError, SampleError
-from ..extraction.extraction import require_some
+from ..extraction.extraction import summary_of
 from ..extraction.options import DEFAULT_SPLITS, choose_splits
 from ..extraction.summary import Extraction, SetSummary
 from ..progress import Progress
@@ -114,8 +114,17 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
             identity |= {"kind": kind} if kind == "frames" else {}  # another set than the same rows as regions
             space = encoder if len(encoders) < len(tables) else None  # one model's images and captions compare
             arrays = ("size", *table.extras) if table.rows else ()
-            facts = SetFacts(short[encoder], kind, identity, options.dtype, local, table.channels, space=space)
-            facts = replace(facts, rows=table.rows, arrays=arrays)
+            facts = SetFacts(
+                short[encoder],
+                kind,
+                identity,
+                options.dtype,
+                local,
+                table.channels,
+                space=space,
+                rows=table.rows,
+                arrays=arrays,
+            )
             features = image_set(cache, facts) if modality == "images" else caption_set(cache, facts, None)
             filled.append(_fill(features, table, entries[modality], splits, options))
         counts = cache.images, cache.captions
@@ -228,15 +237,12 @@ def _fill(
             seconds["write"] += time.monotonic() - read
             samples += len(at) - len(failed)
             progress.update(last - first)
-    filled = features.reopened()
-    require_some(filled, splits)
-    return SetSummary(
-        name=features.name,
+    return summary_of(
+        features.reopened(),
+        splits,
         samples=samples,
         chunks=len(missing),
         chunks_before=len(wanted) - len(missing),
-        failed=int((filled.status == FAILED).sum()),
-        reasons=tuple(reason for _, reason in filled.failures),
         seconds=time.monotonic() - began,
         shares=seconds,
     )

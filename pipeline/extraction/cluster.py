@@ -16,10 +16,8 @@ T = TypeVar("T")
 def run_here(task: Callable[[Any], T], parts: Iterable[Any], tasks: int, take: Callable[[T], None]) -> None:
     """Run a task for each of `parts`, so many at once, and call `take` with what each returns.
 
-    The parts are asked for one by one, by one thread at a time, when a task is free.
-
-    Raises:
-        Exception: whatever a task or `parts` raises; no other part is begun then, and those that run have ended.
+    The parts are asked for one by one, by one thread at a time, when a task is free. What a task or `parts` raises is
+    raised here; no other part is begun then, and those that run have ended.
     """
     left, lock = iter(parts), threading.Lock()
 
@@ -44,9 +42,7 @@ def run_on_cluster(
 ) -> None:
     """Run a task for each of `groups` on the workers of the Dask scheduler at `address`; call `close` there at the end.
 
-    Raises:
-        CacheError: the scheduler does not answer or has no workers, or workers died under a task again and again.
-        Exception: whatever a task raises.
+    CacheError: the scheduler does not answer or has no workers, or workers died under a task again and again.
     """
     from distributed import Client, as_completed
     from distributed.scheduler import KilledWorker

@@ -28,8 +28,8 @@ from ..store.folder import Folder
 from ..store.inspect import broken_chunks
 from ..store.store import is_store_of, open_for_writing, require_place
 from ..wording import counted, printable, some_of
-from .options import Options, choose_splits, located, recorded_options
-from .summary import CaptionCounts, Extraction, SetSummary
+from .options import Options, choose_splits, recorded_options
+from .summary import Extraction, SetSummary
 
 log = logging.getLogger("xret")
 
@@ -41,11 +41,6 @@ _TASKS = 8  # at once on this machine at most: while one encodes the others read
 def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction:
     """Encode a data set into the store at `url`; what is there already is kept and not computed again.
 
-    Args:
-        manifest: the data set.
-        url: local path or fsspec URL of the store.
-        options: what to extract, and how.
-
     Raises:
         ManifestError: the data set cannot be read, or pictures are missing and `on_error` is ``fail``.
         EncoderError: an encoder cannot be loaded.
@@ -54,7 +49,9 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
     url = str(url)
-    options = replace(options, visual=located(options.visual), text=located(options.text))
+    options = replace(  # the absolute paths of weights are recorded
+        options, visual=options.visual and options.visual.located({}), text=options.text and options.text.located({})
+    )
     samples = read_samples(manifest, options.on_error == "skip")
     splits = choose_splits(samples, options.splits)
     folder = Folder(url)
@@ -70,7 +67,8 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     # Loaded before the store is created, so that a wrong name or file leaves nothing.
     visual = load_visual_layers(options.of_layers(options.visual), device) if options.visual else []
     text = _load_text(options.of_layers(options.text), samples, device) if options.text else []
-    summaries, counts = [], None
+    summaries: list[SetSummary] = []
+    counts: dict[str, Any] = {}
     if visual and not folder.exists("zarr.json"):
         rows = [row for split in splits for row in range(*samples.splits[split])]
         _require_pictures(samples, manifest, options, rows)
@@ -88,7 +86,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
             summaries += _fill_all(images, samples, manifest, options, splits)
         if text and options.text is not None:
             lengths, counts = _tokenize_all(cache, text[0])
-            extra = {"counts": counts.to_json(), "vocabulary": text[0].vocabulary and list(text[0].vocabulary)}
+            extra = {"counts": counts, "vocabulary": text[0].vocabulary and list(text[0].vocabulary)}
             most = min(_CAPTIONS, max(8, -(-cache.captions // _PARTS // 8) * 8))
             facts_of_each = (_facts(one, options, options.text, device, **extra) for one in text)
             captions = [caption_set(cache, facts, lengths, most=most) for facts in facts_of_each]
@@ -99,20 +97,17 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
 def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extraction | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
     summaries: list[SetSummary] = []
-    counts = None
-    specs = [("images", spec) for spec in options.of_layers(options.visual)]
-    specs += [("captions", spec) for spec in options.of_layers(options.text)]
-    for modality, spec in specs:
-        asked = recorded_options(spec)
+    counts: dict[str, Any] = {}
+    for modality, own in (("images", options.visual), ("captions", options.text)):
         sets = [cache.set_at(path) for path in cache.set_paths(modality)]
-        found = [features for features in sets if features.attributes.get("options") == asked]
-        if len(found) != 1 or found[0].missing(splits):
-            return None
-        chunks = {chunk for split in splits for chunk in found[0].chunks_of(split)}
-        reasons = tuple(reason for _, reason in found[0].failures)
-        summaries.append(SetSummary(found[0].name, chunks_before=len(chunks), failed=len(reasons), reasons=reasons))
-        if isinstance(found[0], CaptionSet):
-            counts = CaptionCounts(**found[0].attributes["counts"])
+        for spec in options.of_layers(own):
+            asked = recorded_options(spec)
+            found = [features for features in sets if features.attributes.get("options") == asked]
+            if len(found) != 1 or found[0].missing(splits):
+                return None
+            chunks = {chunk for split in splits for chunk in found[0].chunks_of(split)}
+            summaries.append(summary_of(found[0], (), chunks_before=len(chunks)))
+            counts = found[0].attributes.get("counts", {})
     return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
 
 
@@ -157,10 +152,12 @@ def _facts(encoder: Any, options: Options, spec: EncoderSpec, device: str, **ext
     )
 
 
-def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, CaptionCounts]:
-    """Return the tokens of each caption, int64 [M], and what tokenisation has met."""
+def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    """Return the tokens of each caption, int64 [M], and what tokenisation has met, see `Extraction`."""
     lengths = np.zeros(cache.captions, dtype=np.int64)
     counts: Counter[str] = Counter(captions_without_words=0, captions_truncated=0)
+    if encoder.vocabulary is not None:
+        counts |= Counter(unknown_tokens=0, captions_unknown=0)
     shares: dict[str, float] = {}
     with Progress("tokens", cache.captions, "captions") as progress:
         for split, rows in cache.splits.items():
@@ -169,35 +166,25 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, Captio
                 texts = cache.caption_texts(first, min(first + _CAPTIONS, stop))
                 ids = encoder.tokenize(texts)
                 lengths[first : first + len(texts)] = [len(caption) for caption in ids]
-                counts["captions_without_words"] += sum(not tokenize(text) for text in texts)
+                has_words = [tokenize(text) != [] for text in texts]
+                counts["captions_without_words"] += has_words.count(False)
                 counts["captions_truncated"] += encoder.count_truncated(texts)
                 if encoder.vocabulary is not None:
                     counts["unknown_tokens"] += sum(caption.count(0) for caption in ids)
-                    both = zip(ids, texts, strict=True)
-                    counts["captions_unknown"] += sum(
-                        not any(caption) and tokenize(text) != [] for caption, text in both
-                    )
+                    both = zip(ids, has_words, strict=True)
+                    counts["captions_unknown"] += sum(some and not any(caption) for caption, some in both)
                 progress.update(len(texts))
             shares[split] = (counts["unknown_tokens"] - before) / max(1, int(lengths[start:stop].sum()))
+    found: dict[str, Any] = {**counts, "tokens": int(lengths.sum())}
     if encoder.vocabulary is None:
-        without, truncated = counts["captions_without_words"], counts["captions_truncated"]
-        return lengths, CaptionCounts(without, truncated, tokens=int(lengths.sum()))
+        return lengths, found
     if counts["captions_unknown"]:
         log.warning(
             "%s no word of the vocabulary, so that nothing tells them apart; with few training captions take an encoder"
             " with a vocabulary of its own, --text bert or hf:MODEL.",
             counted(counts["captions_unknown"], "caption") + (" holds" if counts["captions_unknown"] == 1 else " hold"),
         )
-    found = CaptionCounts(
-        captions_without_words=counts["captions_without_words"],
-        captions_truncated=counts["captions_truncated"],
-        words=len(encoder.vocabulary),
-        unknown_tokens=counts["unknown_tokens"],
-        captions_unknown=counts["captions_unknown"],
-        unknown_by_split=shares,
-        tokens=int(lengths.sum()),
-    )
-    return lengths, found
+    return lengths, found | {"words": len(encoder.vocabulary), "unknown_by_split": shares}
 
 
 def _fill_all(sets: Sequence[tuple[Any, Any]], *how: Any) -> list[SetSummary]:
@@ -254,7 +241,9 @@ def _fill(
                 shares[key] += receipt.seconds[key]
         progress.update(receipt.samples)
 
-    groups = _groups(missing, features.chunk_rows, options.batch_size, at_once)
+    # As many chunks as fit a batch, unless there are too few for all threads.
+    size = max(1, min(options.batch_size // features.chunk_rows, len(missing) // (4 * at_once)))
+    groups = [missing[first : first + size] for first in range(0, len(missing), size)]
     name, unit = printable(features.name), features.modality
     if len(lacking) > 1:
         name = f"{printable(lacking[0][0].name)} and {len(lacking) - 1} more"
@@ -271,24 +260,19 @@ def _fill(
             finally:
                 close()
     seconds = time.monotonic() - began
-    summaries = []
-    for (one, _), of_set in zip(sets, chunks, strict=True):
-        filled = one.reopened()
-        require_some(filled, splits)
-        summaries.append(
-            SetSummary(
-                name=one.name,
-                samples=counts[one.path, "encoded"],
-                reused=counts[one.path, "reused"],
-                chunks=len(of_set),
-                chunks_before=len(wanted) - len(of_set),
-                failed=int((filled.status == FAILED).sum()),
-                reasons=tuple(reason for _, reason in filled.failures),
-                seconds=seconds,
-                shares=shares,
-            )
+    return [
+        summary_of(
+            one.reopened(),
+            splits,
+            samples=counts[one.path, "encoded"],
+            reused=counts[one.path, "reused"],
+            chunks=len(of_set),
+            chunks_before=len(wanted) - len(of_set),
+            seconds=seconds,
+            shares=shares,
         )
-    return summaries
+        for (one, _), of_set in zip(sets, chunks, strict=True)
+    ]
 
 
 def _without_damage(
@@ -303,12 +287,6 @@ def _without_damage(
         for chunk in chunks:
             features.forget(chunk)
     return [(features.reopened(), encoder) for features, encoder in sets]
-
-
-def _groups(chunks: Sequence[int], rows: int, batch_size: int, tasks: int) -> list[list[int]]:
-    """Return chunks in groups that a task takes: as many as fit a batch, unless there are too few for all threads."""
-    size = max(1, min(batch_size // rows, len(chunks) // (4 * tasks)))
-    return [list(chunks[first : first + size]) for first in range(0, len(chunks), size)]
 
 
 def _rows_left(features: ImageSet, chunks: Sequence[int], splits: Sequence[str]) -> list[int]:
@@ -344,8 +322,11 @@ def _require_pictures(
     raise ManifestError(f"{manifest.images}: {found} ({', '.join(some_of(missing))}); {advice}.")
 
 
-def require_some(features: FeatureSet, splits: Sequence[str]) -> None:
-    """Refuse a split whose samples have all failed, and let it be tried again."""
+def summary_of(features: FeatureSet, splits: Sequence[str], **done: Any) -> SetSummary:
+    """Return the summary of a set with what was done now.
+
+    CacheError: all samples of one of these splits have failed; they can be tried again then.
+    """
     for split in splits:
         if not (features.status[features.rows_of(split)] == FAILED).all():
             continue
@@ -358,3 +339,5 @@ def require_some(features: FeatureSet, splits: Sequence[str]) -> None:
             f"no {features.modality[:-1]} of split '{split}' could be read; for example {example}; fix that, or choose"
             " other --splits"
         )
+    failed, reasons = int((features.status == FAILED).sum()), tuple(reason for _, reason in features.failures)
+    return SetSummary(features.name, failed=failed, reasons=reasons, **done)

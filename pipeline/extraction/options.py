@@ -13,39 +13,23 @@ from ..errors import CacheError, EncoderError
 from ..store.create import require_dtype
 
 DEFAULT_SPLITS = ("train", "val", "test")
-WORDS = EncoderSpec("words")
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to extract, and how.
+    """What to extract, and how; CacheError if a value cannot be."""
 
-    Attributes:
-        visual: the image encoder; None: no images.
-        text: the caption encoder; None: no captions.
-        splits: which to compute now.
-        batch_size: samples encoded at once.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        workers: threads that read pictures, None: one a core, eight at most; or the address of a Dask scheduler, ``tcp://HOST:PORT``.
-        reuse: a store with features of the same pictures and captions, which are copied.
-        on_error: ``fail``, or ``skip`` to record a sample that cannot be read, and go on.
-        repair: compute chunks again that are damaged or hold samples that failed.
-        layers: of each encoder but ``words``, each of which gives a set of local features; empty: that of its spec.
-
-    Raises:
-        CacheError: a value cannot be.
-    """
-
-    visual: EncoderSpec | None
-    text: EncoderSpec | None
-    splits: tuple[str, ...] = DEFAULT_SPLITS
-    batch_size: int = 64
-    device: str = "auto"
+    visual: EncoderSpec | None  # None: no images
+    text: EncoderSpec | None  # None: no captions
+    splits: tuple[str, ...] = DEFAULT_SPLITS  # which to compute now
+    batch_size: int = 64  # samples encoded at once
+    device: str = "auto"  # or ``cpu``, ``cuda`` or ``cuda:N``
+    # Threads that read pictures, None: one a core, eight at most; or the address of a Dask scheduler, tcp://HOST:PORT.
     workers: int | str | None = None
-    reuse: str | None = None
-    on_error: str = "fail"
-    repair: bool = False
-    layers: tuple[int, ...] = ()
+    reuse: str | None = None  # a store with features of the same pictures and captions, which are copied
+    on_error: str = "fail"  # or ``skip`` to record a sample that cannot be read, and go on
+    repair: bool = False  # compute chunks again that are damaged or hold samples that failed
+    layers: tuple[int, ...] = ()  # of each encoder but ``words``, a set each; empty: that of its spec
 
     def __post_init__(self) -> None:
         if self.visual is self.text is None or not self.splits:
@@ -62,7 +46,7 @@ class Options:
 
     def of_layers(self, spec: EncoderSpec | None) -> list[EncoderSpec]:
         """Return the spec of each set that an encoder gives, `visual` or `text`; none of None."""
-        if spec is None or spec.name == WORDS.name or not self.layers:
+        if spec is None or spec.name == "words" or not self.layers:
             return [] if spec is None else [spec]
         return [replace(spec, layer=layer) for layer in dict.fromkeys(self.layers)]
 
@@ -70,6 +54,9 @@ class Options:
     def cluster(self) -> str | None:
         """The address of a Dask scheduler; None: this process."""
         return self.workers if isinstance(self.workers, str) else None
+
+
+_OF_PICTURES = ("image_size", "whole", "pool", "views", "regions", "frames")  # options of the image encoder alone
 
 
 def build_options(
@@ -80,12 +67,6 @@ def build_options(
     visual_weights: str | None = None,
     text_weights: str | None = None,
     layers: Sequence[int] = (-1,),
-    image_size: int | None = None,
-    whole: bool = False,
-    pool: tuple[int, int] | None = None,
-    views: str | None = None,
-    regions: tuple[int, int] | None = None,
-    frames: int | None = None,
     prompt: str | None = None,
     dtype: str = "float16",
     trust: bool = False,
@@ -99,32 +80,26 @@ def build_options(
         visual, text: names of the encoders; None or ``none``: none.
         encoder: of images and captions, ``hf:ID|DIR`` or ``open_clip:ARCH/TAG``, in the place of both.
         layers: whose local features are cached, as a set each, of each encoder that takes one.
-        visual_weights, text_weights, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: see
-            `EncoderSpec`.
+        visual_weights, text_weights, prompt, dtype, trust: see `EncoderSpec`.
         splits: names, or one text with commas.
         run: the specs of a fine-tuned run's backbones by ``image`` and ``text``, in the place of all these.
-        how: further fields of `Options`.
+        how: further fields of `EncoderSpec` for images, and of `Options`.
 
     Raises:
         CacheError, EncoderError: a value cannot be.
     """
-    names = tuple(filter(None, splits.split(","))) if isinstance(splits, str) else tuple(splits)
+    of_pictures = {key: how.pop(key) for key in _OF_PICTURES if key in how}
+    how["splits"] = tuple(filter(None, splits.split(","))) if isinstance(splits, str) else tuple(splits)
     if isinstance(layers, int) or not layers or not all(isinstance(layer, int) for layer in layers):
         raise EncoderError(f"layers is {layers!r}; give whole numbers in a list, as [6, 9, 12]")
-    how["layers"] = tuple(layers)
+    both_by_default = (visual, text) == ("resnet152", "bert")
     if run is not None:
-        names_and_weights = (visual, text, encoder, visual_weights, text_weights)
-        how_they_encode = (tuple(layers), image_size, whole, pool, views, regions, frames, prompt)
-        if names_and_weights != ("resnet152", "bert", *[None] * 3) or how_they_encode != (
-            (-1,),
-            None,
-            False,
-            *[None] * 5,
-        ):
+        others = (encoder, visual_weights, text_weights, prompt, *of_pictures.values())
+        if not both_by_default or tuple(layers) != (-1,) or any(others):
             raise CacheError("the run given as --encoder decides the encoders and their options; leave the others out")
-        return Options(run.get("image"), run.get("text"), names, **how | {"layers": ()})
+        return Options(run.get("image"), run.get("text"), **how)
     if encoder is not None:
-        if (visual, text) != ("resnet152", "bert"):
+        if not both_by_default:
             raise CacheError("--encoder is in the place of --visual and --text; leave one or the other out")
         if not encoder.startswith((HUB, "open_clip:")):
             raise EncoderError(
@@ -135,23 +110,10 @@ def build_options(
     common: dict[str, Any] = {"dtype": dtype, "trust": trust}
     images = captions = None
     if visual not in (None, "none"):
-        own: dict[str, Any] = {
-            "image_size": image_size,
-            "whole": whole,
-            "pool": pool,
-            "views": views,
-            "regions": regions,
-            "frames": frames,
-        }
-        images = EncoderSpec(str(visual), visual_weights, **own, **common)
+        images = EncoderSpec(str(visual), visual_weights, **of_pictures, **common)
     if text not in (None, "none"):
         captions = EncoderSpec(str(text), text_weights, prompt=prompt, **common)
-    return Options(images, captions, names, **how)
-
-
-def located(spec: EncoderSpec | None) -> EncoderSpec | None:
-    """Return a spec with the absolute path of its weights, where they are a file or folder."""
-    return None if spec is None else spec.located({})
+    return Options(images, captions, layers=tuple(layers), **how)
 
 
 def recorded_options(spec: EncoderSpec) -> dict[str, Any]:
@@ -167,8 +129,7 @@ def recorded_options(spec: EncoderSpec) -> dict[str, Any]:
 def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
     """Return those of `wanted` that the data set has, in row order.
 
-    Raises:
-        CacheError: the data set lacks one of them, or in case of the default all.
+    CacheError: the data set lacks one of them, or in case of the default all.
     """
     unknown = [split for split in wanted if split not in samples.splits]
     if unknown and (wanted != DEFAULT_SPLITS or len(unknown) == len(wanted)):

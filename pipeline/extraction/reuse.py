@@ -15,10 +15,6 @@ class Reusable:
 
     A picture is the same where its file has the same bytes, and where views are drawn by its id, also the same id; a
     caption, where its text is the same.
-
-    Args:
-        url: the other store.
-        features: the set that is filled.
     """
 
     def __init__(self, url: str, features: FeatureSet) -> None:

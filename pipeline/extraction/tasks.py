@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..data.digests import as_row, digest_of
+from ..data.digests import digest_of
 from ..data.regions import lay_out
 from ..device import cores, pick_device
-from ..encoders import EncoderSpec, VisualEncoder, encode_layers, encoding, load_text_layers, load_visual_layers
+from ..encoders import EncoderSpec, encode_layers, encoding, load_text_layers, load_visual_layers
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
 from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
@@ -33,30 +33,19 @@ _THREADS = 8  # that read by default at most: with more, decoding is slower, and
 
 @dataclass(frozen=True)
 class Job:
-    """What tasks have in common.
+    """What tasks have in common."""
 
-    Attributes:
-        key: of the extraction and its sets.
-        url, paths: the store and the sets, whose chunks have the same rows.
-        folder: where the names of pictures, or of the files that hold them, start.
-        specs: of the encoders, which differ in their layers alone; `device` ``auto`` is decided where the task runs.
-        splits: whose images are encoded; captions are encoded by whole chunks.
-        skip: record samples that cannot be read, and go on.
-        threads: that read pictures; None: one a core, eight at most.
-        reuse: the other store whose features are copied.
-    """
-
-    key: str
-    url: str
-    paths: tuple[str, ...]
-    folder: str
-    specs: tuple[EncoderSpec, ...]
-    device: str
+    key: str  # of the extraction and its sets
+    url: str  # of the store
+    paths: tuple[str, ...]  # of the sets, whose chunks have the same rows
+    folder: str  # where the names of pictures, or of the files that hold them, start
+    specs: tuple[EncoderSpec, ...]  # of the encoders, which differ in their layers alone
+    device: str  # ``auto`` is decided where the task runs
     batch_size: int
-    splits: tuple[str, ...]
-    skip: bool = False
-    threads: int | None = None
-    reuse: str | None = None
+    splits: tuple[str, ...]  # whose images are encoded; captions are encoded by whole chunks
+    skip: bool = False  # record samples that cannot be read, and go on
+    threads: int | None = None  # that read pictures; None: one a core, eight at most
+    reuse: str | None = None  # the other store whose features are copied
 
 
 @dataclass
@@ -76,12 +65,7 @@ class Receipt:
 
 
 class Station:
-    """What tasks share in one process.
-
-    Args:
-        job: theirs.
-        encoders, sets: those of this process, if it has them already.
-    """
+    """What tasks share in one process; `encoders` and `sets` are those that it has already."""
 
     def __init__(self, job: Job, encoders: Sequence[Any] = (), sets: Sequence[FeatureSet] = ()) -> None:
         self.job, self.device, self.batch_size = job, str(pick_device(job.device)), job.batch_size
@@ -244,7 +228,7 @@ def encode_images(station: Station, batch: Batch, receipt: Receipt | None = None
             )
         for k, own in item.chunk.lacking(item.at):
             if one.digest:
-                own["digest"][item.at] = as_row(one.digest)
+                own["digest"][item.at] = np.frombuffer(one.digest, np.uint8)
             if one.error is not None:
                 own["length"][item.at], own["status"][item.at] = 0, FAILED
                 item.chunk.failed[k][item.row] = f"{item.name}: {one.error.reason}"
@@ -257,8 +241,9 @@ def encode_images(station: Station, batch: Batch, receipt: Receipt | None = None
             decoded.append((item, one.decoded))
     if decoded:
         wanted = sorted({k for item, _ in decoded for k, _ in item.chunk.lacking(item.at)})
+        encoders, pictures = [station.encoders[k] for k in wanted], [one for _, one in decoded]
         with receipt.timed("encode"), encoding(station.device):
-            encoded = _encode([station.encoders[k] for k in wanted], [one for _, one in decoded])
+            encoded = encode_layers(encoders, torch.stack(pictures) if encoders[0].kind == "grid" else pictures)
         for k, of_set in zip(wanted, encoded, strict=True):
             rows = [dict(item.chunk.lacking(item.at)).get(k) for item, _ in decoded]
             _put(rows, [item for item, _ in decoded], of_set, station.sets[k])
@@ -285,21 +270,12 @@ def _read(station: Station, item: _Item) -> _Read:
         digest = digest_of(picture)
         if station.reusable and all(one.has_image(digest, item.key) for one in station.reusable):
             return _Read(digest=digest)
-        return _Read(*decode(station.encoders[0], picture, item.key), digest)
+        encoder = station.encoders[0]
+        views = getattr(encoder, "decode_views", None)
+        decoded, size = encoder.decode(picture) if views is None else views(picture, item.key)
+        return _Read(decoded, size, digest)
     except SampleError as error:
         return _Read(digest=digest, error=error)
-
-
-def decode(encoder: VisualEncoder, picture: Any, key: str) -> tuple[Any, tuple[int, int]]:
-    """Read an image as `VisualEncoder.decode` does, or its views; `key` is its id."""
-    if (views := getattr(encoder, "decode_views", None)) is not None:
-        found: tuple[Any, tuple[int, int]] = views(picture, key)
-        return found
-    return encoder.decode(picture)
-
-
-def _encode(encoders: Sequence[VisualEncoder], decoded: list[Any]) -> list[Any]:
-    return encode_layers(encoders, torch.stack(decoded) if encoders[0].kind == "grid" else decoded)
 
 
 def _put(rows: list[dict[str, np.ndarray] | None], items: list[_Item], encoded: Any, features: ImageSet) -> None:

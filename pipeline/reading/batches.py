@@ -52,16 +52,8 @@ class Batches:
     """The usable samples of a split, of one data set or of several, with a source of features for each modality.
 
     `stored_batches`, `joined_batches` and `end_to_end.end_to_end_batches` make them. Samples are counted on from part
-    to part, a part a data set; two sources give their features.
-
-    Attributes:
-        images: usable images.
-        captions: usable captions.
-        skipped: failed images and failed captions of good images.
-        image_set, caption_set, image_rows, caption_rows: of the first part; see `Split`.
-        caption_image: the image of each caption, int64.
-        placement: where the features lie; ``stream`` where those of any part do.
-        shuffled: how an epoch mixes its samples, in words.
+    to part, a part a data set; two sources give their features. `Split` explains the attributes; sets and rows are
+    those of the first part, and the others of all.
     """
 
     def __init__(
@@ -194,11 +186,8 @@ def stored_batches(
 
     Fields are of ``local``, ``global`` and ``token``; of several sets some for each. `placement` is that of
     `placement.choose`, and `resident` what lies in memory already. Of several `views` an epoch draws one for each
-    image, which follows from seed, epoch and image alone; `Batches.image_features` gives the first.
-
-    Raises:
-        CacheError: the split is missing or incomplete, or has no usable sample.
-        RunError: it does not fit where `placement` puts it.
+    image, which follows from seed, epoch and image alone; `Batches.image_features` gives the first. CacheError: the
+    split is missing or incomplete, or has no usable sample. RunError: it does not fit where `placement` puts it.
     """
     samples, cache, device = Split.of(image_set, caption_set, split), image_set.cache, torch.device(device)
     images = _stored(image_set, samples.image_rows, image_fields, views)

@@ -115,8 +115,7 @@ def fields_there(
 ) -> list[tuple[set[str], ...]]:
     """Return which of the fields each set of images has, and each of captions; None: all.
 
-    Raises:
-        CacheError: no set has a field that is named.
+    CacheError: no set has a field that is named.
     """
     sides: tuple[Sequence[FeatureSet], ...] = parts_of(images), parts_of(captions)
     there = [tuple(set[str](FIELDS).intersection(part.array_names) for part in side) for side in sides]

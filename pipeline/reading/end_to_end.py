@@ -4,7 +4,6 @@ Images come from the data set's files, captions are tokenised from their texts. 
 seed, the epoch and the sample alone, so that threads may read in any order.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from ..data.images import open_image
 from ..data.sources import PictureReader
 from ..device import cores, send
+from ..encoders import wrappers
 from ..errors import EncoderError, SampleError
 from .batches import Batches
 from .features import Draws, Features, pad_ids
@@ -47,11 +47,7 @@ class Pictures:
         self._pool = ThreadPoolExecutor(max(2, cores()), "read-images")
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
-        """Read these images, several at once.
-
-        Raises:
-            SampleError: one cannot be read.
-        """
+        """Read these images, several at once; SampleError if one cannot be read."""
 
         def read(item: int) -> Tensor:
             name = self.names[item]
@@ -135,13 +131,7 @@ def window_size(width: int, height: int, rng: np.random.Generator, kind: str) ->
     if kind == "sides":
         share = rng.uniform(_SMALLEST[kind], 1)
         return max(1, round(share * width)), max(1, round(share * height))
-    for _ in range(10):
-        area = width * height * rng.uniform(_SMALLEST[kind], 1)
-        proportion = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
-        wide, high = round(math.sqrt(area * proportion)), round(math.sqrt(area / proportion))
-        if 0 < wide <= width and 0 < high <= height:
-            return wide, high
-    return max(1, min(width, round(height * 4 / 3))), max(1, min(height, round(width * 4 / 3)))  # of a long image
+    return wrappers.window_size(width, height, rng, _SMALLEST[kind])[:2]
 
 
 def change_words(

@@ -63,9 +63,7 @@ class Source(Protocol):
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Do the host's part for these samples, in any thread; what is returned puts the features on the device.
 
-        Args:
-            items: samples, int64 [B].
-            draws: of a training, where something is drawn for a sample; None: nothing is.
+        In a training `draws` say what is drawn for a sample; None: nothing is.
         """
 
 

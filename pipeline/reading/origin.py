@@ -45,16 +45,10 @@ class Origin:
         return fingerprint(self.identity, self.dtype)
 
     def load_images(self, weights: str | None, device: str, trust: bool = False, **changes: Any) -> VisualEncoder:
-        """Return the encoder that made an image set; of several views it makes the first.
+        """Return the encoder that made an image set, whose `weights` may have moved; of views it makes the first.
 
-        Args:
-            weights: where its weights are; None: where they were.
-            device: where it runs.
-            trust: unpickle weights, or run a checkpoint's program or the user's class.
-            changes: other options of the spec, with which the features are others.
-
-        Raises:
-            EncoderError: the set was imported, its weights are missing, or these are others.
+        `changes` are other options of the spec, with which the features are others. EncoderError: the set was imported,
+        its weights are missing, or these are others.
         """
         spec = replace(self._found(weights, "--visual-weights", "pictures"), views=None, trust=trust, **changes)
         if is_own(spec.name) and not trust:

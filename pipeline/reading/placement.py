@@ -106,13 +106,8 @@ def choose(
     - ``stream``: in the store; an epoch visits it block by block (`prefetch.block_order`).
     - ``auto``: ``memory`` if they fit `SHARE` of what is free, else ``stream``.
 
-    Args:
-        is_local: whether the store lies on a local disk.
-        what: the features, for messages.
-        resident: what lies in memory already.
-
-    Raises:
-        RunError: ``memory`` is too small.
+    The store may lie on a local disk, and what is `resident` lies in memory already. RunError: ``memory`` is too small
+    for `what`, the features.
     """
     if placement == "stream":
         return "stream", "store"

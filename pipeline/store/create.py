@@ -54,44 +54,31 @@ def fingerprint(identity: Mapping[str, Any], dtype: str) -> str:
 
 @dataclass(frozen=True)
 class SetFacts:
-    """What is known of a set before it is created; `FeatureSet` explains most fields.
+    """What is known of a set before it is created; `FeatureSet` explains most fields."""
 
-    Attributes:
-        encoder: the set's name before ``@``.
-        recorded: versions, device and batch size, which do not decide the features.
-        rows: of images: local rows; the most, where they vary.
-        views: of an image; above one, features have an axis of views after that of the images.
-        arrays: of images: further arrays, ``size``, ``digest`` and names in `REGION_ARRAYS`.
-        extra: further attributes, such as ``spec``, ``grid`` or ``vocabulary``; those that are None are left out.
-    """
-
-    encoder: str
+    encoder: str  # the set's name before ``@``
     kind: str
     identity: dict[str, Any]
     dtype: str
     channels: int | None
     global_channels: int | None
-    recorded: dict[str, Any] = field(default_factory=dict)
+    recorded: dict[str, Any] = field(default_factory=dict)  # versions and the like, which do not decide the features
     space: str | None = None
-    rows: int = 1
-    views: int = 1
-    arrays: tuple[str, ...] = ()
-    extra: dict[str, Any] = field(default_factory=dict)
+    rows: int = 1  # of images: local rows; the most, where they vary
+    views: int = 1  # of an image; above one, features have an axis of views after that of the images
+    arrays: tuple[str, ...] = ()  # of images: further arrays, ``size``, ``digest`` and names in `REGION_ARRAYS`
+    extra: dict[str, Any] = field(default_factory=dict)  # further attributes; those that are None are left out
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of identity and dtype."""
         return fingerprint(self.identity, self.dtype)
 
-    @property
-    def name(self) -> str:
-        """The set's name in a store."""
-        return f"{self.encoder}@{self.fingerprint[:8]}"
-
-    def name_in(self, cache: FeatureCache, modality: str) -> str:
-        """Return the name of the set of this fingerprint in a store, where its weights may have another name."""
+    def name_in(self, cache: FeatureCache, modality: str) -> tuple[str, bool]:
+        """Return the name of the set in a store, where its weights may have another name, and whether it is there."""
         sets = map(cache.set_at, cache.set_paths(modality))
-        return next((found.name for found in sets if found.fingerprint == self.fingerprint), self.name)
+        found = next((found.name for found in sets if found.fingerprint == self.fingerprint), None)
+        return found or f"{self.encoder}@{self.fingerprint[:8]}", found is not None
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of a new set."""
@@ -101,15 +88,12 @@ class SetFacts:
 
 
 def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) -> ImageSet:
-    """Return the image set of these facts, created empty if it is not there.
+    """Return the image set of these facts, created empty if it is not there; `most` images are in a chunk at most.
 
-    Args:
-        cache: opened for writing.
-        facts: of the set; without channels there are no local features.
-        most: images in a chunk at most.
+    Without channels there are no local features.
     """
-    name = facts.name_in(cache, "images")
-    if name not in cache.set_names("images"):
+    name, there = facts.name_in(cache, "images")
+    if not there:
         views, view = ((facts.views,), ("view",)) if facts.views > 1 else ((), ())
         values = (facts.global_channels or 0) + facts.rows * (facts.channels or 0)
         image_bytes = facts.views * values * np.dtype(facts.dtype).itemsize
@@ -140,16 +124,12 @@ def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) 
 def caption_set(
     cache: FeatureCache, facts: SetFacts, lengths: np.ndarray | None, *, most: int | None = None
 ) -> CaptionSet:
-    """Return the caption set of these facts, created empty if it is not there.
+    """Return the caption set of these facts, created empty if it is not there; `most` captions are in a chunk at most.
 
-    Args:
-        cache: opened for writing.
-        facts: of the set.
-        lengths: tokens of each caption, int [M]; None: there are global features alone.
-        most: captions in a chunk at most.
+    `lengths` are the tokens of each caption, int [M]; None: there are global features alone.
     """
-    name = facts.name_in(cache, "captions")
-    if name not in cache.set_names("captions"):
+    name, there = facts.name_in(cache, "captions")
+    if not there:
         item, captions = np.dtype(facts.dtype).itemsize, cache.captions
         mean = float(lengths.mean()) if lengths is not None and len(lengths) else 0.0
         bytes_of_caption = mean * (4 + (facts.channels or 0) * item) + (facts.global_channels or 0) * item

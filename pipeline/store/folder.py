@@ -19,7 +19,8 @@ from zarr.core.buffer import Buffer
 from zarr.storage import FsspecStore, LocalStore
 
 from ..errors import CacheError, StoreError
-from ..files import partials_in, remove, remove_whole, to_disk
+from ..files import remove, remove_whole, to_disk
+from ..wording import reason
 
 LOCK = ".lock"
 DAMAGED = (KeyError, ValueError, TypeError, AssertionError)  # what Zarr raises of damaged metadata
@@ -29,13 +30,7 @@ log = logging.getLogger("xret")
 
 
 class Folder:
-    """A folder at a local path, or at an fsspec URL such as ``s3://bucket/coco.zarr``.
-
-    Attributes:
-        url: as given, without slashes at its end.
-        root: the path on its file system.
-        is_local: whether it is on a disk.
-    """
+    """A folder at a local path, or at an fsspec URL such as ``s3://bucket/coco.zarr``; `root` is its path there."""
 
     def __init__(self, url: str | Path) -> None:
         self.url = str(url).rstrip("/") or str(url)
@@ -46,9 +41,8 @@ class Folder:
         try:
             self.fs, self.root = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError) as error:
-            raise CacheError(
-                f"{url} cannot be a store ({str(error).rstrip('.')}); give a local path, or a URL that fsspec can write"
-            ) from error
+            way = "give a local path, or a URL that fsspec can write"
+            raise CacheError(f"{url} cannot be a store ({reason(error)}); {way}") from error
         self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
         if not self.is_local:
             self.fs, self._objects = _connect(self.url, os.getpid())
@@ -123,10 +117,8 @@ class Folder:
     def one_writer(self) -> Iterator[None]:
         """Lock a folder on a disk against other writers; the system unlocks it however the process ends.
 
-        An object store has no locks: there, let only one process write at a time.
-
-        Raises:
-            CacheError: another process or thread is writing there.
+        An object store has no locks: there, let only one process write at a time. CacheError: another process or thread
+        is writing there.
         """
         if not self.is_local:
             yield
@@ -140,7 +132,7 @@ class Folder:
             except OSError as error:
                 way = "let only one process write there at a time"
                 log.warning("%s: its file system has no locks (%s); %s", self.url, error.strerror, way)
-            for partial in partials_in(root):  # what killed writers left
+            for partial in root.rglob("*.partial"):  # what killed writers left
                 remove(partial)
             yield
 
@@ -190,7 +182,4 @@ def _one_sentence(where: str) -> Iterator[None]:
     except (CacheError, StoreError, FileNotFoundError, NotADirectoryError):
         raise
     except Exception as error:  # each kind of object store has errors of its own
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split()).rstrip(".")
-        raise StoreError(
-            f"{where} does not answer ({reason or 'no answer in time'}); run the same command again"
-        ) from error
+        raise StoreError(f"{where} does not answer ({reason(error)}); run the same command again") from error

@@ -15,32 +15,22 @@ from .store import MODALITIES, FeatureCache, checksum, choose_set
 
 @dataclass(frozen=True)
 class SetContents:
-    """What is known of a feature set.
-
-    Attributes:
-        shape: of a sample's local features: (rows, channels), of captions (channels,), of words (); of a ``global`` set
-            (channels,).
-        recorded: versions, device and batch size of the extraction that created it.
-        done: chunks that are done and chunks in all, by split.
-        percent: of the samples whose chunks are done.
-        failed: samples that could not be read.
-        bytes: of all its files.
-    """
+    """What is known of a feature set."""
 
     modality: str
     name: str
     kind: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # of an image (rows, channels), of captions or a ``global`` set (channels,), of words ()
     views: int
     fingerprint: str
     identity: Mapping[str, Any]
-    recorded: Mapping[str, Any]
+    recorded: Mapping[str, Any]  # versions, device and batch size of the extraction that created it
     chunk_rows: int
-    done: Mapping[str, tuple[int, int]]
-    percent: float
-    failed: int
-    bytes: int
+    done: Mapping[str, tuple[int, int]]  # chunks that are done and chunks in all, by split
+    percent: float  # of the samples whose chunks are done
+    failed: int  # samples that could not be read
+    bytes: int  # of all its files
 
     @property
     def path(self) -> str:
@@ -64,17 +54,11 @@ class Contents:
 
 @dataclass(frozen=True)
 class Damage:
-    """A part of a store that is damaged.
+    """A part of a store that is damaged."""
 
-    Attributes:
-        array: path of the array or group.
-        chunk: None: its metadata.
-        samples: affected rows [first, last) of images or captions.
-    """
-
-    array: str
-    chunk: int | None = None
-    samples: tuple[int, int] | None = None
+    array: str  # path of the array or group
+    chunk: int | None = None  # None: its metadata
+    samples: tuple[int, int] | None = None  # affected rows [first, last) of images or captions
 
 
 @dataclass(frozen=True)
@@ -98,12 +82,10 @@ class Verification:
 def describe(url: str) -> Contents:
     """Return what the store at `url` holds; CacheError if there is none."""
     cache = FeatureCache.open(url)
+    facts = {key: getattr(cache, key) for key in ("dataset", "manifest_sha256", "images", "captions")}
     return Contents(
         store=url,
-        dataset=cache.dataset,
-        manifest_sha256=cache.manifest_sha256,
-        images=cache.images,
-        captions=cache.captions,
+        **facts,
         splits={name: last - first for name, (first, last) in cache.splits.items()},
         bytes=cache.folder.size(),
         sets=tuple(_describe(cache.set_at(path)) for path in cache.set_paths()),
@@ -114,22 +96,15 @@ def _describe(features: ImageSet | CaptionSet) -> SetContents:
     done = features.done()
     width = features.channels or (features.global_channels if features.kind == "global" else None)
     rows = [features.rows] if isinstance(features, ImageSet) and features.channels else []
+    of_splits = {split: features.chunks_of(split) for split in features.cache.splits}
     finished = sum(last - first for first, last in map(features.rows_in, np.flatnonzero(done).tolist()))
+    facts = ("modality", "name", "kind", "dtype", "fingerprint", "identity", "chunk_rows")
     return SetContents(
-        modality=features.modality,
-        name=features.name,
-        kind=features.kind,
-        dtype=features.dtype,
+        **{key: getattr(features, key) for key in facts},
         shape=(*rows, width) if width else (),
         views=features.views if isinstance(features, ImageSet) else 1,
-        fingerprint=features.fingerprint,
-        identity=features.identity,
         recorded=features.attributes["recorded"],
-        chunk_rows=features.chunk_rows,
-        done={
-            split: (int(done[chunks].sum()), len(chunks))
-            for split, chunks in ((split, features.chunks_of(split)) for split in features.cache.splits)
-        },
+        done={split: (int(done[chunks].sum()), len(chunks)) for split, chunks in of_splits.items()},
         percent=100 * finished / max(1, features.samples),
         failed=len(features.failures),
         bytes=features.cache.folder.size(features.path),
@@ -139,8 +114,7 @@ def _describe(features: ImageSet | CaptionSet) -> SetContents:
 def stores_at(url: str) -> list[str]:
     """Return the stores at `url`: itself if it is one, else those directly in that folder.
 
-    Raises:
-        CacheError: neither a store nor a folder that holds one is there.
+    CacheError: neither a store nor a folder that holds one is there.
     """
     folder = Folder(url)
     if folder.exists("zarr.json"):
@@ -167,8 +141,7 @@ def set_to_remove(url: str, prefix: str) -> tuple[str, int]:
 def remove_set(url: str, path: str) -> None:
     """Delete the feature set at ``images/NAME`` or ``captions/NAME``.
 
-    Raises:
-        CacheError: another process is writing to the store.
+    CacheError: another process is writing to the store.
     """
     cache = FeatureCache.open(url, writable=True)
     with cache.folder.one_writer():

@@ -15,19 +15,16 @@ import numpy as np
 import zarr
 
 from ..errors import CacheError
+from ..wording import reason
 from .folder import Folder
 
 _KEPT = 2 << 30  # bytes of chunks of an object store that stay in memory
 
 
 class Rows:
-    """Reads ranges of rows of an array; several threads may read at once.
+    """Reads ranges of rows of an array, whose first axis are samples; several threads may read at once.
 
-    Args:
-        folder: of the store.
-        array: its first axis are samples.
-        views: length of the second axis where each view of a sample counts as a row of its own, else 1: row
-            ``sample * views + view``.
+    Of several views, the second axis, each is a row of its own: ``sample * views + view``.
     """
 
     def __init__(self, folder: Folder, array: "zarr.Array[Any]", views: int = 1) -> None:
@@ -40,17 +37,10 @@ class Rows:
         self._lock = threading.Lock()
 
     def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
-        """Return the rows ``first[i] : first[i] + count[i]`` of all i, one range after the other.
+        """Return the rows ``first[i] : first[i] + count[i]`` of all i, one range after the other, [sum of counts, …].
 
-        Args:
-            first: first row of each range, int64 [R].
-            count: rows of each range, [R] or one number for all.
-
-        Returns:
-            An array [sum of counts, ...] in the store's dtype.
-
-        Raises:
-            CacheError: a chunk is missing or damaged, or there are no such rows.
+        `first` is int64 [R], `count` too, or one number for all. CacheError: a chunk is missing or damaged, or there
+        are no such rows.
         """
         first = np.asarray(first, dtype=np.int64)
         counts = np.broadcast_to(np.asarray(count, dtype=np.int64), first.shape)
@@ -80,14 +70,18 @@ class Rows:
             if (found := self._chunks.get(number)) is not None:
                 return found
             name = f"{self.name}/c.{number}{self._suffix}"
-            data = self._map(name) if self.folder.is_local else self._fetch(name)
+            data = self._map(name) if self.folder.is_local else self.folder.read(name)
             size = self.chunk_rows * self._row_bytes
-            if data is None or len(data) != size + 4 or google_crc32c.value(data[:size]) != _stored(data):
+            if (
+                data is None
+                or len(data) != size + 4
+                or google_crc32c.value(data[:size]) != int.from_bytes(data[-4:], "little")
+            ):
                 what = "missing" if data is None else "damaged"
                 raise CacheError(
                     f"{self.folder.path(name)} is {what}; run `xret cache verify`, then the extraction with --repair"
                 )
-            found = self._chunks[number] = data[:size].reshape(self.chunk_rows, -1)
+            found = self._chunks[number] = np.frombuffer(data, np.uint8, size).reshape(self.chunk_rows, -1)
             if not self.folder.is_local:
                 while len(self._chunks) * size > _KEPT and len(self._chunks) > 1:
                     self._chunks.popitem(last=False)
@@ -104,21 +98,7 @@ class Rows:
         except FileNotFoundError:
             return None
         except (OSError, RuntimeError) as error:  # torch raises RuntimeError where a file cannot be opened
-            raise CacheError(f"{path} cannot be opened ({_reason(error)})") from error
-
-    def _fetch(self, name: str) -> np.ndarray | None:
-        data = self.folder.read(name)
-        return None if data is None else np.frombuffer(data, np.uint8)
-
-
-def _stored(data: np.ndarray) -> int:
-    return int.from_bytes(data[-4:].tobytes(), "little")
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).strip().splitlines()[0]
+            raise CacheError(f"{path} cannot be opened ({reason(error)})") from error
 
 
 def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:

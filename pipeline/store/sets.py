@@ -5,7 +5,6 @@ and marks the others as done. Row i of an array is sample i; tokens are packed, 
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -24,21 +23,11 @@ if TYPE_CHECKING:
 OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
 
 
-class FeatureSet(ABC):
+class FeatureSet:
     """What image and caption sets share.
 
-    Attributes:
-        cache: the store.
-        name: the encoder's, ``@`` and the first 8 digits of the fingerprint.
-        path: ``images/NAME`` or ``captions/NAME``.
-        attributes: of the Zarr group.
-        kind: ``grid``, ``roi``, ``frames``, ``words``, ``tokens``, or ``global`` for the global feature alone.
-        fingerprint: SHA-256 of what decides the features; `identity` is the same, readable.
-        dtype: ``float16`` or ``float32``; ``int32`` for words.
-        channels: width of a local row; None without local features.
-        global_channels: width of the global feature; None for words.
-        space: image and caption sets of the same space have comparable global features.
-        chunk_rows: samples in a chunk.
+    The name is the encoder's, ``@`` and the first 8 digits of the fingerprint; the kind is ``grid``, ``roi``,
+    ``frames``, ``words``, ``tokens``, or ``global`` for the global feature alone.
     """
 
     modality: str
@@ -51,12 +40,12 @@ class FeatureSet(ABC):
             self.group = group
             self.attributes: dict[str, Any] = dict(group.attrs)
             self.kind: str = self.attributes["kind"]
-            self.fingerprint: str = self.attributes["fingerprint"]
-            self.identity: dict[str, Any] = self.attributes["identity"]
-            self.dtype: str = self.attributes["dtype"]
-            self.channels: int | None = self.attributes["channels"]
-            self.global_channels: int | None = self.attributes["global_channels"]
-            self.space: str | None = self.attributes.get("space")
+            self.fingerprint: str = self.attributes["fingerprint"]  # SHA-256 of what decides the features
+            self.identity: dict[str, Any] = self.attributes["identity"]  # the same, readable
+            self.dtype: str = self.attributes["dtype"]  # ``float16`` or ``float32``; ``int32`` for words
+            self.channels: int | None = self.attributes["channels"]  # of a local row; None without local features
+            self.global_channels: int | None = self.attributes["global_channels"]  # None for words
+            self.space: str | None = self.attributes.get("space")  # global features of one space are comparable
         except DAMAGED as error:
             raise CacheError(
                 f"{cache.url}: '{self.path}' is unfinished or damaged; run the same `xret extract` again"
@@ -70,13 +59,14 @@ class FeatureSet(ABC):
     # What is done
 
     @property
-    @abstractmethod
     def samples(self) -> int:
         """How many images or captions the data set has."""
+        return self.cache.images if self.modality == "images" else self.cache.captions
 
-    @abstractmethod
     def rows_of(self, split: str) -> slice:
         """Return the rows of a split."""
+        rows = self.cache.splits[split]
+        return slice(*(rows if self.modality == "images" else self.cache.captions_of(*rows)))
 
     @cached_property
     def chunk_rows(self) -> int:
@@ -99,10 +89,7 @@ class FeatureSet(ABC):
 
     def done(self) -> np.ndarray:
         """Return which chunks are done, bool [chunks]."""
-        done = np.zeros(self.chunks * self.chunk_rows, dtype=bool)
-        done[: self.samples] = self.status != NOT_DONE
-        done[self.samples :] = True
-        return np.asarray(done.reshape(self.chunks, self.chunk_rows).all(axis=1))
+        return np.logical_and.reduceat(self.status != NOT_DONE, np.arange(0, self.samples, self.chunk_rows))
 
     def missing(self, splits: Iterable[str]) -> list[int]:
         """Return the chunks that hold rows of these splits that are not done."""
@@ -116,7 +103,7 @@ class FeatureSet(ABC):
 
     def complete(self, split: str) -> bool:
         """Return whether every row of a split is done."""
-        return not (self.status[self.rows_of(split)] == NOT_DONE).any()
+        return not self.missing([split])
 
     def reopened(self) -> Self:
         """Return the same set as it is now."""
@@ -149,31 +136,13 @@ class FeatureSet(ABC):
             raise CacheError(f"{self.cache.url}: '{self.path}/status/{name}' is damaged; extract again with --repair")
         return [(line["row"], line["id"], line["reason"]) for line in map(json.loads, body.decode().splitlines())]
 
-    @property
-    def failed(self) -> dict[str, str]:
-        """{image id: reason} of what could not be read; several captions' reasons are joined."""
-        reasons: dict[str, str] = {}
-        for key, reason in self.failures:
-            reasons[key] = f"{reasons[key]}; {reason}" if key in reasons else reason
-        return reasons
-
     # Reading
 
     def array_of(self, name: str) -> "zarr.Array[Any]":
-        """Return a Zarr array of the set.
-
-        Raises:
-            CacheError: the set has none of that name, or its metadata is damaged.
-        """
+        """Return a Zarr array of the set; CacheError if the set has none of that name, or its metadata is damaged."""
         if name not in self._arrays:
-            with self.cache.folder.answering():
-                try:
-                    array = self.group[name]
-                    assert isinstance(array, zarr.Array)
-                except DAMAGED as error:
-                    raise CacheError(f"{self.cache.url}: '{self.path}/{name}' is missing or damaged") from error
             # Zeros are data: an empty chunk would have no file, as one that was lost.
-            self._arrays[name] = array.with_config({"write_empty_chunks": True})
+            self._arrays[name] = self.cache.array(f"{self.path}/{name}").with_config({"write_empty_chunks": True})
         return self._arrays[name]
 
     @property
@@ -215,12 +184,9 @@ class FeatureSet(ABC):
             return {name: np.asarray(self.array_of(name)[first:last]).copy() for name in self.array_names}
 
     def write(self, chunk: int, arrays: Mapping[str, np.ndarray], failed: Mapping[int, str] = {}) -> None:
-        """Write a chunk of every array, ``status`` last, whatever lies there.
+        """Write a chunk of every array, as `blank` returns them, ``status`` last, whatever lies there.
 
-        Args:
-            chunk: its number.
-            arrays: as `blank` returns them.
-            failed: {row: reason} of samples that could not be read; rows are those of the data set.
+        `failed` has the reason of each sample that could not be read, by its row in the data set.
         """
         folder = self.cache.folder
         *features, mark = self.array_names
@@ -231,14 +197,17 @@ class FeatureSet(ABC):
             if {*rows.tolist()} - failed.keys():  # samples of another split have failed before
                 known = {row: reason for row, _, reason in self._read_failures(f"failed.{chunk}.jsonl")}
                 failed = {**known, **failed}
-            ids = self.cache.ids_of(self.modality, list(failed))
-            lines = [{"row": row, "id": key, "reason": failed[row]} for row, key in zip(failed, ids, strict=True)]
+            lines = [{"row": row, "id": self._image_id(row), "reason": reason} for row, reason in failed.items()]
             body = "\n".join(map(json.dumps, lines)).encode()
             data = b"%s\n%d\n" % (body, google_crc32c.value(body))
             folder.write(f"{self.path}/status/failed.{chunk}.jsonl", data)
         folder.sync(f"{self.path}/{name}" for name in features)
         self._write(mark, chunk, arrays[mark])
         folder.sync([f"{self.path}/{mark}"])
+
+    def _image_id(self, row: int) -> str:
+        image = row if self.modality == "images" else int(self.cache.caption_image[row])
+        return self.cache.ids(image, image + 1)[0]
 
     def _write(self, name: str, chunk: int, values: np.ndarray) -> None:
         array = self.array_of(name)
@@ -257,30 +226,17 @@ class FeatureSet(ABC):
 class ImageSet(FeatureSet):
     """Image features of one encoder.
 
-    Attributes:
-        rows: local rows of an image, N; the most, where they vary.
-        views: of an image; the first is the image as it is.
-        grid: height and width, in cells, of the grid that the rows fill row by row; None where they fill none.
-        cells: height and width of the encoder's own map, whose cells those of `grid` average; None: the same.
+    The rows fill a `grid` (height, width) row by row, whose cells average those of the encoder's own map, `cells`; None
+    where they fill none, or it is the same.
     """
 
     modality = "images"
 
     def __init__(self, cache: "FeatureCache", name: str) -> None:
         super().__init__(cache, name)
-        self.rows: int = self.attributes["rows"]
-        self.views: int = self.attributes.get("views", 1)
-        self.grid = _pair(self.attributes.get("grid"))
-        self.cells = _pair(self.attributes.get("cells"))
-
-    @property
-    def samples(self) -> int:
-        """How many images the data set has."""
-        return self.cache.images
-
-    def rows_of(self, split: str) -> slice:
-        """Return the image rows of a split."""
-        return slice(*self.cache.splits[split])
+        self.rows: int = self.attributes["rows"]  # local rows of an image, N; the most, where they vary
+        self.views: int = self.attributes.get("views", 1)  # of an image; the first is the image as it is
+        self.grid, self.cells = (_pair(self.attributes.get(name)) for name in ("grid", "cells"))
 
     def local(self, rows: np.ndarray, view: np.ndarray | int = 0) -> np.ndarray:
         """Return the local features [B,N,C] of these image rows, in one view or each in its own [B]."""
@@ -297,10 +253,7 @@ class ImageSet(FeatureSet):
         """Return any array of these image rows.
 
         ``length`` [B], ``size`` [B,2] (width, height), ``digest`` [B,16], or of regions ``boxes`` [B,N,4], ``classes``
-        or ``scores`` [B,N]. Features of several views are [B,V,…].
-
-        Raises:
-            CacheError: the set has no such array.
+        or ``scores`` [B,N]. Features of several views are [B,V,…]. CacheError: the set has no such array.
         """
         if name == "length":
             return np.asarray(self.length[rows])
@@ -310,11 +263,7 @@ class ImageSet(FeatureSet):
 
 
 class CaptionSet(FeatureSet):
-    """Caption features of one encoder, packed.
-
-    Attributes:
-        vocabulary: of a ``words`` set, the words by token id.
-    """
+    """Caption features of one encoder, packed; `vocabulary` of a ``words`` set has the words by token id."""
 
     modality = "captions"
 
@@ -322,15 +271,6 @@ class CaptionSet(FeatureSet):
         super().__init__(cache, name)
         words = self.attributes.get("vocabulary")
         self.vocabulary: tuple[str, ...] | None = None if words is None else tuple(words)
-
-    @property
-    def samples(self) -> int:
-        """How many captions the data set has."""
-        return self.cache.captions
-
-    def rows_of(self, split: str) -> slice:
-        """Return the caption rows of a split."""
-        return slice(*self.cache.captions_of(*self.cache.splits[split]))
 
     @cached_property
     def _start(self) -> np.ndarray:

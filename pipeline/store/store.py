@@ -45,36 +45,26 @@ _SAMPLES_BYTES = 64 << 20  # of a chunk of the samples, which are read whole
 
 
 class FeatureCache:
-    """A store of one data set's samples and any number of feature sets.
-
-    Attributes:
-        folder: where it lies.
-        url: the same, as given.
-        dataset: the manifest's name.
-        manifest_sha256: of the samples.
-        protocols: what ``--protocol auto`` evaluates.
-        splits: rows of images [first, last) of each split.
-        source: the files that the pictures lie in.
-        left_out: samples of the source that are not in the store, and why.
-    """
+    """A store of one data set's samples and any number of feature sets."""
 
     def __init__(self, folder: Folder, group: zarr.Group) -> None:
         self.folder, self.url, self.group = folder, folder.url, group
         attributes: dict[str, Any] = dict(group.attrs)
-        self.dataset: str = attributes["dataset"]
-        self.manifest_sha256: str = attributes["manifest_sha256"]
-        self.protocols: tuple[str, ...] = tuple(attributes["protocols"])
+        self.dataset: str = attributes["dataset"]  # the manifest's name
+        self.manifest_sha256: str = attributes["manifest_sha256"]  # of the samples
+        self.protocols: tuple[str, ...] = tuple(attributes["protocols"])  # what ``--protocol auto`` evaluates
+        # Rows of images [first, last) of each split.
         self.splits: dict[str, tuple[int, int]] = {name: (a, b) for name, (a, b) in attributes["splits"].items()}
         self.source = Source.from_json(attributes["source"]) if "source" in attributes else FOLDER
-        self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))
+        self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))  # samples of the source, and why
+        self._samples: dict[str, np.ndarray] = {}  # arrays that were read
 
     @classmethod
     def open(cls, url: str | Path, *, writable: bool = False) -> "FeatureCache":
         """Open the store at a local path or fsspec URL.
 
-        Raises:
-            CacheError: there is none, or it is of another format, unfinished or damaged.
-            StoreError: an object store does not answer.
+        CacheError: there is none, or it is of another format, unfinished or damaged. StoreError: an object store does
+        not answer.
         """
         folder = Folder(url)
         if not folder.exists("zarr.json"):
@@ -136,8 +126,8 @@ class FeatureCache:
 
     def captions_of(self, first: int, last: int) -> tuple[int, int]:
         """Return the caption rows [start, stop) of the image rows [first, last)."""
-        ends = np.cumsum(self.caption_count)
-        return (int(ends[first - 1]) if first else 0), (int(ends[last - 1]) if last else 0)
+        start, stop = np.append(self.caption_start, self.captions)[[first, last]].tolist()
+        return start, stop
 
     def caption_texts(self, first: int, last: int) -> list[str]:
         """Return the texts of caption rows [first, last)."""
@@ -147,16 +137,10 @@ class FeatureCache:
         """Return the ids of image rows [first, last)."""
         return self._texts("id", first, last)
 
-    def ids_of(self, modality: str, rows: Sequence[int]) -> list[str]:
-        """Return the ids of the images of these rows of ``images`` or ``captions``."""
-        images = rows if modality == "images" else self.caption_image[list(rows)].tolist()
-        return [self.ids(row, row + 1)[0] for row in images]
-
     def file_names(self, first: int, last: int) -> list[str]:
         """Return the file names, below the manifest's image folder, of image rows [first, last).
 
-        Raises:
-            CacheError: one leads out of the folder.
+        CacheError: one leads out of the folder.
         """
         names = self._texts("file_name", first, last)
         for name in names:
@@ -168,33 +152,25 @@ class FeatureCache:
         """Return the sentence ids, int64, of caption rows [first, last)."""
         return self.sample_array("sentid")[first:last]
 
-    def places(self, first: int, last: int) -> list[Place | None]:
-        """Return where the pictures of image rows [first, last) lie in the files of the source; None in a folder."""
-        if self.source == FOLDER:
-            return [None] * (last - first)
-        return [(file, at, then) for file, at, then in self.sample_array("place")[first:last].tolist()]
-
     def open_pictures(self, folder: str | Path, first: int, last: int) -> PictureReader:
         """Return what opens the pictures of image rows [first, last) by their file names.
 
-        Args:
-            folder: where their names start, or those of the files that hold them.
-            first, last: which.
+        These names start at `folder`, or those of the files that hold the pictures.
         """
-        if self.source == FOLDER:
-            return open_pictures(FOLDER, folder, {})
-        named = zip(self.file_names(first, last), self.places(first, last), strict=True)
-        return open_pictures(self.source, folder, {name: place for name, place in named if place is not None})
+        places: dict[str, Place] = {}
+        if self.source != FOLDER:
+            found = self.sample_array("place")[first:last].tolist()
+            places = {
+                name: (file, at, then)
+                for name, (file, at, then) in zip(self.file_names(first, last), found, strict=True)
+            }
+        return open_pictures(self.source, folder, places)
 
     def sample_array(self, name: str) -> np.ndarray:
         """Return an array of the samples; CacheError if it is missing or damaged."""
         if name not in self._samples:
-            self._samples[name] = self.read_array(self._array(f"samples/{name}"))
+            self._samples[name] = self.read_array(self.array(f"samples/{name}"))
         return self._samples[name]
-
-    @cached_property
-    def _samples(self) -> dict[str, np.ndarray]:
-        return {}
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:
         if first >= last:
@@ -205,7 +181,8 @@ class FeatureCache:
         except UnicodeDecodeError as error:
             raise CacheError(f"{self.url}: samples/{name} is damaged; extract into another --store") from error
 
-    def _array(self, path: str) -> "zarr.Array[Any]":
+    def array(self, path: str) -> "zarr.Array[Any]":
+        """Return an array of the store; CacheError if it is missing, or its metadata is damaged."""
         with self.folder.answering():
             try:
                 found = self.group[path]
@@ -241,12 +218,7 @@ class FeatureCache:
     def image_set(self, prefix: str = "auto", key: str = "data.image") -> ImageSet:
         """Return the image feature set that `fits` the prefix; ``auto``: the only one there.
 
-        Args:
-            prefix: how its name begins.
-            key: by what the user names one of several, for the message.
-
-        Raises:
-            CacheError: none or several fit; the message lists what is there.
+        CacheError: none or several fit; the message lists what is there, and the `key` by which the user names one.
         """
         return ImageSet(self, self._find("images", prefix, key))
 
@@ -270,10 +242,7 @@ class FeatureCache:
     def _find(self, modality: str, prefix: str, key: str) -> str:
         paths = self.set_paths(modality)
         if not paths:
-            other = "captions" if modality == "images" else "images"
-            left_out = (
-                f" without --{'visual' if modality == 'images' else 'text'} none" if self.set_paths(other) else ""
-            )
+            left_out = f" without --{'visual' if modality == 'images' else 'text'} none" if self.set_paths() else ""
             raise CacheError(f"{self.url} has no features of {modality}; run `xret extract` on it{left_out}")
         fitting = paths
         if prefix == "auto":  # a set of which nothing is done is in nobody's way
@@ -294,18 +263,10 @@ class FeatureCache:
 
     # Writing
 
-    def create_set(
-        self,
-        path: str,
-        attributes: Mapping[str, Any],
-        arrays: Mapping[str, "ArraySpec"],
-    ) -> None:
-        """Create an empty feature set.
+    def create_set(self, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, "ArraySpec"]) -> None:
+        """Create an empty feature set at ``images/NAME`` or ``captions/NAME``; what lies there is replaced.
 
-        Args:
-            path: ``images/NAME`` or ``captions/NAME``; what lies there is replaced.
-            attributes: of the group; ``fingerprint`` marks it as whole.
-            arrays: by name, ``status`` the last.
+        Of the `attributes` ``fingerprint`` marks it as whole; of the `arrays` ``status`` is the last.
         """
         self.folder.remove(path)
         with self.folder.answering():
@@ -324,9 +285,7 @@ class FeatureCache:
 def open_for_writing(url: str | Path, samples: Samples, protocols: Iterable[str]) -> Iterator[FeatureCache]:
     """Open the store of these samples at `url`, or create it without feature sets; nobody else writes meanwhile.
 
-    Raises:
-        CacheError: something else is there, or another process is writing.
-        OutputError: nothing can be written there.
+    CacheError: something else is there, or another process is writing. OutputError: nothing can be written there.
     """
     folder = require_place(url, samples)
     if folder.is_local:
@@ -340,9 +299,7 @@ def open_for_writing(url: str | Path, samples: Samples, protocols: Iterable[str]
 def require_place(url: str | Path, samples: Samples) -> Folder:
     """Return the folder at which the store of these samples is or can be.
 
-    Raises:
-        OutputError: nothing can be written there.
-        CacheError: something else is there.
+    OutputError: nothing can be written there. CacheError: something else is there.
     """
     folder = Folder(url)
     if folder.is_local:
@@ -483,8 +440,7 @@ def _sample_arrays(samples: Samples) -> dict[str, tuple[tuple[str, ...], np.ndar
 def choose_set(url: str, prefix: str, paths: list[str], fitting: list[str], remedy: str = "") -> str:
     """Return the only one of the `fitting` sets; one whose encoder is called exactly so goes before the others.
 
-    Raises:
-        CacheError: there are none or several; the message lists what is there.
+    CacheError: there are none or several; the message lists what is there.
     """
     begin = prefix.rpartition("/")[2]
     exact = [path for path in fitting if path.partition("/")[2].partition("@")[0] == begin]

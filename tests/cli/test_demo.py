@@ -44,7 +44,7 @@ def fail_at(monkeypatch, name, call):
 def test_a_stopped_demo_goes_on(small, one_thread, monkeypatch, tmp_path):
     stops = {
         "xret.pipeline.data.scenes.generate._write_scene": 5,
-        "xret.pipeline.extraction.tasks._encode": 3,
+        "xret.pipeline.extraction.tasks.encode_images": 3,
         "xret.heads.training.trainer.recalls": 2,  # after the second epoch of the first head
         "xret.heads.evaluation.evaluation.evaluate": 2,
     }

@@ -111,7 +111,7 @@ def test_a_repaired_source_takes_the_place_of_one_that_failed(tmp_path):
     for command in commands:
         run(*shlex.split(command))
     run(*words)
-    assert not FeatureCache.open(str(store)).image_set().failed
+    assert not FeatureCache.open(str(store)).image_set().failures
     pairs.texts[5] = "another caption"
     pairs.clip_retrieval(tmp_path / "e")
     assert "holds other samples" in refused(*words)

@@ -16,18 +16,9 @@ VERSION = 2  # rises when the same seed no longer gives the same files
 def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val: int = 100, test: int = 100) -> Path:
     """Draw a data set of scenes, and return the path of its manifest.
 
-    Each picture depends on the seed and its number alone. The folder appears when all its files are written. Scenes of
-    the same arguments that are there already stay as they are.
-
-    Args:
-        folder: where ``images/``, ``dataset_scenes.json`` and ``scenes.yaml`` go; new or empty.
-        seed: another seed gives other scenes.
-        train: number of pictures of this split.
-        val: likewise.
-        test: likewise.
-
-    Raises:
-        ManifestError: the folder holds something else, or cannot be written.
+    Each picture depends on the seed and its number alone. The folder, new or empty, appears when all its files are
+    written. Scenes of the same arguments that are there already stay as they are. ManifestError: the folder holds
+    something else, or cannot be written.
     """
     folder = Path(folder)
     counts = {"train": train, "val": val, "test": test}

@@ -85,18 +85,14 @@ def draw(scene: Scene, random: Random) -> Image.Image:
     canvas = Image.new("RGB", (SIDE * SCALE, SIDE * SCALE), _shade(scene.ground, random))
     for thing in scene.things:
         x, y, width, _ = (SCALE * number for number in thing.box)
-        light = _is_light(thing.colour)
-        edge, ink = ((20, 20, 20), (60, 60, 60)) if light else ((250, 250, 250), (225, 225, 225))
+        red, green, blue = COLOURS[thing.colour]
+        is_light = 0.299 * red + 0.587 * green + 0.114 * blue >= 128
+        edge, ink = ((20, 20, 20), (60, 60, 60)) if is_light else ((250, 250, 250), (225, 225, 225))
         fill = Image.new("RGB", (width, width), _shade(thing.colour, random))
         fill.paste(ink, (0, 0), _texture(thing.texture, width, random))
         canvas.paste(edge, (x, y), _mask(thing.shape, width, 1.0))
         canvas.paste(fill, (x, y), _mask(thing.shape, width, 0.9))
     return canvas.reduce(SCALE)
-
-
-def _is_light(colour: str) -> bool:
-    red, green, blue = COLOURS[colour]
-    return 0.299 * red + 0.587 * green + 0.114 * blue >= 128
 
 
 def _shade(colour: str, random: Random) -> tuple[int, ...]:

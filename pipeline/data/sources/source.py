@@ -45,9 +45,8 @@ class PictureReader(Protocol):
     def open(self, name: str) -> PictureFile | Path:
         """Return the bytes of a picture; the path of a folder of frames, or of a file that cannot be read.
 
-        Raises:
-            SampleError: there is no such picture.
-            ManifestError: the file that holds it is missing, damaged, or has changed since it was read.
+        SampleError: there is no such picture. ManifestError: the file that holds it is missing, damaged, or has changed
+        since it was read.
         """
 
 

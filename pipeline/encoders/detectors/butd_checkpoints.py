@@ -48,8 +48,7 @@ _RULES = {
 def convert(weights: Mapping[str, Any], own: Mapping[str, Tensor], spec: EncoderSpec) -> dict[str, Tensor]:
     """Return published weights named and ordered as `own`, the state dict of `DetectorNetwork` or `GridNetwork`.
 
-    Raises:
-        EncoderError: they have none of the layouts; the message lists what is missing, unknown or of another shape.
+    EncoderError: they have none of the layouts; the message lists what is missing, unknown or of another shape.
     """
     state = {rename(name): value for name, value in weights.items() if not name.endswith("num_batches_tracked")}
     anchors = state.pop(_ANCHORS, None)

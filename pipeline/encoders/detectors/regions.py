@@ -36,11 +36,8 @@ class Selection:
         """Choose among n boxes by their scores [n,C], background excluded, and intersections over union [n,n].
 
         Non-maximum suppression runs for every class on its own. The confidence of a box is its best score among the
-        classes in which it survives, zero where it survives in none.
-
-        Returns:
-            Which boxes, most confident first and equal ones in their order; the class of each, which for a box that
-            survives in none is its best; and its confidence.
+        classes in which it survives, zero where it survives in none. Return which boxes, most confident first and equal
+        ones in their order; the class of each, which for a box that survives in none is its best; and its confidence.
         """
         left = scores * surviving(scores, overlaps > self.overlap)
         confidences, classes = left.max(1)

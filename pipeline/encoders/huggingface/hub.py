@@ -62,8 +62,7 @@ class Checkpoint:
 def load_from(source: str, kind: Literal["text", "image"], trust: bool, load: Callable[[Checkpoint], T]) -> T:
     """Return what `load` makes of a folder or a model id; the hub is asked only for what its cache lacks.
 
-    Raises:
-        EncoderError: there is no such folder, or the model needs code of its own without `trust`.
+    EncoderError: there is no such folder, or the model needs code of its own without `trust`.
     """
     found = Checkpoint(source, kind, trust)
     if not found.is_folder and not _HUB_ID.fullmatch(source):
@@ -88,10 +87,8 @@ def load_model(checkpoint: Checkpoint, auto: Any, **options: Any) -> tuple[Any, 
     """Return a model in float32, as its documentation loads it, whether its pooler's weights are missing, its space.
 
     Of a model of pictures and texts the other tower is left out; a checkpoint may lack it, as a tuned one does. The
-    space is the digest of both towers, None for any other model; see `base.Encoder`.
-
-    Raises:
-        EncoderError: the weights do not fit the model's config.json, or hold NaN.
+    space is the digest of both towers, None for any other model; see `base.Encoder`. EncoderError: the weights do not
+    fit the model's config.json, or hold NaN.
     """
     # Mismatched sizes are refused below, by name.
     options |= {"dtype": torch.float32, "ignore_mismatched_sizes": True, "output_loading_info": True}

@@ -143,8 +143,7 @@ def _layout(
 ) -> tuple[int, tuple[int, int]]:
     """Return how many states stand before those of the patches, and height and width of the grid of patches.
 
-    Raises:
-        EncoderError: the states are others.
+    EncoderError: the model has other states.
     """
     states, config = states_of(found, layer), _vision(model.config)
     if states.ndim == 4:  # a map [B,C,H,W]

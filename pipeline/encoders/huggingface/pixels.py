@@ -19,21 +19,11 @@ _TRIED = ((96, 64), (64, 96))  # pictures whose pixels must have one shape
 
 
 class Pixels:
-    """Prepare pictures with an image processor of transformers.
+    """Prepare pictures with an image processor of transformers, for a checkpoint that messages call `what`.
 
-    Args:
-        processor: as `AutoImageProcessor` gives it.
-        what: how a message calls its checkpoint.
-        image_size: side of the input, pixels; None: the checkpoint's own.
-        whole: take whole pictures to the size that the middle would be cut out with.
-
-    Attributes:
-        settings: all that decides the pixels; JSON. Of pictures made squares, ``resize`` is the shorter side and
-            ``crop`` that of the middle; ``stretch`` is the side of the whole picture made a square, before a crop.
-        shape: (height, width) of the pixels.
-
-    Raises:
-        EncoderError: pictures become no tensors of one shape, or an option does not fit the processor.
+    `settings` is all that decides the pixels, as JSON. Of pictures made squares, ``resize`` is the shorter side and
+    ``crop`` that of the middle; ``stretch`` is the side of the whole picture made a square, before a crop. `shape` is
+    (height, width) of the pixels. EncoderError: they have no one shape, or an option does not fit the processor.
     """
 
     def __init__(self, processor: Any, what: str, image_size: int | None, whole: bool) -> None:

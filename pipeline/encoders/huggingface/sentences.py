@@ -15,17 +15,13 @@ _FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transfor
 
 
 class Pooling:
-    """Makes one vector of the states of a text.
-
-    Attributes:
-        most: tokens of a text that are seen; None: what the model takes.
-        described: how the vector is made, for an identity.
-    """
+    """Makes one vector of the states of a text, as `described` in an identity."""
 
     def __init__(self, checkpoint: Checkpoint, files: dict[str, Any]) -> None:
         """Load the modules; `files` is the content of `_FILES` by name, `modules.json` at least."""
         self._files, self._parts = files, files["modules.json"][1:]
         self._config = _read(checkpoint, f"{self._parts[0].get('path')}/config.json") or {}
+        # Tokens of a text that are seen; None: what the model takes.
         self.most: int | None = (files["sentence_bert_config.json"] or {}).get("max_seq_length")
         switches = [key for key, on in self._config.items() if key.startswith("pooling_mode_") and on is True]
         modes = [self._config["pooling_mode"]] if "pooling_mode" in self._config else switches
@@ -61,9 +57,8 @@ class Pooling:
 def read_pooling(checkpoint: Checkpoint, prompt: str | None) -> Pooling | None:
     """Return how a folder or model id of sentence-transformers pools; None where it is no such.
 
-    Raises:
-        EncoderError: it changes the texts or runs other modules, its authors want a prompt and `prompt` is None, or the
-            library is not installed.
+    EncoderError: it changes the texts or runs other modules, its authors want a prompt and `prompt` is None, or the
+    library is not installed.
     """
     files = {name: _read(checkpoint, name) for name in _FILES}
     if files["modules.json"] is None:

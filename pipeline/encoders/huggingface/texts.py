@@ -101,14 +101,9 @@ class TokenEncoder(TextEncoder):
         return [to_host(states[inside], pooled) for states, pooled in found]
 
     def features(self, token: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode a padded batch, so that gradients reach `network`.
+        """Encode a padded batch of ids [B,N] and their lengths [B], int64, so that gradients reach `network`.
 
-        Args:
-            token: ids as `tokenize` gives them, int64 [B,N]; what stands after a length does not matter.
-            length: int64 [B].
-
-        Returns:
-            States [B,N,C], zeros after the lengths, and the global feature of each caption [B,D], on the device.
+        Return states [B,N,C], zeros after the lengths, and the global feature of each caption [B,D], on the device.
         """
         return self._features(token, length, [self._layer])[0]
 
@@ -226,8 +221,7 @@ class HubTextEncoder(TokenEncoder):
     def words(self, texts: Sequence[str]) -> list[list[int | None]]:
         """Return the number of its word in the caption for each id that `tokenize` gives; None: a special token.
 
-        Raises:
-            EncoderError: the tokenizer marks no words, or has nothing to put in their place.
+        EncoderError: the tokenizer marks no words, or has nothing to put in their place.
         """
         marks = {None, *(getattr(self._tokenizer, f"{mark}_token_id") for mark in ("bos", "eos", "pad"))}
         # CLIP's unknown token is the mark of the end, where its text tower stops reading.

@@ -189,12 +189,9 @@ class ClipTextEncoder(TokenEncoder):
 def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str, str | None, dict[str, Any]]:
     """Load a model on the CPU, of which one tower is wanted; only that has to be in a file.
 
-    Returns:
-        The model, frozen; the name of a set; the space of both towers, None where only one was read; and entries of
-        the identity: ``model``, and of random weights ``weights``.
-
-    Raises:
-        EncoderError: open_clip is not installed, there is no such architecture or tag, or the weights do not fit.
+    Return the model, frozen; the name of a set; the space of both towers, None where only one was read; and entries of
+    the identity: ``model``, and of random weights ``weights``. EncoderError: open_clip is not installed, there is no
+    such architecture or tag, or the weights do not fit.
     """
     library, source = load_library("open_clip", "open-clip"), weights.seed_or_file(spec)
     arch, _, tag = spec.model.rpartition("/") if "/" in spec.model else (spec.model, "", "")
@@ -225,8 +222,7 @@ def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str
 def _config(library: Any, arch: str, tag: str, published: bool) -> dict[str, Any]:
     """Return an architecture's config.
 
-    Raises:
-        EncoderError: there is no such architecture, no such tag of it, or that was trained with another activation.
+    EncoderError: there is no such architecture, no such tag of it, or that was trained with another activation.
     """
     known = library.list_models()
     if arch not in known:

@@ -28,25 +28,15 @@ class Unreadable(Exception):
 
 
 class Table(ABC):
-    """Features of a source that was looked through once. Entries are counted from 0.
+    """Features of a source that was looked through once. Entries are counted from 0."""
 
-    Attributes:
-        keys: what the source calls each entry; `choose` says which of several with one key is used.
-        splits: the split of the data set that each entry is in; None where the source does not say.
-        captions: of images, where the source says what captions an entry has, and these; empty where it does not say.
-        rows: regions of an entry, the most that there are; 0: a vector each.
-        channels: width of a feature.
-        extras: which of ``boxes``, ``classes``, ``scores`` there are.
-        identity: what decides the features: SHA-256 of the source's files, and how they are read.
-    """
-
-    keys: Sequence[str]
-    splits: Sequence[str | None] = ()
-    captions: Sequence[tuple[str, Sequence[str]]] = ()
-    rows: int = 0
-    channels: int
-    extras: tuple[str, ...] = ()
-    identity: dict[str, Any]
+    keys: Sequence[str]  # what the source calls each entry; `choose` says which of several with one key is used
+    splits: Sequence[str | None] = ()  # the split of each entry; None where the source does not say
+    captions: Sequence[tuple[str, Sequence[str]]] = ()  # where the source has those of an entry, and these
+    rows: int = 0  # regions of an entry, the most that there are; 0: a vector each
+    channels: int  # width of a feature
+    extras: tuple[str, ...] = ()  # which of ``boxes``, ``classes``, ``scores`` there are
+    identity: dict[str, Any]  # what decides the features: SHA-256 of the source's files, and how they are read
 
     @abstractmethod
     def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
@@ -77,19 +67,12 @@ class Table(ABC):
 
 @dataclass(frozen=True)
 class Source:
-    """What an importer found.
-
-    Attributes:
-        images: features of images.
-        captions: features of captions, whose keys are their texts; None where there are none.
-        owners: the key of the image of each caption.
-        left_out: rows that are no image and caption, and why.
-    """
+    """What an importer found."""
 
     images: Table
-    captions: Table | None = None
-    owners: Sequence[str] = ()
-    left_out: Sequence[str] = ()
+    captions: Table | None = None  # whose keys are their texts; None where there are none
+    owners: Sequence[str] = ()  # the key of the image of each caption
+    left_out: Sequence[str] = ()  # rows that are no image and caption, and why
 
     @property
     def tables(self) -> dict[str, Table]:

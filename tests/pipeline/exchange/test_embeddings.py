@@ -165,7 +165,7 @@ def test_captions_that_failed_are_counted_one_by_one_and_not_exported(tmp_path):
     again, _ = bring(source, tmp_path / "s", "embeddings", on_error="skip")
     assert (again.sets[1].failed, len(again.sets[1].reasons)) == (3, 3)
     exported = export(cache.url, tmp_path / "out.h5", splits=("train", "test"))
-    assert [split["captions"] for split in exported.splits.values()] == [9, 4]
+    assert [split["captions"] for split in exported["splits"].values()] == [9, 4]
     kept = np.delete(np.arange(16), lost)
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["captions/text"].asstr()[...].tolist() == [pairs.texts[k] for k in kept]

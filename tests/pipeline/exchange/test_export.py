@@ -51,8 +51,8 @@ def test_captions(tmp_path):
     summary = export(url, tmp_path / "out.h5", splits=("val", "test"))
     cache = FeatureCache.open(url)
     images, captions = cache.image_set(), cache.caption_set()
-    assert summary.sets == (images.name, captions.name)
-    assert summary.splits["val"]["images"] == 9
+    assert summary["sets"] == (images.name, captions.name)
+    assert summary["splits"]["val"]["images"] == 9
     with h5py.File(tmp_path / "out.h5") as file:
         assert json.loads(file.attrs["splits"]) == {"val": [0, 9], "test": [9, 12]}
         of_images, of_captions = file["images"], file["captions"]
@@ -91,7 +91,7 @@ def test_images_that_failed_are_left_out_with_their_captions(tmp_path):
     url = make_store(tmp_path / "s", broken=(0, 5, 13), train=12, val=3, test=3)
     cache = FeatureCache.open(url)
     summary = export(url, tmp_path / "out.h5")
-    assert [counts["left_out"] for counts in summary.splits.values()] == [2, 1, 0]
+    assert [counts["left_out"] for counts in summary["splits"].values()] == [2, 1, 0]
     rows = [row for row in range(12) if row not in (0, 5)]
     starts = [*cache.caption_start, cache.captions]
     texts = [text for row in rows for text in cache.caption_texts(starts[row], starts[row + 1])]
@@ -150,7 +150,7 @@ def test_sets_and_splits_that_cannot_be_chosen(tmp_path):
     assert "no feature set fits 'grit'" in refused(url, tmp_path / "o", ["grit"])
     assert "lacks 2 of 2 chunks; run" in refused(url, tmp_path / "o", ["grid"])
     assert "has no split dev; it has train, val, test" in refused(url, tmp_path / "o", ["grid"], ("val", "dev"))
-    assert export(url, tmp_path / "o", ["roi", "words"], ("val",)).sets[0].startswith("roi@")
+    assert export(url, tmp_path / "o", ["roi", "words"], ("val",))["sets"][0].startswith("roi@")
 
 
 def test_no_set_and_no_image(tmp_path):

@@ -36,7 +36,7 @@ def test_values_that_are_no_numbers(tmp_path, format_, value):
     assert verify(str(world.folder / "s.zarr")).chunks == 0
     summary, cache = bring(world, source, format_, arrays=arrays, on_error="skip")
     assert summary.sets[0].failed == 1
-    assert cache.image_set().failed == {"4": f"{name}: its features hold NaN or infinity"}
+    assert dict(cache.image_set().failures) == {"4": f"{name}: its features hold NaN or infinity"}
     assert verify(cache.url).ok
 
 
@@ -87,7 +87,7 @@ def test_a_damaged_line(tmp_path, sentence):
     assert not FeatureCache.open(str(world.folder / "s.zarr")).image_set().done().all()
     summary, cache = bring(world, source, "butd-tsv", on_error="skip")
     assert summary.sets[0].failed == 1
-    assert list(cache.image_set().failed) == ["0"]
+    assert [key for key, _ in cache.image_set().failures] == ["0"]
 
 
 def test_a_damaged_npz(tmp_path):
@@ -104,7 +104,7 @@ def test_a_damaged_npz(tmp_path):
     np.savez(paths[7], x=np.array([[Bomb()]], dtype=object), bbox=np.zeros((4, 4)))
     np.savez(paths[8], x=np.zeros((0, CHANNELS), np.float32), bbox=np.zeros((0, 4)))
     _, cache = bring(world, source, "detectron-npz", on_error="skip")
-    reasons = {int(key): reason.split(": ", 1)[1] for key, reason in cache.image_set().failed.items()}
+    reasons = {int(key): reason.split(": ", 1)[1] for key, reason in cache.image_set().failures}
     damaged = "its .npz is damaged, cut off, or pickled"
     assert reasons == {
         0: damaged,
@@ -131,7 +131,7 @@ def test_damaged_arrays(tmp_path):
     np.save(paths[5], np.array([[Bomb()]], dtype=object))
     cut(paths[6], 0.9)
     _, cache = bring(world, source, "arrays", on_error="skip", kind="frames")
-    reasons = {int(key): reason.split(": ", 1)[1] for key, reason in cache.image_set().failed.items()}
+    reasons = {int(key): reason.split(": ", 1)[1] for key, reason in cache.image_set().failures}
     damaged = "its array is damaged, cut off, or pickled"
     assert reasons == {
         0: damaged,
@@ -253,7 +253,7 @@ def test_a_length_in_hdf5_that_is_no_length(tmp_path):
     with h5py.File(source, "a") as file:
         file["count"][:2] = [0, 5]
     _, cache = bring(world, source, "hdf5", arrays=ARRAYS, on_error="skip")
-    reasons = [reason.split(": ")[1] for _, reason in sorted(cache.image_set().failed.items())]
+    reasons = [reason.split(": ")[1] for _, reason in sorted(cache.image_set().failures)]
     assert reasons == ["its length 5 is not one of its regions", "its length 0 is not one of its regions"]
 
 

@@ -26,7 +26,7 @@ def test_images_that_the_source_lacks_are_refused_or_recorded(tmp_path):
     summary, cache = bring(world, source, "butd-tsv", on_error="skip")
     images = cache.image_set()
     assert (summary.sets[0].samples, summary.sets[0].failed) == (30, 2)
-    assert images.failed[str(gone[0]["imgid"])] == f"{name}: the source has no features of it"
+    assert dict(images.failures)[str(gone[0]["imgid"])] == f"{name}: the source has no features of it"
     rows = np.flatnonzero(images.status == 1)
     assert rows.tolist() == [3, 26]
     assert np.isnan(images.local(rows)).all()

@@ -1,8 +1,12 @@
 """Fixtures that more than one folder of tests uses."""
 
 import json
+import os
 import shutil
 from pathlib import Path
+
+# Several processes with as many threads as cores stand in each other's way; whoever is started has it, too.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import pytest
@@ -26,17 +30,6 @@ def golden():
             return dict(file)
 
     return load
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    """Let torch compute with one thread: several processes with as many threads as cores stand in each other's way."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
 """What the command line does, Python does with the same names and defaults, from `xret.extract` to `xret.load`."""
 
+import importlib
 import inspect
 import pydoc
 import re
 import subprocess
 import sys
+from importlib.resources import files
+from pathlib import Path
 
 import click
 import numpy as np
@@ -17,11 +20,15 @@ from xret.cli import main
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import make_plan
 from xret.heads.diagnostics import diagnose
+from xret.heads.modules.aggregators import AGGREGATORS
+from xret.heads.modules.losses import LOSSES
+from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import FinetuneOptions
 from xret.heads.training.train import TrainOptions
 from xret.heads.tuning.tuning import tune
+from xret.pipeline import errors
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 from xret.pipeline.extraction.options import Options, build_options
 from xret.pipeline.store import FeatureCache
@@ -93,7 +100,7 @@ def test_the_import_is_cheap():
 
 
 @pytest.fixture
-def store(tmp_path, one_thread):
+def store(tmp_path):
     return make_store(tmp_path / "s.zarr", train=8, val=4, test=4)
 
 
@@ -139,3 +146,34 @@ def test_what_the_command_line_refuses_is_refused_in_one_sentence(store, tmp_pat
         xret.evaluate([])
     with pytest.raises(RunError, match="ties is 'men', but must be one of pessimistic, optimistic, mean"):
         xret.evaluate(store, ties="men")
+
+
+# --- As a library
+
+
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "own-loop.md"
+
+
+def test_the_examples_run_as_they_stand_one_after_the_other(tmp_path, monkeypatch, capsys):
+    make_store(tmp_path / "holiday.zarr", train=40, val=12, test=4, text="tokens")
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    with torch.random.fork_rng():
+        for block in re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text("utf-8"), re.DOTALL | re.MULTILINE):
+            exec(compile(block, DOCUMENT.name, "exec"), namespace)
+    assert "'R@1'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("module", "parts"), [("nn", AGGREGATORS), ("similarities", SIMILARITIES), ("losses", LOSSES)])
+def test_every_part_that_a_recipe_can_name_is_public(module, parts):
+    public = importlib.import_module(f"xret.{module}")
+    for part in parts.values():
+        assert getattr(public, part.__name__) is part
+        assert part.__doc__
+    assert getattr(xret, module) is public
+
+
+def test_every_error_is_public_and_types_are_shipped():
+    there = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    assert there == set(xret.errors.__all__)
+    assert files("xret").joinpath("py.typed").is_file()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from small_checkpoints import save_text_model
 from small_runs import make_pictures
 from small_runs import make_store as make_pictures_store
 from small_store import make_store
@@ -33,11 +34,8 @@ from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 
 ROOT = Path(__file__).resolve().parents[1]
-FIGURES, MANIFEST, EXTRACTION = (
-    "tests/benchmarks/README.md",
-    "docs/reference/manifest.md",
-    "docs/reference/extraction.md",
-)
+FIGURES = "tests/benchmarks/README.md"
+MANIFEST, EXTRACTION = "docs/reference/manifest.md", "docs/reference/extraction.md"
 FOLDERS = ("docs", "heads", "pipeline", "skills", "tests")
 FILES = [*ROOT.glob("*.md"), *(file for folder in FOLDERS for file in (ROOT / folder).rglob("*.md"))]
 DOCUMENTS = sorted(str(file.relative_to(ROOT)) for file in FILES)
@@ -230,7 +228,7 @@ def videos(tmp_path):
     ("name", "source", "recipe"),
     [("msrvtt", "frames.hdf5", "msrvtt-resnet152-bigru"), ("vatex", "i3d", "vatex-i3d-bigru")],
 )
-def test_videos_go_from_published_files_to_a_table(videos, name, source, recipe, monkeypatch, capsys, one_thread):
+def test_videos_go_from_published_files_to_a_table(videos, name, source, recipe, monkeypatch, capsys):
     run_block(MANIFEST, videos, monkeypatch, capsys, having=f'"{name}/captions.jsonl"')
     manifest, words = str(videos / f"{name}.yaml"), ["--data-root", str(videos), "--store", "v.zarr", "--json"]
     found = printed(["import", manifest, *words, "--from", "arrays", "--source", source, "--kind", "frames"])
@@ -261,7 +259,7 @@ def drawn(tmp_path):
     return generate_scenes(tmp_path / "xret-demo" / "scenes", train=8, val=4, test=4)
 
 
-def test_the_example_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys, one_thread):
+def test_the_example_runs_as_it_stands(drawn, tmp_path, monkeypatch, capsys):
     printed = run_block("README.md", tmp_path, monkeypatch, capsys)
     path, *shown = forms(blocks("README.md", "text")[0])
     assert path.startswith("example on ") and [line for line in shown if line not in forms(printed)] == []
@@ -342,3 +340,39 @@ def test_keys_of_json_are_those_documented(small_run):
         assert set(first) == keys, command
         for key, names in inner.items():
             assert set(first[key][0]) == names, f"{command}: {key}"
+
+
+# --- The skill for coding agents
+
+
+SKILL = (Path(__file__).resolve().parents[1] / "skills" / "xret" / "SKILL.md").read_text(encoding="utf-8")
+SMALL = [f"--set={key}" for key in ("model.dim=16", "schedule.epochs=1", "data.batch_size=8")]
+
+
+def test_it_says_what_it_is_and_when_to_take_it():
+    name, description = re.match(r"---\nname: (.*)\ndescription: (.*?)\n---\n", SKILL, re.DOTALL).groups()
+    assert name == "xret"
+    assert "Use to" in description and len(description) < 1024
+
+
+def test_its_commands_run_in_order_on_a_small_data_set(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_pictures(tmp_path, val=12).rename("holiday.yaml")
+    clip = save_text_model(tmp_path / "clip", "clip")
+    lines = re.findall(r"^(xret .*?) +# (\S+)$", SKILL, re.MULTILINE)
+    assert len(lines) >= 12
+    for line, path in lines:
+        for large, small in (
+            ("openai/clip-vit-base-patch32", str(clip)),
+            ("--trials 20", "--trials 2"),
+            ("--seeds 3", ""),
+        ):
+            line = line.replace(large, small)
+        words = shlex.split(line)
+        more = SMALL if words[1] in ("train-head", "ablate", "tune") else []
+        done = CliRunner().invoke(main, [*words[1:], *more])
+        assert done.exit_code == 0, f"{line}: {done.output}"
+        value = json.loads(done.stdout)
+        for number, key in re.findall(r"\[(\d+)\]|(\w+)", path):
+            value = value[int(number) if number else key]
+        assert value is not None, line

@@ -13,7 +13,6 @@ pytest.importorskip("timm")  # before `unchanged`, which asks for its version
 import unchanged
 from unchanged import ENCODERS, RECORDED, SYSTEMS
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 BEFORE = json.loads(RECORDED.read_text())
 SLOW = {"butd": [pytest.mark.slow]}  # half a minute: the network sees 600 pixels
 

@@ -16,7 +16,6 @@ from small_bert import save_bert
 from xret.heads.recipes.names import recipe_names
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
 
 

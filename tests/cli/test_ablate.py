@@ -8,8 +8,6 @@ import pytest
 from command_line import refused, run
 from small_store import make_store
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 VALUES = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1}
 SMALL = [f"--set={key}={value}" for key, value in VALUES.items()]
 VARY = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1,0.2", *SMALL]

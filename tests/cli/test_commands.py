@@ -63,7 +63,7 @@ def test_what_ctrl_c_cut_off_prints_nothing():
     assert told == []
 
 
-def test_a_run_that_is_not_there_is_begun_and_one_that_is_there_is_left_alone(store, tmp_path, one_thread):
+def test_a_run_that_is_not_there_is_begun_and_one_that_is_there_is_left_alone(store, tmp_path):
     words = ["train-head", store, "--out", tmp_path / "r", "--recipe", "vsepp", "--set", "model.dim=8"]
     assert "loss.triplet.margn is not a key" in refused(*words, "--set", "loss.triplet.margn=1")
     assert not (tmp_path / "r").exists()

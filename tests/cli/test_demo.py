@@ -41,7 +41,7 @@ def fail_at(monkeypatch, name, call):
     monkeypatch.setattr(name, failing)
 
 
-def test_a_stopped_demo_goes_on(small, one_thread, monkeypatch, tmp_path):
+def test_a_stopped_demo_goes_on(small, monkeypatch, tmp_path):
     stops = {
         "xret.pipeline.data.scenes.generate._write_scene": 5,
         "xret.pipeline.extraction.tasks.encode_images": 3,
@@ -61,7 +61,7 @@ def test_a_stopped_demo_goes_on(small, one_thread, monkeypatch, tmp_path):
     assert results[0] == results[1] == results[2]
 
 
-def test_the_commands_that_it_ends_with_run_as_printed(small, one_thread, tmp_path, monkeypatch):
+def test_the_commands_that_it_ends_with_run_as_printed(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     printed = CliRunner().invoke(main, ["demo", "--out", "a demo"], catch_exceptions=False).stdout.splitlines()
     assert [line.split()[:1] for line in printed[2:6]] == [[name] for name in ROWS]

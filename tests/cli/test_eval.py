@@ -9,8 +9,6 @@ from command_line import run as call
 from xret.heads.diagnostics import diagnose
 from xret.heads.evaluation.evaluation import evaluate
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def run(trained):

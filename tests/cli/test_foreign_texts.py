@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from command_line import refused, run
 from PIL import Image
 from small_store import make_store
@@ -24,8 +23,6 @@ OWN = {"setdiv": ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16",
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Return a folder of a store in which each text and name is hostile, its pictures, and runs on it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("foreign")
     store = Path(make_store(folder / "s.zarr", mark=MARK, broken=(61,)))
     for features in [*store.glob("images/*@*"), *store.glob("captions/*@*")]:
@@ -39,8 +36,7 @@ def folder(tmp_path_factory):
         Image.new("RGB", (40, 30)).save(folder / "images" / name)
     for name in ("setdiv", "gaussian-vsepp"):
         train(str(store), load_recipe(name, [*SMALL, *OWN.get(name, ())]), folder / name, device="cpu")
-    yield folder
-    torch.set_num_threads(threads)
+    return folder
 
 
 def require_harmless(text):

@@ -15,8 +15,6 @@ from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.names import headlines, recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.data.manifest import PROTOCOLS
-from xret.pipeline.encoders import EncoderSpec, load_visual
-from xret.pipeline.errors import EncoderError
 
 NAMES = {
     "encoders": LISTS["encoders"],
@@ -42,11 +40,6 @@ def test_what_there_is_no_list_of_names_those_there_are():
     assert "is not one of 'encoders', 'recipes'" in refused("list", "nothing", code=2)
     assert run("list", "nothing", code=2).stderr.startswith("Usage: main list [OPTIONS] WHAT\n")
     assert all(what in run("list", "--help").stdout for what in (*LISTS, *PARTS))
-
-
-def test_an_encoder_that_is_not_there_leads_to_the_list():
-    with pytest.raises(EncoderError, match=r"no encoder 'resnet1520'.*; `xret list encoders` lists them"):
-        load_visual(EncoderSpec("resnet1520", "random:0"), "cpu")
 
 
 def test_headlines_are_what_the_recipes_resolve_to():

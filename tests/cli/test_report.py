@@ -3,8 +3,6 @@
 import pytest
 from command_line import refused, run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_the_command_writes_the_page_and_says_where(trained, tmp_path):
     out = tmp_path / "new" / "report.html"

@@ -11,8 +11,6 @@ from small_runs import make_pictures, make_run, make_store
 
 from xret.heads.retrieval.retriever import Retriever
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

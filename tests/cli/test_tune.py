@@ -7,8 +7,6 @@ import pytest
 from command_line import refused, run
 from small_store import make_store
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = [f"--set={setting}" for setting in ("model.dim=8", "adapter.words.word_dim=4", "schedule.epochs=2")]
 WORDS = ["--recipe", "vsepp", "--trials", "3", "--device", "cpu", *SMALL]
 

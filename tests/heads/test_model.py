@@ -27,40 +27,9 @@ def test_only_what_is_needed_is_read():
     assert (setdiv.image_fields, setdiv.caption_fields) == ({"local"}, {"local"})
 
 
-def test_embeddings_of_vectors_and_sets():
-    features = Features(torch.tensor([4, 4, 2]), torch.rand(3, 4, 5).half(), torch.rand(3, 5).half())
-    assert model_of("vsepp").embed_images(features).embedding.shape == (3, 8)
-    assert model_of("setdiv").embed_images(features).embedding.shape == (3, 4, 8)
-
-
-def test_padding_changes_nothing():
-    model = model_of("setdiv").eval()
-    tokens = torch.tensor([[3, 1, 4]])
-    alone = model.embed_captions(Features(torch.tensor([3]), token=tokens)).embedding
-    padded = torch.cat([tokens, torch.full((1, 2), 7)], dim=1)
-    together = Features(torch.tensor([3, 5]), token=torch.cat([padded, padded]))
-    torch.testing.assert_close(model.embed_captions(together).embedding[:1], alone)
-
-
-def test_the_same_seed_makes_the_same_weights():
-    first, second = model_of("setdiv").state_dict(), model_of("setdiv").state_dict()
-    assert all(torch.equal(first[key], second[key]) for key in first)
-
-
 def test_a_part_that_does_not_fit_the_features_is_named():
     with pytest.raises(RecipeError, match=r"aggregator\.text: .*keeps the width"):
         model_of("setdiv", *POOLED, "aggregator.text=average")
-
-
-def test_a_global_feature_may_be_of_another_width_than_the_rows():
-    model = model_of("vsepp", image=FeatureFacts("grid", 5, 7))
-    features = Features(torch.tensor([4]), torch.rand(1, 4, 5), torch.rand(1, 7))
-    assert (
-        model.embed_images(features).global_.shape
-        == model_of("vsepp")
-        .embed_images(Features(torch.tensor([4]), torch.rand(1, 4, 5), torch.rand(1, 5)))
-        .global_.shape
-    )
 
 
 def test_a_kind_without_an_adapter():

@@ -1,17 +1,27 @@
 """A bar on a terminal, lines elsewhere."""
 
+import fcntl
+import os
 import re
-
-from terminal import terminal
+import struct
+import sys
+import termios
 
 from xret.pipeline.progress import Progress
 
 
 def test_a_terminal_has_a_bar_of_its_width(monkeypatch):
-    with terminal(monkeypatch, 60) as screen, Progress("read images.npy", 7808, "bytes") as progress:
-        progress.update(7808)
-    assert all(len(line) <= 60 for line in screen.lines)
-    assert screen.kept[-1].startswith("read images.npy: 100%|") and "7.81k/7.81k" in screen.kept[-1]
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    with os.fdopen(slave, "w") as screen, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", screen)
+        with Progress("read images.npy", 7808, "bytes") as progress:
+            progress.update(7808)
+        written = os.read(master, 4096).decode()
+    os.close(master)
+    states = [state.rstrip() for state in re.split("[\r\n]", written) if state.strip()]
+    assert all(len(state) <= 60 for state in states)
+    assert states[-1].startswith("read images.npy: 100%|") and "7.81k/7.81k" in states[-1]
 
 
 def test_without_a_terminal_there_are_lines(capsys):

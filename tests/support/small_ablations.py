@@ -7,7 +7,6 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 from small_store import make_store
 
@@ -57,7 +56,7 @@ def weights(run):
 
 def started(function, *arguments, **options):
     """Begin a function in a process of its own."""
-    process = get_context("spawn").Process(target=_with_one_thread, args=(function, arguments, options))
+    process = get_context("spawn").Process(target=function, args=arguments, kwargs=options)
     process.start()
     return process
 
@@ -73,11 +72,6 @@ class _Kill(Callback):
     def on_epoch(self, epoch, step, values):
         if epoch == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _with_one_thread(function, arguments, options):
-    torch.set_num_threads(1)
-    function(*arguments, **options)
 
 
 def _dying(room, last, function, *arguments, **options):

@@ -147,13 +147,8 @@ def save_tokenizer(folder, begin, end, **settings):
     around = " ".join(filter(None, (begin, "$A", end)))
     specials = [(word, VOCABULARY.index(word)) for word in (begin, end) if word]
     tokenizer.post_processor = processors.TemplateProcessing(single=around, special_tokens=specials)
-    named = {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "pad_token": "<pad>",
-        "unk_token": "<unk>",
-        "mask_token": "<mask>",
-    }
+    named = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    named = {f"{name}_token": word for name, word in named.items()}
     hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **{**named, **settings}).save_pretrained(folder)
 
 

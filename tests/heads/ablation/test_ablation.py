@@ -34,7 +34,6 @@ from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Dask's own threads and sockets
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
@@ -89,16 +88,6 @@ def test_processes_and_clusters_give_the_same_numbers(stores, whole, tmp_path, m
         failing = ablated(stores(), plan_of(FAILING), "failing", jobs=cluster.scheduler_address)
     assert numbers(entries) == numbers(whole[1])
     assert [entry.error is None for entry in failing] == [False, True]
-
-
-def test_no_scheduler(stores, tmp_path):
-    import dask
-
-    with (
-        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
-        pytest.raises(CacheError, match="does not answer"),
-    ):
-        ablated(stores(), plan_of(), tmp_path / "out", jobs="tcp://127.0.0.1:9")
 
 
 @pytest.mark.slow

@@ -5,12 +5,9 @@ from small_ablations import MARGIN, NARROW, Stores, ablated, plan_of
 
 from xret.heads.ablation import ablation
 from xret.heads.ablation.plan import grid_names, make_plan, read_grid
-from xret.heads.ablation.table import as_text, summarise
 from xret.heads.evaluation.paper_rows import ROWS
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -193,12 +190,3 @@ def test_another_recipe_in_a_grid_has_no_paper_and_keeps_the_settings():
     plan = make_plan("setdiv", grid="setdiv-table4", settings=NARROW)
     assert all(variant.paper == {} for variant in plan.variants)
     assert plan.variants[0].recipe == load_recipe("setdiv", NARROW | plan.variants[0].values)
-
-
-@pytest.mark.slow
-def test_a_grid_is_trained(stores, tmp_path):
-    settings = NARROW | {"data.batch_size": 8, "schedule.epochs": 1}
-    lines = summarise(ablated(stores("roi"), make_plan(grid="setdiv-table3", settings=settings), tmp_path / "out"))
-    assert [line.seeds for line in lines] == [1] * 6
-    assert [line.paper["rsum"] for line in lines] == [491.7, 490.5, 499.6, 483.3, 496.1, 500.8]
-    assert "paper: F30K" in as_text(lines)

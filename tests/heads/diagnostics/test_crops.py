@@ -163,16 +163,13 @@ def test_binary_selection_by_hand():
 @pytest.fixture(scope="module")
 def scenes(tmp_path_factory):
     """Return a folder with scenes, their store, and a run with Gaussians and one with vectors."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("crops")
     manifest = generate_scenes(folder / "scenes", train=12, val=3, test=6)
     options = {"visual": "resnet18", "visual_weights": "random:0", "image_size": 64, "text": "words"}
     xret.extract(manifest, folder / "scenes.zarr", **options, device="cpu")
     for name in ("gaussian-vsepp", "vsepp"):
         train(str(folder / "scenes.zarr"), load_recipe(name, SMALL), folder / name, device="cpu")
-    yield folder
-    torch.set_num_threads(threads)
+    return folder
 
 
 def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeypatch):

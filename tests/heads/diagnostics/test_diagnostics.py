@@ -16,8 +16,6 @@ from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.runs.run import Run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 FOUND = {  # what each recipe has tables of, beside the cost
     "setdiv": {"elements"},
     "pcme": {"elements", "uncertainty"},

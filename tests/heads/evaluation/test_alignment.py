@@ -16,8 +16,6 @@ from xret.heads.evaluation.alignment import STRENGTHS, linear_cka, mutual_neighb
 from xret.pipeline.errors import CacheError
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):

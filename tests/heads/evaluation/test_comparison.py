@@ -5,17 +5,14 @@ import json
 import numpy as np
 import pytest
 from captioned_store import make_captioned_store
-from click.testing import CliRunner
+from command_line import refused, run
 from plain_evaluation import plain_similarity, run_on
 
-from xret.cli import main
 from xret.heads.evaluation import comparison, pairs, scoring
 from xret.heads.evaluation.comparison import bootstrap, compare_runs
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.modules.similarity import Cosine
 from xret.pipeline.errors import RunError
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_interval_is_that_of_the_normal_approximation():
@@ -98,9 +95,9 @@ def test_no_matrix_of_all_pairs_is_made_of_a_large_split(vsepp, tmp_path, monkey
 
 
 def test_the_command(setdiv, vsepp):
-    words = ["eval", str(setdiv), str(vsepp), "--compare", "--device", "cpu"]
-    told = json.loads(CliRunner().invoke(main, [*words, "--json"], catch_exceptions=False).stdout)
+    words = ["eval", setdiv, vsepp, "--compare", "--device", "cpu"]
+    told = json.loads(run(*words, "--json").stdout)
     assert told == json.loads(json.dumps(compare_runs(setdiv, vsepp, device="cpu").to_dict()))
-    assert str(compare_runs(setdiv, vsepp, device="cpu")) in CliRunner().invoke(main, words).stdout
-    for more in (["--hubness"], ["--diagnostics"], ["--protocol", "eccv"], [str(vsepp)]):
-        assert CliRunner().invoke(main, [*words, *more]).exit_code == 2
+    assert str(compare_runs(setdiv, vsepp, device="cpu")) in run(*words).stdout
+    for more in (["--hubness"], ["--diagnostics"], ["--protocol", "eccv"], [vsepp]):
+        refused(*words, *more, code=2)

@@ -6,19 +6,16 @@ import numpy as np
 import pytest
 import torch
 from captioned_store import make_captioned_store
-from click.testing import CliRunner
+from command_line import run
 from scipy.stats import skew
 from scores import score
 from small_store import make_store
 
-from xret.cli import main
 from xret.heads.evaluation import hubness
 from xret.heads.evaluation.evaluation import evaluate
 from xret.metrics import inverted_softmax, skewness
 from xret.pipeline.errors import RunError
 from xret.pipeline.store import FeatureCache
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def qb_norm(scores, bank, scale):
@@ -124,13 +121,9 @@ def test_views_are_compared_in_their_mean(tmp_path):
 
 
 def test_the_command_tells_both_tables(vsepp):
-    words = ["eval", str(vsepp), "--hubness", "--device", "cpu"]
-    told = json.loads(CliRunner().invoke(main, [*words, "--json"], catch_exceptions=False).stdout)
+    told = json.loads(run("eval", vsepp, "--hubness", "--device", "cpu", "--json").stdout)
     assert set(told["hubness"]) == {"scale", "scales", "val_rsum", "skewness", "results"}
     assert len(told["hubness"]["results"]) == len(told["results"]) == 1
-    shown = CliRunner().invoke(main, words, catch_exceptions=False).stdout
-    assert shown.count("RSUM") >= 2
-    assert "skewness" in shown
 
 
 def test_without_queries_of_training_there_is_no_bank(vsepp, tmp_path):

@@ -12,8 +12,6 @@ from xret.heads.evaluation.scoring import compare, representatives
 from xret.heads.modules.similarity import Cosine
 from xret.pipeline.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Head:
     """A model of embeddings that are there already."""

@@ -21,8 +21,6 @@ from xret.heads.evaluation.precision import plausible_matches
 from xret.heads.evaluation.protocols import judged, load_judgements, load_protocol, plausible, read_classes, relevance
 from xret.pipeline.errors import CacheError, RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 COCO = "eccv_caption is not installed"
 # The seed offset of the factor on pairs beyond the own ones. The recorded recipe says 500, as for the own pairs, but
 # 500 does not reproduce the recorded rankings. This one was found by trying 0 to 3,000; that it is right shows in the

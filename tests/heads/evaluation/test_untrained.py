@@ -2,10 +2,10 @@
 
 import json
 
+import command_line
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from conftest import tiny_dataset
 from PIL import Image
 from plain_evaluation import plain_rsum
@@ -15,12 +15,9 @@ from small_store import make_store
 from transformers import AutoTokenizer, CLIPImageProcessor, CLIPModel
 
 import xret
-from xret.cli import main
 from xret.heads.evaluation.evaluation import evaluate
 from xret.pipeline.errors import RunError
 from xret.pipeline.store import FeatureCache
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 SPACE = "of one model"
 SMALL = ["--set", "model.dim=16", "--set", "data.batch_size=16", "--set", "schedule.epochs=1"]
@@ -37,9 +34,7 @@ def store(folder):
 
 
 def called(*words):
-    done = CliRunner().invoke(main, [*map(str, words), "--device", "cpu"])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return command_line.run(*words, "--device", "cpu").stdout
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,6 @@ from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 NARROW = ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16"]
 SMALL = ["model.dim=24", "model.residual=true", "data.batch_size=16", "schedule.epochs=2", "optimizer.lr=0.01"]

@@ -5,16 +5,15 @@ import json
 
 import pytest
 from bundled_recipes import OURS, SYSTEMS, faults
-from click.testing import CliRunner
+from command_line import run
 
-from xret.cli import main
 from xret.heads.recipes import names
 from xret.heads.recipes.names import recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe
 
 
 def test_the_list_groups_variants_below_their_system():
-    lines = CliRunner().invoke(main, ["recipes"], catch_exceptions=False).stdout.splitlines()
+    lines = run("recipes").stdout.splitlines()
     names = [line.split()[0] for line in lines[1:]]
     assert names == recipe_names()
     assert [name for name in names if "/" not in name] == sorted([*OURS, *SYSTEMS])
@@ -24,22 +23,20 @@ def test_the_list_groups_variants_below_their_system():
     assert row.split()[1:6] == ["524.6", "430.7", "500.8", "cache", "Kim"]
     row = next(line for line in lines if line.startswith("  maxmatch/coco-resnet152-bigru "))
     assert row.split()[1:] == ["506.75", "398.95", "-", "finetune"]
-    listed = json.loads(CliRunner().invoke(main, ["recipes", "--json"], catch_exceptions=False).stdout)
+    listed = json.loads(run("recipes", "--json").stdout)
     assert [recipe["name"] for recipe in listed] == names
 
 
 @pytest.mark.parametrize("name", ["setdiv", "maxmatch/f30k-butd-bert", "vsepp/f30k-butd-bigru", "pcme"])
 def test_what_is_shown_is_the_same_recipe(name, tmp_path):
-    shown = CliRunner().invoke(main, ["recipes", "show", name], catch_exceptions=False).stdout
+    shown = run("recipes", "show", name).stdout
     (tmp_path / "shown.yaml").write_text(shown)
     assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
-    assert (
-        json.loads(CliRunner().invoke(main, ["recipes", "show", name, "--json"]).stdout) == load_recipe(name).to_dict()
-    )
+    assert json.loads(run("recipes", "show", name, "--json").stdout) == load_recipe(name).to_dict()
 
 
 def test_what_is_shown_has_the_source_of_the_file_that_sets_it():
-    shown = CliRunner().invoke(main, ["recipes", "show", "setdiv/f30k-butd-bigru"], catch_exceptions=False).stdout
+    shown = run("recipes", "show", "setdiv/f30k-butd-bigru").stdout
     lines = {tuple(line.split("  # ")) for line in map(str.strip, shown.splitlines()) if "  # " in line}
     found = {value.strip(): source for value, source in lines}
     assert found["aggregator_lr: 0.05"] == "appendix A"  # its own
@@ -54,7 +51,7 @@ def test_comments_of_values_that_stand_elsewhere(tmp_path):
     lines += ["  patience: *r-a  # own", "  warmup_epochs: *r-b", "optimizer: {clip: &c 3}", "loss:", "  triplet:"]
     (tmp_path / "mine.yaml").write_text("\n".join([*lines, "    warmup_epochs: *r-a", "    margin: *c"]))
     mine = str(tmp_path / "mine.yaml")
-    shown = CliRunner().invoke(main, ["recipes", "show", mine], catch_exceptions=False).stdout
+    shown = run("recipes", "show", mine).stdout
     said = {line.split(":")[0].strip(): line.partition("  # ")[2] for line in shown.splitlines()}
     assert (said["batch_size"], said["patience"], said["epochs"]) == ("as many as fit", "own", "")
     triplet = shown.partition("  triplet:")[2]

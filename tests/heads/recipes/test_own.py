@@ -73,7 +73,7 @@ RECIPE = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, one_thread):
+def folder(tmp_path, monkeypatch):
     """A folder with a store, and another one with a recipe and the module of its parts."""
     monkeypatch.chdir(tmp_path)
     make_store("s.zarr", train=16, val=8, test=8)
@@ -87,17 +87,8 @@ def test_a_part_of_ones_own_goes_through_every_command(folder):
     run("train-head", "s.zarr", "--recipe", "parts/own.yaml", "--out", "run", "--device", "cpu")
     first = run("eval", "run", "--device", "cpu", "--json").stdout
     run("report", "run", "--out", "report.html", "--device", "cpu")
-    cells = run(
-        "ablate",
-        "s.zarr",
-        "--recipe",
-        "parts/own.yaml",
-        "--vary",
-        "aggregator.image.factor=1,2",
-        "--out",
-        "cells",
-        "--json",
-    )
+    varied = ["--vary", "aggregator.image.factor=1,2", "--out", "cells", "--json"]
+    cells = run("ablate", "s.zarr", "--recipe", "parts/own.yaml", *varied)
     assert [(cell["error"], cell["values"]) for cell in json.loads(cells.stdout)] == [
         (None, {"aggregator.image.factor": value}) for value in (1, 2)
     ]
@@ -160,12 +151,7 @@ WRONG = {
     "a file's name": (("", "aggregator.image=wrong.py:A/B"), "write module:Class"),
     "no file": (("", "aggregator.image=nowhere:A"), "put nowhere.py beside the recipe"),
     "a similarity turned around": (
-        made(
-            "S",
-            "Similarity",
-            ["def forward(self, images, captions):", "    return captions @ images.T"],
-            "similarity=wrong:S",
-        ),
+        made("S", "Similarity", ["def forward(self, a, b):", "    return b @ a.T"], "similarity=wrong:S"),
         r"here \[2, 3\], and gave \[3, 2\]",
     ),
     "a loss of each pair": (

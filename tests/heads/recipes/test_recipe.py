@@ -52,6 +52,9 @@ def test_a_system_makes_a_model_that_can_learn(name, image, text):
         recipe = load_recipe(name, [*small, "augment.mix=0"])
     model = build_model(recipe, FeatureFacts(image, 5, 5), facts)
     images = model.embed_images(Features(torch.tensor([4, 2]), torch.rand(2, 4, 5), torch.rand(2, 5)))
+    other = build_model(recipe, FeatureFacts(image, 5, 7), facts)  # as a CLIP's patches and its projection
+    made = other.embed_images(Features(torch.tensor([4, 2]), torch.rand(2, 4, 5), torch.rand(2, 7)))
+    assert type(made.embedding) is type(images.embedding)
     tokens = torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 6]])
     local = torch.rand(3, 3, 5)
     captions = model.embed_captions(Features(torch.tensor([2, 1, 3]), local, torch.rand(3, 5), tokens))

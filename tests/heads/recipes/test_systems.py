@@ -4,12 +4,9 @@ import math
 import re
 
 import pytest
-from bundled_recipes import ALIGNMENT, small_settings
-from conftest import tiny_dataset
-from small_checkpoints import save_text_model
+from bundled_recipes import ALIGNMENT, OURS, small_settings
 from small_store import make_store
 
-import xret
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_model
 from xret.heads.recipes.names import FOLDER, lineage, recipe_file, recipe_names
@@ -19,11 +16,8 @@ from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAMES = recipe_names()
 SYSTEMS = [name for name in NAMES if "/" not in name]
-OURS = ["linear", "mlp", "setdiv-small"]  # no paper's: their values are ours
 VARIANTS = [name for name in NAMES if "/" in name]
 SOURCE = re.compile(r"section|appendix|Table|eq\.|footnote|published code|not in the paper|not used", re.IGNORECASE)
 SUMMED = {  # recalls of Pishdad et al., Tables 1 and 3, image to text and text to image; they print no sums
@@ -227,29 +221,6 @@ def test_a_recipe_trains_two_steps_and_is_evaluated(name, store, tmp_path):
     assert 0 <= result.rsum <= 600
     sets = recipe.aggregator["image"]["name"] in ("element-slots", "pie-net", "pcme")
     assert (result.log_circular_variance is not None) == sets
-
-
-@pytest.fixture(scope="module")
-def of_today(tmp_path_factory):
-    """Give a store with both towers of a CLIP, and the words of the captions."""
-    folder = tmp_path_factory.mktemp("today")
-    tiny_dataset.__wrapped__(folder)(folder=folder / "tiny", train=8, val=4, test=4)
-    clip = save_text_model(folder / "clip", "clip")
-    for encoders in ({"encoder": f"hf:{clip}"}, {"visual": None, "text": "words"}):
-        xret.extract(folder / "tiny" / "tiny.yaml", folder / "s.zarr", **encoders, device="cpu")
-    return str(folder / "s.zarr")
-
-
-@pytest.mark.parametrize("name", SYSTEMS)
-def test_every_system_trains_on_the_features_of_a_clip(name, of_today, tmp_path):
-    """Patches 32 wide beside global features of 24; only what writes captions word by word needs words."""
-    text = "words" if "caption-generation" in load_recipe(name, ["model.dim=8"]).terms else "clip"
-    summary = train(
-        of_today, load_recipe(name, [*small_settings(name), f"data.text={text}"]), tmp_path / "run", device="cpu"
-    )
-    assert (summary.untrained_rsum is not None) == (text == "clip")
-    (result,) = evaluate([summary.run], device="cpu").results
-    assert 0 <= result.rsum <= 600
 
 
 def _facts(kind):

@@ -33,8 +33,6 @@ from xret.heads.report.pictures import COVER, heat_map
 from xret.heads.training.train import train
 from xret.pipeline.store.create import image_set
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 OUTLINES = '<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)" class="outline"'
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from xret.heads.report import write_report
 
-pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("one_thread")]
+pytestmark = pytest.mark.browser
 
 CONTRAST = """() => {
   const channels = colour => colour.match(/[\\d.]+/g).map(Number);

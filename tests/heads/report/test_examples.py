@@ -12,8 +12,6 @@ from xret.heads.evaluation.scoring import Side
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.report.examples import DIRECTIONS, agreement_table, by_element, disagreements, drawn, gallery, nearest
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def ranked(scores):
     return sorted(range(len(scores)), key=lambda place: (-scores[place], place))

@@ -20,8 +20,6 @@ from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def two(folder, run):

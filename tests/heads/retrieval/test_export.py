@@ -16,7 +16,6 @@ from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {"vsepp": "vector", "setdiv": "set", "gaussian-vsepp": "gaussian", "scan": "sequence"}
 first_only = pytest.mark.parametrize("retriever", ["vsepp"], indirect=True)
 

@@ -16,7 +16,6 @@ from xret.heads.runs.run import EMBEDDINGS
 from xret.pipeline.encoders.grid import GridEncoder
 from xret.pipeline.errors import QueryError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = ["0.png", "4.png", "5.png", "a/1.png", "a/b/2.webp", "a/turned.png", "z.PNG"]
 
 
@@ -182,12 +181,3 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path)
             search(run, folder)
     with pytest.raises(QueryError, match="an index is of a split of a store"):
         Retriever(run, images=photos, index=tmp_path, device="cpu")
-
-
-def test_every_suffix_of_a_picture_counts_and_other_files_are_named(run, photos, caplog):
-    shutil.move(photos / "4.png", photos / "4.APNG")
-    Image.open(photos / "5.png").save(photos / "5.pnm", "PPM")
-    for name in ("6.xyz", ".hidden"):
-        (photos / name).write_bytes(b"no picture")
-    assert set(search(run, photos)) == {*ALL, "4.APNG", "5.pnm"} - {"4.png"}
-    assert [one for one in caplog.messages if "passed over" in one and one.endswith(": 6.xyz")]

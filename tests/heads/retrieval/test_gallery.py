@@ -8,8 +8,6 @@ from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import CacheError
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def run(trained):

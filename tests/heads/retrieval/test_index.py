@@ -20,7 +20,6 @@ from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import RunError
 
 pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-pytestmark = pytest.mark.usefixtures("one_thread")
 WIDTH = 16
 
 

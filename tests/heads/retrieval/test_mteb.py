@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from mteb.abstasks.retrieval import AbsTaskRetrieval
     from mteb.abstasks.task_metadata import TaskMetadata
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]  # mteb's own
+pytestmark = [pytest.mark.filterwarnings("ignore")]  # mteb's own
 
 
 @pytest.fixture

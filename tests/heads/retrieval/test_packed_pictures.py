@@ -15,8 +15,6 @@ from xret.heads.retrieval.retriever import Retriever
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.errors import CacheError, ManifestError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module", params=["tars", "parquet", "saved"])
 def made(request, tmp_path_factory):

@@ -1,5 +1,6 @@
 """A run at work: what it has cached it embeds again alike, and it finds what a plain loop finds."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -13,21 +14,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from scores import score
 from small_bert import save_bert
+from small_checkpoints import save_image_model
 from small_runs import make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 
+import xret
 from xret.heads.modules.embedding import Sequence, tensors_of
 from xret.heads.retrieval.retriever import Retriever
-from xret.heads.runs.encoders import specs_of_run
-from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.data.images import open_image
-from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
-from xret.pipeline.extraction.extraction import extract
-from xret.pipeline.extraction.options import build_options
+from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 RECIPES = ["vsepp", "setdiv", "pcme", "pcmepp", "gaussian-vsepp", "scan"]
 
 
@@ -92,31 +90,6 @@ def test_videos_are_folders_of_frames(tmp_path):
         retriever.encode_images([Image.new("RGB", (9, 9))])
     with pytest.raises(QueryError, match="searches videos"):
         Retriever(tmp_path / "run", images=tmp_path, **options).search("red")
-
-
-def test_a_tuned_run_encodes_with_its_own_backbones(made, tmp_path):
-    tuned, texts = tmp_path / "tuned", ["a red side and a blue side"]
-    settings = ["schedule.epochs=2", "optimizer.lr=0.01", "finetune.image_frozen=0", "finetune.text_frozen=0"]
-    weights = {"text_weights": str(made.folder / "bert")}
-    there = {"data_root": made.pictures, "device": "cpu", **weights}
-    finetune(made.run("setdiv", "tokens"), tuned, settings=settings, reattach=("image", "text"), **there)
-    retriever = open_run(made, tuned)
-    assert not torch.allclose(
-        retriever.encode_text(texts), open_run(made, made.run("setdiv", "tokens"), **weights).encode_text(texts)
-    )
-    with pytest.raises(RunError, match="extract … --encoder"):
-        retriever.search("red")
-    manifest = load_manifest(made.manifest)
-    extract(manifest, str(tmp_path / "t.zarr"), build_options(run=specs_of_run(tuned)))
-    retriever = open_run(made, tuned, store=str(tmp_path / "t.zarr"))
-    same(retriever.encode_text(retriever.gallery.texts), retriever.gallery.captions)
-    same(retriever.encode_images(files(retriever)), retriever.gallery.images)
-
-    edited(shutil.copytree(tuned, tmp_path / "exchanged"))
-    state = {name: tensor * 1.5 for name, tensor in load_file(tuned / "image_backbone.safetensors").items()}
-    save_file(state, tmp_path / "exchanged/image_backbone.safetensors")
-    with pytest.raises(EncoderError, match=r"image_backbone\.safetensors' is not what"):
-        open_run(made, tmp_path / "exchanged").encode_images(["x.png"])
 
 
 def test_words_need_no_store(made, tmp_path):
@@ -189,12 +162,8 @@ def test_gaussians_show_how_uncertain_they_are(made):
         covariance = np.diag(images.log_variance[retriever.gallery.image_ids.index(hit.id)].double().exp().numpy())
         assert hit.uncertainty == pytest.approx(float(np.linalg.slogdet(covariance)[1]), rel=1e-6)
         assert hit.to_dict().keys() == {"rank", "id", "score", "file_name", "uncertainty"}
-    assert open_run(made, made.run("vsepp")).search("red", 1)[0].to_dict().keys() == {
-        "rank",
-        "id",
-        "score",
-        "file_name",
-    }
+    (hit,) = open_run(made, made.run("vsepp")).search("red", 1)
+    assert hit.to_dict().keys() == {"rank", "id", "score", "file_name"}
 
 
 def test_elements_search_one_by_one(made):
@@ -244,3 +213,34 @@ def test_a_run_whose_weights_are_spoilt_is_refused(made, tmp_path):
     for search in (retriever.search, retriever.search_elements):
         with pytest.raises(RunError, match="not finite"):
             search("red")
+
+
+# --- Places
+
+
+SETTINGS = {"model.dim": 16, "schedule.epochs": 1, "data.batch_size": 8, "augment.image": 0.2}
+SETTINGS |= {"aggregator.image.head_dim": 8, "aggregator.text.head_dim": 8, "aggregator.image.positions": "grid"}
+
+
+def test_positions_are_those_of_a_map_that_is_not_square(tiny_dataset, tmp_path):
+    save_image_model(tmp_path / "oblong", "dinov2")
+    file = tmp_path / "oblong" / "preprocessor_config.json"
+    sizes = {"crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **sizes}))
+    manifest, store, rows = tiny_dataset(train=12, val=4, test=6), str(tmp_path / "s.zarr"), np.array([17])
+    xret.extract(manifest, store, visual=f"hf:{tmp_path}/oblong", text="words", device="cpu")
+    images = FeatureCache.open(store).image_set()
+    assert images.grid == (4, 6)
+    xret.train(store, recipe="setdiv", out=tmp_path / "run", settings=SETTINGS, device="cpu")
+    retriever = xret.load(tmp_path / "run", device="cpu")
+    (made,) = retriever.encode_images([manifest.parent / "images" / "17.jpg"])
+    branch = retriever.model.eval().image
+    local, pooled = (torch.from_numpy(array).float() for array in (images.local(rows), images.global_(rows)))
+    adapted = branch.adapter(torch.tensor([24]), local, pooled, None, uses_local=True)
+    with torch.inference_mode():
+        right, wrong = (
+            branch.aggregator(adapted.local, adapted.length, adapted.global_, grid=grid).embedding[0]
+            for grid in ((4, 6), (6, 4))
+        )
+    np.testing.assert_allclose(normalize(made, dim=-1), normalize(right, dim=-1), atol=2e-3)
+    assert (normalize(made, dim=-1) - normalize(wrong, dim=-1)).abs().max() > 5e-3

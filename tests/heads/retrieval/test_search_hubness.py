@@ -12,7 +12,6 @@ from xret.heads.retrieval.index import index_run
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import QueryError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SCALE = 20.0
 
 

@@ -21,7 +21,6 @@ from xret.heads.retrieval.retriever import Retriever
 
 http = pytest.importorskip("httpx").Client(timeout=120, headers={"Connection": "close"})
 pytest.importorskip("gradio", reason="Gradio is not here: pip install 'xret[serve]'")
-pytestmark = pytest.mark.usefixtures("one_thread")
 on_files = pytest.mark.parametrize("served", ["files"], indirect=True)
 
 

@@ -18,8 +18,6 @@ from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.pipeline.errors import EncoderError, RecipeError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 OTHER = "resnet18"
 BOTH = [f"data.image=[{NETWORK}, {OTHER}]", "data.text=[words, bert]"]
 

@@ -11,8 +11,6 @@ from xret.heads.retrieval import index as room
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Query, Retriever
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def unit(rows):
     rows = np.asarray(rows, dtype=float)

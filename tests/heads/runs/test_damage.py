@@ -11,8 +11,6 @@ from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 
 

@@ -16,8 +16,6 @@ from xret.heads.training.callbacks import Callback
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {"model.dim": 8, "data.batch_size": 12, "adapter.words.word_dim": 8, "optimizer.lr": 0.01}
 SMALL |= {"schedule.name": "step", "schedule.epochs": 2}
 EACH_STEP = {"runtime.checkpoint_steps": 1}

@@ -22,8 +22,6 @@ from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CPU = torch.device("cpu")
 BOTH = ["data.image=[grid, roi]", "data.text=words,states"]
 SMALL = ["model.dim=16", "adapter.words.word_dim=8", "schedule.epochs=1"]

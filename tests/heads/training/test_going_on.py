@@ -12,8 +12,6 @@ from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = ["data.unit=image", "model.dim=8", "adapter.words.word_dim=4", "data.batch_size=4", "optimizer.lr=0.01"]
 ALIKE = "adapter.grid.standardize=true"
 

@@ -15,8 +15,6 @@ from xret.heads.training.train import train
 from xret.pipeline.errors import RunError, XretError
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SETTINGS = ["model.dim=16", "adapter.words.word_dim=8", "data.unit=image", "data.batch_size=4", "schedule.epochs=3"]
 SETTINGS += ["loss.triplet.reduction=mean", "loss.same_text=excluded"]
 

@@ -19,8 +19,6 @@ from xret.heads.training.objective import Objective, embed_in_parts, goes_in_blo
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SYSTEMS = [name for name in recipe_names() if "/" not in name]
 
 

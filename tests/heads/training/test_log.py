@@ -14,8 +14,6 @@ from xret.heads.training.log import LOG
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TABLE = {f"{name}{side}" for name in ("r1", "r5", "r10", "medr") for side in ("", "i")} | {"rsum", "epoch"}
 
 

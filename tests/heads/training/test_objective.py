@@ -14,8 +14,6 @@ from xret.heads.training.train import train
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def test_captions_with_the_text_of_a_positive_are_no_negatives():
     positives = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]).bool()

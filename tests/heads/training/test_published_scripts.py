@@ -17,8 +17,6 @@ from xret.heads.training.optimisation import learning_rate
 from xret.heads.training.train import train
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DROPPED = ["adapter.words.dropout", "adapter.words.state_dropout"]
 DROPPED += ["aggregator.image.dropout", "aggregator.text.dropout", "augment.image", "augment.mask_words"]
 IN_TRAINING = [*(f"{key}=0.3" for key in DROPPED), "augment.image_varies=true"]

@@ -20,8 +20,6 @@ from xret.heads.training.trainer import Trainer
 from xret.pipeline.errors import CacheError, RunError
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EVERYTHING = [
     *("augment.image=0.2", "augment.text=0.2", "augment.image_varies=true", "augment.mask_words=0.3"),
     *("data.batch_size=8", "data.chunk=3", "data.captions=2", "adapter.words.ends=true"),

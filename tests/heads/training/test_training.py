@@ -23,8 +23,6 @@ from xret.pipeline.errors import VectorsError
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def first_model(store, recipe):
     """The head before its first step, of seed 0."""

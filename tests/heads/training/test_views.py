@@ -19,8 +19,6 @@ from xret.pipeline.errors import RunError
 from xret.pipeline.reading.features import drawn_views
 from xret.pipeline.store import FeatureCache
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SMALL = {"model.dim": 8, "adapter.words.word_dim": 8, "schedule.epochs": 1}
 VIEWS = 3
 

@@ -18,7 +18,6 @@ from xret.heads.tuning import tuning
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 
 pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Dask's own threads and sockets
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
@@ -76,10 +75,8 @@ def test_the_result_is_that_of_the_best_run_on_the_test_split(whole):
     out, found = whole
     assert found.evaluation.results == evaluate(out / "best", split="test", device="cpu").results
     result = json.loads((out / "result.json").read_text())
-    assert (result["best"]["number"], result["results"][0]["rsum"]) == (
-        found.best.number,
-        found.evaluation.results[0].rsum,
-    )
+    assert result["best"]["number"] == found.best.number
+    assert result["results"][0]["rsum"] == found.evaluation.results[0].rsum
     assert str(found).splitlines()[0].startswith(f"vsepp: {TRIALS} trials, ")
     assert str(found).splitlines()[1].split()[-2:] == ["adapter.words.dropout", "loss.triplet.margin"]
 
@@ -167,11 +164,8 @@ def test_what_is_not_a_trials_fault_ends_the_tuning(stores, tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         tuned(stores(), tmp_path / "out")
     monkeypatch.undo()
-    assert [trial.status == "failed" for trial in tuned(stores(), tmp_path / "out", trials=3).trials] == [
-        True,
-        False,
-        False,
-    ]
+    found = tuned(stores(), tmp_path / "out", trials=3)
+    assert [trial.status == "failed" for trial in found.trials] == [True, False, False]
 
 
 def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):

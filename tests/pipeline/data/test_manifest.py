@@ -80,10 +80,7 @@ def test_relative_paths_begin_at_data_root_if_given_else_at_the_manifest(tmp_pat
         (GOOD.replace("birds", "My Birds"), "'name' must be a text made of a-z, 0-9, _ and -, not 'My Birds'"),
         (GOOD.replace("birds", '"birds\\n"'), "'name' must be a text"),
         (GOOD.replace("images: images", "images: [a, b]"), "'images' must be a text, not ['a', 'b']"),
-        (
-            GOOD.replace(".json", ".txt"),
-            "'captions' must be a file that ends in .json, .jsonl, .csv, .tsv, not 'captions.txt'",
-        ),
+        (GOOD.replace(".json", ".txt"), "must be a file that ends in .json, .jsonl, .csv, .tsv, not 'captions.txt'"),
         (GOOD + "captions_per_image: 0\n", "'captions_per_image' must be a whole number of at least 1, not 0"),
         (GOOD + "merge_splits: {restval: training}\n", "to train, val, test, other, not {'restval': 'training'}"),
         (GOOD + "counts: {train: -1}\n", "'counts' must be"),
@@ -118,9 +115,6 @@ def test_a_wrong_key_or_value_is_named(tmp_path, text, phrase):
     [
         ("", "a manifest is a mapping with at least name, images, captions"),
         ("- name\n- images\n", "a manifest is a mapping"),
-        ("name: birds\nimages: [open\ncaptions: c.json\n", "this is not valid YAML (line 3, column 9: "),
-        ("name: birds\n\timages: x\n", "this is not valid YAML (line 2, column 1: "),
-        ("name: !!python/object:os.system x\n", "this is not valid YAML (line 1, column 7: "),
         ("name: a\nname: b\n", "this is not valid YAML (line 2, column 1: the key 'name' stands twice"),
     ],
 )

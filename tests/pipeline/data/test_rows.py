@@ -66,9 +66,8 @@ def test_splits_that_datasets_keeps_as_numbers_of_classes(tmp_path, key, saved):
     data.save_to_disk(tmp_path / "data")
     data.to_parquet(tmp_path / "data.parquet")
     for name, more in (("named", f"split_column: {key}\n"), ("unnamed", "")):
-        (tmp_path / f"{name}.yaml").write_text(
-            f"name: t\n{'dataset: data' if saved else 'parquet: data.parquet'}\n{more}"
-        )
+        source = "dataset: data" if saved else "parquet: data.parquet"
+        (tmp_path / f"{name}.yaml").write_text(f"name: t\n{source}\n{more}")
     assert splits(read_samples(load_manifest(tmp_path / "named.yaml"))) == BY_NAME
     if key == "split":
         assert splits(read_samples(load_manifest(tmp_path / "unnamed.yaml"))) == BY_NAME

@@ -77,13 +77,8 @@ def test_weights_that_do_not_fit_are_named():
         "5 unknown (head.0, head.1, head.2, …)",
         "2 of another shape (0.weight ([2, 4] in place of [2, 3]), 0.bias (None in place of [2]))",
     )
-    refused(
-        re.escape(f"FILE: these weights do not fit 'resnet18': {'; '.join(faults)}"),
-        load_strictly,
-        network,
-        wrong,
-        SPEC,
-    )
+    sentence = re.escape(f"FILE: these weights do not fit 'resnet18': {'; '.join(faults)}")
+    refused(sentence, load_strictly, network, wrong, SPEC)
     assert digest(network.state_dict()) == before
 
 

@@ -57,9 +57,8 @@ def test_words_with_spaces_numbers_and_headers(write):
 def test_line_endings_and_compression(write, ending, last, compressed):
     content = GLOVE.replace("\n", ending).removesuffix("" if last else ending).encode()
     path = write(gzip.compress(content), "glove.txt.gz") if compressed else write(content)
-    np.testing.assert_array_equal(
-        read_word_vectors(path, WORDS).vectors, read_word_vectors(write(GLOVE), WORDS).vectors
-    )
+    found, expected = (read_word_vectors(one, WORDS).vectors for one in (path, write(GLOVE)))
+    np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("space", ["\x85", "\u2028", "\x0b", "\x1c", "\u00a0"])

@@ -125,9 +125,7 @@ def test_a_manifest_says_which_samples_count(tmp_path):
     assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
     assert (summary.dataset, summary.matched_by, summary.unmatched) == ("own", "id", 10)
     (tmp_path / "c.csv").write_text(f"{text}{pairs.names[0]},another caption,train\nelse.jpg,none,test\n")
-    with pytest.raises(
-        SourceError, match=r"lacks 1 of 11 images of split 'test' of 'own', the first of 'else.jpg'; --on-error"
-    ):
+    with pytest.raises(SourceError, match=r"lacks 1 of 11 images of split 'test' of 'own', .*'else.jpg'; --on-error"):
         bring(source, tmp_path / "t", manifest=manifest)
     summary, cache = bring(source, tmp_path / "t", manifest=manifest, on_error="skip")
     assert [one.failed for one in summary.sets] == [1, 2]
@@ -139,9 +137,7 @@ def test_nan_stops_or_is_recorded(tmp_path):
     pairs.images[25, 3] = np.nan
     pairs.captions[7, 0] = np.inf
     source = pairs.clip_retrieval(tmp_path / "e")
-    with pytest.raises(
-        SampleError, match=r"00002/000000025.jpg: row 5 of img_emb_01.npy holds NaN or infinity; repair"
-    ):
+    with pytest.raises(SampleError, match=r"00002/000000025.jpg: row 5 of img_emb_01.npy holds NaN or infinity"):
         bring(source, tmp_path / "s")
     summary, cache = bring(source, tmp_path / "s", on_error="skip")
     assert [one.failed for one in summary.sets] == [1, 1]
@@ -208,24 +204,12 @@ def cut(kind):
 
 
 FAULTS = {
-    "rows differ": (
-        change("img_emb", 1, lambda m: m[:-1]),
-        r"metadata_01.parquet has 20 rows, .* 19 images and 20 cap",
-    ),
+    "rows differ": (change("img_emb", 1, lambda m: m[:-1]), r"metadata_01.parquet has 20 rows, .* 19 images and 20"),
     "another width": (change("text_emb", 1, lambda m: m[:, :5]), r"text_emb_01.npy is 5 wide and text_emb_00.npy 16"),
-    "whole numbers": (
-        change("img_emb", 0, lambda m: (9 * m).astype(np.int8)),
-        r"is int8 20 x 16, not floats in 2 dimensions",
-    ),
+    "whole numbers": (change("img_emb", 0, lambda m: (9 * m).astype(np.int8)), r"is int8 20 x 16, not floats in 2"),
     "one vector": (change("img_emb", 0, lambda m: m[0]), r"is float16 16, not floats in 2"),
-    "objects": (
-        change("img_emb", 0, lambda m: m.astype(object)),
-        r"img_emb_00.npy is no array of numbers, or was cut off",
-    ),
-    "no texts": (
-        lambda source: shutil.rmtree(source / "text_emb"),
-        r"lacks text_emb_0, text_emb_1, text_emb_2; complete",
-    ),
+    "objects": (change("img_emb", 0, lambda m: m.astype(object)), r"img_emb_00.npy is no array of numbers, or was"),
+    "no texts": (lambda s: shutil.rmtree(s / "text_emb"), r"lacks text_emb_0, text_emb_1, text_emb_2; complete"),
     "a part is missing": (lambda source: (source / "text_emb/text_emb_01.npy").unlink(), r"lacks text_emb_1; complete"),
     "no captions": (change("metadata", 0, lambda t: t.drop(["caption"])), r"no column 'caption', but image_path, sim"),
     "numbers": (
@@ -349,11 +333,8 @@ def test_rows_without_a_caption_are_left_out_with_their_features(tmp_path, caplo
     pairs = Pairs(120)
     texts = list(pairs.texts)
     pairs.texts[7] = pairs.texts[80] = None
-    source = (
-        pairs.clip_retrieval(tmp_path / "e")
-        if form == "clip-retrieval"
-        else pairs.folder(tmp_path / "e", index="jsonl")
-    )
+    place = tmp_path / "e"
+    source = pairs.clip_retrieval(place) if form == "clip-retrieval" else pairs.folder(place, index="jsonl")
     with pytest.raises((SourceError, ManifestError), match="--on-error skip"):
         bring(source, tmp_path / "s", form)
     _, cache = bring(source, tmp_path / "s", form, on_error="skip")

@@ -135,13 +135,6 @@ def refused(url, out, *args, **options):
     return str(error.value)
 
 
-def test_what_exists_is_not_touched(tmp_path):
-    url = make_store(tmp_path / "s", train=8, val=0, test=0)
-    (tmp_path / "out").write_text("mine")
-    assert "out exists already; name another --out" in refused(url, tmp_path / "out")
-    assert (tmp_path / "out").read_text() == "mine"
-
-
 def test_sets_and_splits_that_cannot_be_chosen(tmp_path):
     url = make_store(tmp_path / "s", train=12, val=3, test=3, image=("grid", "roi"), splits=("val",))
     sets = FeatureCache.open(url).set_names("images")

@@ -127,12 +127,6 @@ def test_an_array_a_video_is_its_frames(tmp_path, hdf5):
     assert_holds(cache, world.stored, size=False, kind="frames")
 
 
-def test_hdf5_by_names_of_arrays_may_be_frames(tmp_path):
-    world = World(tmp_path / "w", ragged=True)
-    arrays = {role: ARRAYS[role] for role in ("local", "id", "length", "size")}
-    assert_holds(bring(world, world.hdf5(), "hdf5", arrays=arrays, kind="frames")[1], world.stored, kind="frames")
-
-
 # What a set is, and that it is begun, stopped and ended like any other
 
 

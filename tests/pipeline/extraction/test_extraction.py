@@ -15,12 +15,15 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from packed_data import SPLITS, PackedData
 from small_encoder import SmallEncoder, use_for_images
 from small_extraction import SMALL, files
 
 import xret
+from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import load_visual
+from xret.pipeline.data.regions import Regions
+from xret.pipeline.encoders import EncoderSpec, load_visual
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError, SampleError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
@@ -423,3 +426,118 @@ def test_captions_of_a_language_without_spaces(manifest, tmp_path, caplog):
     assert counts["captions_unknown"] == sum(
         len(one["sentences"]) for one in content["images"] if one["split"] != "train"
     )
+
+
+# --- Every form of a data set
+
+
+FORMS = ("tars", "webdataset", "parquet", "saved", "saved_splits")
+
+
+@pytest.fixture
+def data(tmp_path):
+    return PackedData(tmp_path / "data")
+
+
+def values_of(path, url, **changes):
+    """Extract a data set; return its ids and captions and all features in the order of the store."""
+    extract(load_manifest(path), url, replace(SMALL, **changes))
+    cache = FeatureCache.open(url)
+    images, captions = cache.image_set(), cache.caption_set()
+    rows, texts = np.arange(cache.images), np.arange(cache.captions)
+    assert verify(str(url)).ok
+    return [
+        cache.caption_texts(0, cache.captions),
+        images.local(rows).tolist(),
+        images.array("size", rows).tolist(),
+        captions.token(texts).tolist(),
+    ]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_value_is_that_of_the_folder(data, tmp_path, form):
+    if form == "saved_splits":
+        data.rows.sort(key=lambda row: SPLITS.index(row[3]))
+    expected = values_of(data.as_folder(), tmp_path / "folder.zarr")
+    path = getattr(data, f"as_{form}")()
+    assert values_of(path, tmp_path / "packed.zarr") == expected
+    summary = extract(load_manifest(path), tmp_path / "packed.zarr", SMALL)
+    assert [one.samples for one in summary.sets] == [0, 0]
+    cache, manifest = FeatureCache.open(tmp_path / "packed.zarr"), load_manifest(path)
+    pictures = cache.open_pictures(manifest.images, 0, cache.images)
+    sizes = cache.image_set().array("size", np.arange(cache.images)).tolist()
+    for name, size in zip(cache.file_names(0, cache.images), sizes, strict=True):
+        assert list(open_image(pictures.open(name)).size) == size
+
+
+def test_files_that_were_changed_are_refused(data, tmp_path):
+    path = data.as_tars()
+    extract(load_manifest(path), tmp_path / "s.zarr", replace(SMALL, splits=("train",)))
+    changed = next(load_manifest(path).images.rglob("*.tar"))
+    os.utime(changed, (1, 1))
+    with pytest.raises(CacheError, match="made of other files"):
+        extract(load_manifest(path), tmp_path / "s.zarr", SMALL)
+
+
+# --- Regions
+
+
+class ColourRegions:
+    """Regions made of a picture's pixels, as many as its number says; the numbers can be computed again."""
+
+    name, kind = "colours", "roi"
+    rows, channels, global_channels = 5, 3, 3
+    extras = ("boxes", "classes", "scores")
+    grid = space = None
+    identity: dict = {"encoder": name, "weights": "none", "preprocessing": {}, "layer": None}  # noqa: RUF012
+    versions: dict = {}  # noqa: RUF012
+    spec = EncoderSpec("butd")
+
+    def decode(self, path):
+        image = open_image(path)
+        return (np.asarray(image, dtype=np.float32), int(Path(path.name).stem)), image.size
+
+    def encode(self, decoded):
+        return [self.regions(*one) for one in decoded]
+
+    @staticmethod
+    def regions(pixels, number):
+        count = 1 + number % 5
+        local = np.stack([pixels[row, row] for row in range(count)])
+        boxes = np.array([[row, row, row + 1, row + 1] for row in range(count)], dtype=np.float32)
+        scores = np.linspace(1, 0.5, count, dtype=np.float32)
+        return Regions(local, boxes, np.arange(count), scores)
+
+
+@pytest.fixture
+def colours(monkeypatch):
+    encoder = ColourRegions()
+    monkeypatch.setattr("xret.pipeline.encoders.load_visual_layers", lambda specs, device: [encoder])
+    return replace(SMALL, visual=EncoderSpec("butd"))
+
+
+def test_regions_lie_in_the_store_as_the_encoder_gave_them(colours, tiny_dataset, tmp_path):
+    manifest, url = load_manifest(tiny_dataset()), str(tmp_path / "s.zarr")
+    extract(manifest, url, colours)
+    cache = FeatureCache.open(url)
+    features = cache.image_set()
+    assert (features.kind, features.rows, features.dtype) == ("roi", 5, "float16")
+    for row, name in enumerate(cache.file_names(0, cache.images)):
+        image = open_image(manifest.images / name)
+        expected = ColourRegions.regions(np.asarray(image, dtype=np.float32), int(name.split(".")[0]))
+        count, at = len(expected.local), np.array([row])
+        assert features.length[row] == count
+        assert np.array_equal(features.local(at)[0, :count], expected.local.astype(np.float16))
+        assert not features.local(at)[0, count:].any()
+        assert np.array_equal(features.array("boxes", at)[0, :count], expected.boxes)
+        assert np.array_equal(features.array("scores", at)[0, :count], expected.scores)
+        assert features.array("classes", at)[0].tolist() == [*range(count), *[-1] * (5 - count)]
+        assert features.array("size", at)[0].tolist() == list(image.size)
+        assert features.global_(at)[0] == pytest.approx(expected.local.mean(0), rel=1e-3)
+    assert verify(url).ok
+
+
+def test_a_value_of_regions_beyond_the_dtype_names_the_picture(colours, tiny_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(ColourRegions, "regions", staticmethod(lambda *_: Regions(np.full((1, 3), 1e5, np.float32))))
+    with pytest.raises(CacheError, match=r"'\d+\.jpg': a value of 1e\+05 is beyond float16; .*--dtype float32"):
+        extract(load_manifest(tiny_dataset()), str(tmp_path / "s.zarr"), colours)

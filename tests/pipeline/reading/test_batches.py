@@ -31,32 +31,6 @@ def test_pad_lays_rows_out(rows):
     assert padded.tolist() == [row + [0] * (longest - len(row)) for row in rows]
 
 
-@pytest.mark.parametrize(("unit", "size", "steps"), [("image", 6, 4), ("caption", 16, 4)])
-def test_an_epoch_has_every_unit_once_with_its_own_features(cache, unit, size, steps):
-    images, captions = cache.image_set(), cache.caption_set()
-    batches = stored_batches(images, captions, "train", **FIELDS)
-    epoch = list(batches.epoch(unit=unit, batch_size=size, seed=3, epoch=1))
-    assert len(epoch) == batches.steps(unit, size) == steps  # 20 images with 50 captions
-    image_of = {images.local(np.array([i])).tobytes(): i for i in range(20)}
-    seen_images, seen_captions = [], []
-    for batch in epoch:
-        rows = [image_of[local.numpy().tobytes()] for local in batch.images.local]
-        seen_images += rows
-        assert len(set(rows)) == len(rows)
-        assert torch.equal(batch.images.global_, torch.from_numpy(images.global_(np.array(rows))))
-        tokens = [t[:n].tolist() for t, n in zip(batch.captions.token, batch.captions.length, strict=True)]
-        for token, position in zip(tokens, batch.caption_image.tolist(), strict=True):
-            row = rows[position]
-            first = int(cache.caption_start[row])
-            own = {tuple(captions.token(np.array([first + k]))): first + k for k in range(cache.caption_count[row])}
-            seen_captions.append(own.get(tuple(token)))
-        assert batch.positives.sum(0).tolist() == [1] * len(tokens)
-    assert None not in seen_captions
-    if unit == "image":
-        assert sorted(seen_images) == list(range(20))
-    assert len(seen_captions) == 50
-
-
 def test_the_order_depends_on_seed_and_epoch_alone(cache):
     batches = stored_batches(cache.image_set(), cache.caption_set(), "train", **FIELDS)
 

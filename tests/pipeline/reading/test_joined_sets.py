@@ -97,11 +97,8 @@ def test_data_sets_are_joined_set_by_set(cache, tmp_path):
     for side in ("image_features", "caption_features"):
         (whole,), parts = getattr(both, side)(1000), [next(getattr(one, side)(1000)) for one in alone]
         for place, part in enumerate(whole.parts):
-            rows = [
-                own.parts[place].local[row, :length]
-                for own in parts
-                for row, length in enumerate(own.parts[place].length)
-            ]
+            owns = [own.parts[place] for own in parts]
+            rows = [own.local[row, :length] for own in owns for row, length in enumerate(own.length)]
             assert len(part.length) == len(rows)
             for sample, own in enumerate(rows):
                 assert torch.equal(part.local[sample, : part.length[sample]], own)

@@ -88,12 +88,7 @@ def test_the_bundled_manifest_is_asked_where_there_is_no_copy(tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "spec"),
-    [
-        ("roi", {"name": "butd"}),
-        ("grid", None),
-        ("grid", {"name": "resnet18", "pool": (2, 2)}),
-        ("grid", {"name": "a:B"}),
-    ],
+    [("roi", {"name": "butd"}), ("grid", None), ("grid", {"name": "vgg11", "pool": (2, 2)}), ("grid", {"name": "a:B"})],
 )
 def test_what_cannot_be_put_back_says_why(kind, spec, tmp_path):
     features = SimpleNamespace(

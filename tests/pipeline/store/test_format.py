@@ -65,8 +65,8 @@ def test_xarray_opens_every_group_by_the_names_of_its_dimensions(url):
 def test_gathered_ranges_are_those_of_numpy(tmp_path_factory, chunk, views, ranges):
     folder = tmp_path_factory.mktemp("rows")
     values = np.random.default_rng(0).normal(size=(20, *([views] if views > 1 else []), 3)).astype(np.float16)
-    with _created(folder, values, chunk) as features:
-        rows = Rows(features.cache.folder, features.array_of("local"), views)
+    features = _created(folder, values, chunk)
+    rows = Rows(features.cache.folder, features.array_of("local"), views)
     flat = values.reshape(20 * views, 3)
     first = np.array([a for a, _ in ranges], dtype=np.int64)
     count = np.array([min(n, len(flat) - a) for a, n in ranges], dtype=np.int64)
@@ -76,27 +76,18 @@ def test_gathered_ranges_are_those_of_numpy(tmp_path_factory, chunk, views, rang
         rows.gather(np.array([len(flat)]), 1)
 
 
-class _created:
-    """A store in which `local` of a set has these values, so many rows in a chunk."""
-
-    def __init__(self, folder, values, chunk):
-        url = make_store(folder / "s.zarr", train=4, val=0, test=0)
-        self.cache = FeatureCache.open(url, writable=True)
-        dims = tuple("abcd"[: values.ndim])
-        arrays = {
-            "local": ArraySpec(dims, values.shape, chunk, "float16", np.nan),
-            "status": ArraySpec(("image",), (len(values),), chunk, "uint8", 255),
-        }
-        facts = {"kind": "grid", "fingerprint": "f", "identity": {}, "dtype": "float16", "rows": 1}
-        self.cache.create_set("images/other", {**facts, "channels": 3, "global_channels": 3}, arrays)
-        self.features = self.cache.set_at("images/other")
-        self.features.array_of("local")[:] = values
-
-    def __enter__(self):
-        return self.features
-
-    def __exit__(self, *_):
-        pass
+def _created(folder, values, chunk):
+    """Return a set in whose store `local` has these values, so many rows in a chunk."""
+    cache = FeatureCache.open(make_store(folder / "s.zarr", train=4, val=0, test=0), writable=True)
+    arrays = {
+        "local": ArraySpec(tuple("abcd"[: values.ndim]), values.shape, chunk, "float16", np.nan),
+        "status": ArraySpec(("image",), (len(values),), chunk, "uint8", 255),
+    }
+    facts = {"kind": "grid", "fingerprint": "f", "identity": {}, "dtype": "float16", "rows": 1}
+    cache.create_set("images/other", {**facts, "channels": 3, "global_channels": 3}, arrays)
+    features = cache.set_at("images/other")
+    features.array_of("local")[:] = values
+    return features
 
 
 def test_a_flipped_bit_in_any_file_is_found(own):

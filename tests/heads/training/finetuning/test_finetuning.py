@@ -26,8 +26,6 @@ from xret.pipeline.errors import CacheError, EncoderError, RecipeError, RunError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 PICTURES = {"train": 12, "val": 6, "test": 6}
 HEAD = ["model.dim=16", "adapter.words.word_dim=8", "schedule.name=step", "schedule.epochs=2", "optimizer.lr=0.003"]
 HEAD += ["data.unit=image", "data.batch_size=12"]  # an epoch is one step

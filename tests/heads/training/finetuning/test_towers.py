@@ -23,8 +23,6 @@ from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.errors import EncoderError, RunError
 from xret.pipeline.reading.end_to_end import read_window, window_size
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 HEAD = {"model.dim": 16, "data.unit": "image", "data.batch_size": 12, "optimizer.lr": 0.003}  # an epoch is one step
 HEAD |= {"augment": {"image": 0, "text": 0}, "loss.triplet": {"negatives": "all", "reduction": "mean"}}
 SLOTS = {"aggregator.image.head_dim": 8, "aggregator.text.head_dim": 8, "aggregator.image.positions": "grid"}

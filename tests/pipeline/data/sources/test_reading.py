@@ -128,18 +128,14 @@ def test_a_text_file_is_a_caption_and_json_goes_before_it(data, tmp_path, caplog
             add(archive, f"d/{number}.jpg", data.rows[number][1])
         add(archive, "d/1.seg.png", b"not a picture of the sample")
     _, samples = read(data.manifest("text", tar=str(tmp_path / "a.tar")))
-    assert {image.file_name: image.captions[0].text for image in samples.images} == {
-        "d/1.jpg": "one",
-        "d/2.jpg": "zwei",
-    }
+    assert {i.file_name: i.captions[0].text for i in samples.images} == {"d/1.jpg": "one", "d/2.jpg": "zwei"}
     assert "names no splits" in caplog.text
 
 
 def test_splits_are_those_that_the_manifest_names(data):
     data.as_tars(files=3)
-    path = data.manifest(
-        "by", tar={"train": "shard-{00,02}.tar", "validation": "shard-01.tar"}, merge_splits={"validation": "val"}
-    )
+    tars = {"train": "shard-{00,02}.tar", "validation": "shard-01.tar"}
+    path = data.manifest("by", tar=tars, merge_splits={"validation": "val"})
     _, samples = read(path)
     first, second, third = (len(part) for part in data.parts(3))
     assert samples.splits == {"train": (0, first + third), "val": (first + third, first + second + third)}

@@ -1,11 +1,9 @@
 """Bottom-up attention end to end: pictures in, regions or cells out, from files in the published layouts."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
-from butd_files import as_milvlg, caffe_resnet, draw, vse_infty
+from butd_files import caffe_resnet, vse_infty
 from encoder_contract import RegionContract, picture, refused
 from loaded import image_encoder
 from PIL import Image
@@ -111,35 +109,6 @@ def test_pixels_are_interpolated_without_smoothing(tmp_path):
 
 def test_nothing_of_it_can_be_downloaded():
     refused("no weights of butd can be downloaded", image_encoder, "butd", "imagenet", regions=(36, 36))
-
-
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """Write the same numbers as airsplay and MILVLG published theirs, in half as many bytes each."""
-    folder = tmp_path_factory.mktemp("published")
-    airsplay = draw()
-    milvlg = {name: value.half() for name, value in as_milvlg(airsplay).items()}
-    arrays = {name: value.half().numpy() for name, value in airsplay.items()}
-    with (folder / "airsplay.pkl").open("wb") as file:
-        pickle.dump({"model": arrays, "__author__": "someone", "matching_heuristics": True}, file, protocol=2)
-    torch.save({"model": milvlg}, folder / "milvlg.pth")
-    yield folder
-    for path in folder.iterdir():
-        path.unlink()  # a quarter of a gigabyte
-
-
-def test_both_published_files_give_the_same_features(published, tmp_path):
-    encoders = [
-        small(image_encoder("butd", published / name, regions=(10, 100), trust=trust))
-        for name, trust in (("airsplay.pkl", True), ("milvlg.pth", False))
-    ]
-    assert encoders[0].identity == encoders[1].identity
-    image = encoders[0].decode(picture(tmp_path / "p.png"))[0]
-    first, second = (encoder.encode([image])[0] for encoder in encoders)
-    assert 0.01 < first.local.std() < 10
-    assert len(np.unique(first.local, axis=0)) > 1
-    for name in ("local", "boxes", "classes", "scores"):
-        assert getattr(first, name).tobytes() == getattr(second, name).tobytes()
 
 
 def test_the_grid_of_vse_inftys_file(tmp_path):

@@ -187,10 +187,6 @@ def test_without_a_network_a_hub_model_says_what_to_do(monkeypatch, capfd):
         raise OSError("We could not connect.\nSee the manual.")
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", offline)
-    refused(
-        r"weights some-bert, cannot be loaded .*could not connect\); check its weights, or the con",
-        load,
-        "some-bert",
-    )
+    refused(r"weights some-bert, cannot be loaded .*could not connect\); check its weights", load, "some-bert")
     assert asked == [("some-bert", True), ("some-bert", False)]
     assert capfd.readouterr().err == "Fetching text weights 'some-bert' from the Hugging Face hub, into its cache.\n"

@@ -240,11 +240,11 @@ def resume(samples: int) -> None:
 
 
 def same_picture(folder: Path, count: int, side: int) -> Path:
-    """Make a data set of `count` names of one picture, a caption each; return its manifest."""
+    """Make a data set of `count` names of one smooth picture, a caption each; return its manifest."""
     (folder / "images").mkdir(parents=True)
-    pixels = np.random.default_rng(0).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (side // 8, side // 8, 3), dtype=np.uint8)
     encoded = io.BytesIO()
-    Image.fromarray(pixels).save(encoded, "jpeg")
+    Image.fromarray(pixels).resize((side, side), Image.Resampling.BICUBIC).save(encoded, "jpeg", quality=90)
     with (folder / "captions.jsonl").open("w") as lines:
         for number in range(count):
             split = "train" if number % 10 else ("val" if number % 20 else "test")

@@ -6,7 +6,7 @@ again, and `DataLoader` reads them through `xret.FeatureDataset`. Rounds take tu
 Prints one JSON line a figure: rates of image features, `ratio` to `memmap`. `waiting` is the share of an epoch for
 which whoever is busy for `--step-ms` with each batch waits for the next one.
 
-    python tests/benchmarks/reading.py speed --images 8192 --device cuda --step-ms 30
+    python tests/benchmarks/reading.py speed --images 8192 --step-ms 30
 
 `shuffle` trains heads with whole and with block-shuffled epochs, seed by seed, and prints the best validation RSUM: the
 difference of the means should lie within the seed noise of the whole shuffle.
@@ -28,8 +28,7 @@ from typing import Any
 
 import click
 import numpy as np
-import torch
-from sizes import small
+from sizes import VOCABULARY, small
 from torch.utils.data import DataLoader
 
 from xret.heads.recipes.recipe import load_recipe
@@ -41,17 +40,27 @@ from xret.pipeline.store import OK, FeatureCache
 from xret.pipeline.store.create import SetFacts, caption_set, image_set
 from xret.pipeline.store.store import open_for_writing
 
-CAPTIONS, WORDS = 5, 12
+CAPTIONS = 5
 PART = 1 << 26  # bytes that `memmap` copies at once
 PLAIN = "plain.f16"
 
 
-def make_store(folder: Path, images: int, regions: int, channels: int) -> FeatureCache:
-    """Write a store of one split, and the same images' features as one file beside it."""
-    captions = tuple(Caption("words", k) for k in range(CAPTIONS))
-    samples = [ImageSample(str(number), f"{number}.jpg", "train", -1, captions) for number in range(images)]
-    everything = Samples("bench", tuple(samples), {"train": (0, images)}, "0")
-    words = SetFacts("words", "words", {"encoder": "words"}, "int32", None, None, extra={"vocabulary": ["", "words"]})
+def make_store(folder: Path, images: int, regions: int, channels: int, val: int = 0) -> FeatureCache:
+    """Write a store, of whose images the last are for validation, and their features as one file beside it.
+
+    Captions are random words, in numbers about as Flickr30K's.
+    """
+    splits = {"train": (0, images - val)} | ({"val": (images - val, images)} if val else {})
+    of = {number: name for name, rows in splits.items() for number in range(*rows)}
+    samples = [
+        ImageSample(
+            str(number), f"{number}.jpg", of[number], -1, tuple(Caption(f"{number} {k}", k) for k in range(CAPTIONS))
+        )
+        for number in range(images)
+    ]
+    everything = Samples("bench", tuple(samples), splits, "0")
+    vocabulary = ["", *(f"word{number}" for number in range(1, VOCABULARY))]
+    words = SetFacts("words", "words", {"encoder": "words"}, "int32", None, None, extra={"vocabulary": vocabulary})
     grid = SetFacts(
         "regions", "roi", {"encoder": "random"}, "float16", channels, channels, rows=regions, arrays=("size",)
     )
@@ -66,12 +75,13 @@ def make_store(folder: Path, images: int, regions: int, channels: int) -> Featur
             arrays["length"][:], arrays["size"][:], arrays["status"][:] = regions, 0, OK
             plain.write(arrays["local"].tobytes())  # as chunks are written: pages of a file are not all equally fast
             features.write(chunk, arrays)
-        texts = caption_set(cache, words, np.full(images * CAPTIONS, WORDS, np.int32))
+        lengths = rng.integers(8, 17, images * CAPTIONS).astype(np.int32)
+        texts = caption_set(cache, words, lengths)
         for chunk in range(texts.chunks):
-            arrays = texts.blank(chunk)
-            begin = chunk * texts.array_of("token").chunks[0]
-            arrays["start"] = begin + np.arange(len(arrays["status"])) * WORDS
-            arrays["length"][:], arrays["token"][:], arrays["status"][:] = WORDS, 1, OK
+            arrays, own = texts.blank(chunk), lengths[slice(*texts.rows_in(chunk))]
+            arrays["start"] = chunk * texts.array_of("token").chunks[0] + own.cumsum() - own
+            arrays["token"] = rng.integers(1, VOCABULARY, len(arrays["token"]), dtype=np.int32)
+            arrays["length"], arrays["status"][:] = own, OK
             texts.write(chunk, arrays)
     os.sync()
     return FeatureCache.open(str(folder / "s.zarr"))
@@ -87,8 +97,6 @@ def memmap(plain: np.ndarray, into: np.ndarray) -> None:
 def epoch_of(batches: Batches, batch_size: int, number: Iterator[int], step: float = 0.0) -> None:
     """Take an epoch's batches, busy for `step` seconds with each."""
     for _ in batches.epoch(unit="image", batch_size=batch_size, seed=0, epoch=next(number)):
-        if batches.device.type == "cuda":
-            torch.cuda.synchronize()
         time.sleep(step)
 
 
@@ -116,9 +124,8 @@ def main() -> None:
 @click.option("--batch-size", default=200, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--step-ms", default=100.0, show_default=True, help="What a step takes when waiting is measured.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
 @small(images=64, regions=4, channels=16, batch_size=16, rounds=1, step_ms=1.0)
-def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int, step_ms: float, device: str) -> None:
+def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int, step_ms: float) -> None:
     """Measure rates against a memory-mapped array, and the share of time that a training waits."""
     with tempfile.TemporaryDirectory() as folder:
         cache = make_store(Path(folder), images, regions, channels)
@@ -126,10 +133,7 @@ def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int
         into = np.zeros((max(1, PART // plain[0].nbytes), *plain.shape[1:]), plain.dtype)
         sets, number = (cache.image_set(), cache.caption_set()), itertools.count()
         fields = {"image_fields": {"local"}, "caption_fields": {"token"}}
-        split = {
-            name: stored_batches(*sets, "train", device=device, placement=name, **fields)
-            for name in ("stream", "memory")
-        }
+        split = {name: stored_batches(*sets, "train", placement=name, **fields) for name in ("stream", "memory")}
         opening = seconds_of(lambda: epoch_of(split["stream"], batch_size, number))
         say(what="first epoch, which checks every byte", seconds=round(opening, 3))
         jobs = {"memmap": partial(memmap, plain, into)}

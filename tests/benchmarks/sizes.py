@@ -6,6 +6,8 @@ from typing import Any
 
 import click
 
+VOCABULARY = 8481  # words that occur four times in Flickr30K's captions
+
 
 def small(**sizes: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the flag; with it, `sizes` stand in the place of the options of these names."""

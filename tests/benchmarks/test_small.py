@@ -52,14 +52,9 @@ def test_the_cost_of_retrieval():
     assert paper == {"vse-infty": 159, "setdiv": 168, "scan": 198121}
 
 
-def test_the_pooling_study():
-    pooling_study, found = importlib.import_module("pooling_study"), lines("pooling_study", "--json")
-    assert {line["generator"] for line in found} == set(pooling_study.PAPER)
-    assert {line["pattern"] for line in found} == set(pooling_study.PATTERNS)
-    assert all(0 <= line["seen"] < 1 for line in found)
-
-
-@pytest.mark.parametrize("command", ["similarity", "search", "reading speed", "extraction memory", "extraction resume"])
+@pytest.mark.parametrize(
+    "command", ["gpu", "similarity", "search", "reading speed", "extraction memory", "extraction resume"]
+)
 def test_what_prints_lines(command):
     assert all(isinstance(line, dict) for line in lines(command))
 
@@ -67,7 +62,6 @@ def test_what_prints_lines(command):
 @pytest.mark.parametrize(
     ("command", "rows"),
     [
-        ("training similarity", ["smooth-chamfer", "assignment"]),
         ("training step", ["setdiv/f30k-butd-bigru", "maxmatch/f30k-butd-bigru"]),
         ("training epoch", ["vsepp", "vse-infty", "setdiv", "linear"]),
         ("large_batches", ["InfoNCE", "sigmoid"]),

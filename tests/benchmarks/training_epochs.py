@@ -12,11 +12,11 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from PIL import Image
+from extraction import same_picture
 from reading import make_store
 from sizes import small
 from torch import Tensor
-from training_parts import VOCABULARY, WORD_IDS, Step, flops_of, medians, print_table, seconds_of
+from training_parts import WORD_IDS, Step, medians, print_table, seconds_of
 
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import Recipe, load_recipe
@@ -25,10 +25,12 @@ from xret.pipeline.encoders import EncoderSpec, load_visual
 from xret.pipeline.errors import XretError
 from xret.pipeline.reading.batches import Batch, stored_batches
 from xret.pipeline.reading.features import Features
+from xret.pipeline.reading.placement import Placement
 
 CPU = torch.device("cpu")
 F30K_IMAGES, F30K_CAPTIONS = 29_000, 145_000  # of the training split
 POOLED = 768  # channels of a pooled caption feature
+SMALL = ["data.batch_size=20", "model.dim=16"]
 # Name: the recipe, settings of its own, facts of the captions.
 HEADS: dict[str, tuple[str, list[str], FeatureFacts]] = {
     "vsepp": ("vsepp", [], WORD_IDS),
@@ -38,122 +40,45 @@ HEADS: dict[str, tuple[str, list[str], FeatureFacts]] = {
 }
 
 
-def pictures(folder: Path, count: int) -> list[Path]:
-    """Write generated photographs of Flickr30K's usual size."""
-    rng = np.random.default_rng(0)
-    paths = [folder / f"{number}.jpg" for number in range(count)]
-    for path in paths:
-        noise = Image.fromarray(rng.integers(0, 256, (47, 63, 3), dtype=np.uint8))
-        noise.resize((500, 375), Image.Resampling.BICUBIC).save(path, quality=90)
-    return paths
-
-
 def pooled_captions(batch: Batch, table: Tensor) -> Batch:
     """Return a batch whose captions are pooled features, of a table that lies in memory."""
     found = table[batch.caption_index % len(table)].to(batch.caption_image.device)
     return replace(batch, captions=Features(torch.ones_like(batch.caption_image), global_=found))
 
 
-def random_words(batch: Batch) -> Batch:
-    """Return a batch whose captions are random words; those of the generated store are one word again and again."""
-    token = batch.captions.token
-    assert token is not None
-    return replace(batch, captions=replace(batch.captions, token=torch.randint_like(token, 1, VOCABULARY)))
-
-
 @click.command()
-@click.option("--visual", default="resnet152", show_default=True, help="Any torchvision classification network.")
-@click.option("--image-size", default=224, show_default=True)
 @click.option("--images", default=1024, show_default=True, help="In the generated cache.")
-@click.option("--network-images", default=16, show_default=True, help="On which the network is measured.")
 @click.option("--steps", default=3, show_default=True, help="On which each head is measured.")
-@click.option("--rounds", default=3, show_default=True, help="Of the network.")
-@click.option("--head", "names", multiple=True, type=click.Choice(list(HEADS)), default=tuple(HEADS))
-@click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE, for these heads.")
-@click.option("--device", default="cpu", show_default=True)
-@small(
-    visual="squeezenet1_1",
-    image_size=64,
-    images=40,
-    network_images=2,
-    steps=1,
-    rounds=1,
-    settings=("data.batch_size=20", "model.dim=16"),
-)
-def epoch(
-    visual: str,
-    image_size: int,
-    images: int,
-    network_images: int,
-    steps: int,
-    rounds: int,
-    names: tuple[str, ...],
-    settings: tuple[str, ...],
-    device: str,
-) -> None:
-    """An epoch from the cache against one with the frozen backbone in the loop.
+@small(images=40, steps=1, tiny=True)
+def epoch(images: int, steps: int, tiny: bool = False) -> None:
+    """An epoch from the cache against one with ResNet-152, frozen, in the loop, on a CPU.
 
-    Measured on a subset: heads on a few of their own steps, loading from a generated cache included; the network, of
-    random weights, on a few generated photographs, reading them included. A step in the loop is the head's step and the
-    network on the step's images, scaled by their number; an image comes once an epoch where a recipe counts images,
-    with each of its five captions where it counts captions. Epochs are those of Flickr30K. `linear` is one layer over
-    pooled features on either side.
+    Heads are measured on a few of their own steps, loading from a generated cache included; the network, of random
+    weights, on a generated photograph, reading it included. A step in the loop is the head's step and the network on
+    the step's images; an image comes once an epoch where a recipe counts images, with each of its five captions where
+    it counts captions. Epochs are those of Flickr30K. `linear` is one layer over pooled features on either side.
     """
-    target = device_of(device)
-    encoder = load_visual(EncoderSpec(visual, "random:0", image_size=image_size), device)
+    name, size, settings = ("squeezenet1_1", 64, SMALL) if tiny else ("resnet152", 224, [])
+    encoder = load_visual(EncoderSpec(name, "random:0", image_size=size), "cpu")
     grid = FeatureFacts("grid", encoder.channels, encoder.channels)
-    table = torch.randn(10_000, POOLED).half()
-    rows = []
+    table, rows = torch.randn(10_000, POOLED).half(), []
     with tempfile.TemporaryDirectory() as work:
-        paths = pictures(Path(work), network_images)
-        on_images = medians({"network": lambda: encode(encoder, paths)}, rounds, target)["network"] / len(paths)
-        pixels = encoder.decode(paths[0])[0][None]
-        network_flops = flops_of(lambda: encoder.encode(pixels))
+        paths = sorted((same_picture(Path(work, "pictures"), 2 if tiny else 16, 433).parent / "images").iterdir())
+        on_images = medians({"network": lambda: encode(encoder, paths)}, 3, CPU)["network"] / len(paths)
         cache = make_store(Path(work), images, encoder.rows, encoder.channels)
-        for name in names:
-            recipe_name, own, captions = HEADS[name]
+        for name, (recipe_name, own, captions) in HEADS.items():
             recipe = load_recipe(recipe_name, [*own, *settings])
-            take = Step(recipe, grid, captions, target)
-            other = partial(pooled_captions, table=table) if name == "linear" else random_words
-            batches = map(other, cache_batches(cache, take, recipe, device))
-            seconds, head_images = head_seconds(take, batches, steps, target)
-            if target.type != "cpu":  # the counter sees no GRU of cuDNN
-                take = Step(recipe, grid, captions, CPU)
-            head_flops = flops_of(partial(take, on_cpu(next(batches))))
-            in_loop = seconds + head_images * on_images
-            an_epoch = (F30K_IMAGES if recipe.data.unit == "image" else F30K_CAPTIONS) / recipe.data.batch_size
-            of_network = head_images * network_flops
-            rows.append(
-                [
-                    name,
-                    f"{recipe.data.batch_size} {recipe.data.unit}s",
-                    f"{head_images:.0f}",
-                    f"{seconds:.3g}",
-                    f"{in_loop:.3g}",
-                    f"{in_loop / seconds:.3g}",
-                    f"{head_flops / 1e9:.3g}",
-                    f"{of_network / 1e9:.3g}",
-                    f"{1 + of_network / head_flops:.3g}",
-                    f"{an_epoch * seconds / 60:.3g}",
-                    f"{an_epoch * in_loop / 60:.3g}",
-                ]
-            )
-    click.echo(
-        f"{visual} at {image_size} pixels: {on_images:.3g} s and {network_flops / 1e9:.3g} GFLOP an image, measured on"
-        f" {network_images} images and scaled; heads on {steps} steps each\n"
-    )
-    head = ["head", "step", "images", "cache, s", "loop, s", "loop / cache", "head, GFLOP", "network, GFLOP"]
-    print_table([*head, "FLOP, loop / cache", "epoch from the cache, min", "in the loop, min"], rows)
-
-
-def on_cpu(batch: Batch) -> Batch:
-    """Return a batch in the host's memory."""
-
-    def moved(features: Features) -> Features:
-        parts = vars(features).items()
-        return Features(**{name: x.cpu() if isinstance(x, torch.Tensor) else x for name, x in parts})
-
-    return Batch(moved(batch.images), moved(batch.captions), batch.caption_image.cpu(), batch.caption_index)
+            take = Step(recipe, grid, captions, CPU)
+            batches = cache_batches(cache, take, recipe, "cpu")
+            if name == "linear":
+                batches = map(partial(pooled_captions, table=table), batches)
+            seconds, head_images = head_seconds(take, batches, steps, CPU)
+            in_loop, data = seconds + head_images * on_images, recipe.data
+            an_epoch = (F30K_IMAGES if data.unit == "image" else F30K_CAPTIONS) / data.batch_size / 60
+            figures = (seconds, in_loop, in_loop / seconds, an_epoch * seconds, an_epoch * in_loop)
+            rows.append([name, f"{data.batch_size} {data.unit}s", *(f"{one:.3g}" for one in figures)])
+    head = ["head", "step", "cache, s", "loop, s", "loop / cache", "epoch from the cache, min", "in the loop, min"]
+    print_table(head, rows)
 
 
 def encode(encoder: Any, paths: list[Path]) -> None:
@@ -161,7 +86,9 @@ def encode(encoder: Any, paths: list[Path]) -> None:
     encoder.encode(torch.stack([encoder.decode(path)[0] for path in paths]))
 
 
-def cache_batches(cache: Any, take: Step, recipe: Recipe, device: str) -> Iterator[Batch]:
+def cache_batches(
+    cache: Any, take: Step, recipe: Recipe, device: str, placement: Placement = "memory"
+) -> Iterator[Batch]:
     """Yield full batches of a cache for a head, epoch after epoch."""
     batches = stored_batches(
         cache.image_set(),
@@ -170,11 +97,11 @@ def cache_batches(cache: Any, take: Step, recipe: Recipe, device: str) -> Iterat
         device=device,
         image_fields=take.model.image_fields,
         caption_fields={"token"},
-        placement="memory",
+        placement=placement,
     )
     unit, size = recipe.data.unit, min(recipe.data.batch_size, batches.images)
     for number in itertools.count():
-        for batch in batches.epoch(unit=unit, batch_size=size, seed=0, epoch=number):
+        for batch in batches.epoch(unit=unit, batch_size=size, seed=0, epoch=number, captions=recipe.data.captions):
             if len(batch.images.length if unit == "image" else batch.captions.length) == size:
                 yield batch
 

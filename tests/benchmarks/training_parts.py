@@ -12,21 +12,21 @@ from typing import Any
 
 import click
 import torch
+from sizes import VOCABULARY
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 from training_reference import make_reference
 
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.recipe import Recipe
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import autocast_dtype, build_optimizer, set_rates, weights_of
+from xret.pipeline.device import on_host, send
 from xret.pipeline.reading.batches import Batch
 from xret.pipeline.reading.features import Features
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-VOCABULARY = 8481  # words that occur four times in Flickr30K's captions
 WORD_IDS = FeatureFacts("words", None, None, VOCABULARY)
 BEHIND_WARMUP = 1.0  # epochs; the losses are those of the hardest negatives
 
@@ -122,13 +122,6 @@ class Step:
         return values
 
 
-def flops_of(work: Callable[[], Any]) -> int:
-    """Return the operations of the matrix products and convolutions of `work`, forward and backward."""
-    with FlopCounterMode(display=False) as counter:
-        work()
-    return counter.get_total_flops()
-
-
 def roi_batch(images: int, captions: int, regions: int, channels: int) -> Batch:
     """Return a generated batch: float16 regions, and captions of 8 to 16 words, about as long as Flickr30K's."""
     length = torch.randint(8, 17, (captions,))
@@ -138,6 +131,19 @@ def roi_batch(images: int, captions: int, regions: int, channels: int) -> Batch:
     owner = torch.arange(captions) * images // captions
     rows = torch.full((images,), regions)
     return Batch(Features(rows, local=local), Features(length, token=token), owner, torch.arange(captions))
+
+
+def on_device(batch: Batch, device: torch.device) -> Batch:
+    """Return a batch in a device's memory."""
+
+    def moved(features: Features) -> Features:
+        parts = vars(features) | {"length": send(on_host(features.length), device)}
+        return Features(
+            **{key: x.to(device) if key != "length" and isinstance(x, Tensor) else x for key, x in parts.items()}
+        )
+
+    owner = send(on_host(batch.caption_image), device)
+    return Batch(moved(batch.images), moved(batch.captions), owner, batch.caption_index)
 
 
 Operand = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]

@@ -49,16 +49,16 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
     url = str(url)
-    options = replace(  # the absolute paths of weights are recorded
-        options, visual=options.visual and options.visual.located({}), text=options.text and options.text.located({})
-    )
+    sides = {"visual": options.visual, "text": options.text}
+    found = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}
+    options = replace(options, **found)  # with absolute paths of weights, which are recorded
     samples = read_samples(manifest, options.on_error == "skip")
     splits = choose_splits(samples, options.splits)
     folder = Folder(url)
     if not options.repair and is_store_of(folder, samples):
-        found = _finished(FeatureCache.open(url), options, splits)
-        if found is not None:
-            return found
+        finished = _finished(FeatureCache.open(url), options, splits)
+        if finished is not None:
+            return finished
     require_place(url, samples)  # a finished store may lie where nothing can be written
     from ..device import pick_device
     from ..encoders import load_visual_layers
@@ -212,12 +212,13 @@ def _fill(
     if is_images:
         rows = {row for one, _ in lacking for row in _rows_left(one, missing, splits)}
         _require_pictures(samples, manifest, options, sorted(rows))
+    trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
     job = tasks.Job(
         key=uuid.uuid4().hex,
         url=features.cache.absolute_url,
         paths=tuple(one.path for one, _ in lacking),
         folder=str(manifest.images.resolve()),
-        specs=tuple(encoder.spec for _, encoder in lacking),
+        specs=tuple(replace(encoder.spec, trust=trust) for _, encoder in lacking),
         device=options.device,
         batch_size=options.batch_size,
         splits=tuple(splits),

@@ -118,7 +118,7 @@ def build_options(
 
 def recorded_options(spec: EncoderSpec) -> dict[str, Any]:
     """Return what a set keeps of a spec: a later extraction with the same has nothing to do, and loads no encoder."""
-    kept: dict[str, Any] = {"spec": spec.to_json(), "xret": version("xret")}
+    kept: dict[str, Any] = {"spec": replace(spec, trust=False).to_json(), "xret": version("xret")}
     source = Path(spec.source) if spec.source else None
     if source is not None and source.exists():
         files = sorted(file for file in ([source] if source.is_file() else source.rglob("*")) if file.is_file())

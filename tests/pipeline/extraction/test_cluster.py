@@ -4,17 +4,22 @@ import os
 import signal
 import threading
 import time
+from argparse import Namespace
 from dataclasses import replace
 
 import pytest
 import small_timm  # noqa: F401 - it registers its models
+import torch
 from distributed import Client, LocalCluster
+from safetensors.torch import load_file
 from small_extraction import SMALL, files
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.errors import CacheError, SampleError
+from xret.pipeline.encoders import load_visual
+from xret.pipeline.errors import CacheError, EncoderError, SampleError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
+from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.inspect import verify
 
 LAYERS = build_options(visual="timm:small_eva", visual_weights="random:0", text=None, layers=(0, 1), batch_size=4)
@@ -44,6 +49,20 @@ def test_a_cluster_writes_the_same_bytes(options, samples, address, manifest, tm
     summary = extract(manifest, "there.zarr", replace(options, workers=address))
     assert [one.samples for one in summary.sets] == samples
     assert files(tmp_path / "there.zarr") == files(tmp_path / "here.zarr")
+
+
+def test_trust_reaches_who_reads_the_weights_and_no_store(address, manifest, tmp_path):
+    load_visual(SMALL.visual, "cpu").save(tmp_path / "w.safetensors")
+    torch.save({"model": load_file(tmp_path / "w.safetensors"), "args": Namespace()}, tmp_path / "w.pth")
+    options = replace(SMALL, text=None, visual=replace(SMALL.visual, weights=str(tmp_path / "w.pth")))
+    with pytest.raises(EncoderError, match="give --trust"):
+        extract(manifest, tmp_path / "s.zarr", options)
+    trusting = replace(options, visual=replace(options.visual, trust=True))
+    for store, workers in (("here", None), ("there", address)):
+        summary = extract(manifest, tmp_path / store, replace(trusting, workers=workers))
+        assert summary.sets[0].samples == 32
+    assert files(tmp_path / "there") == files(tmp_path / "here")
+    assert "'trust'" not in str(FeatureCache.open(tmp_path / "here").image_set().attributes)
 
 
 def test_a_broken_image_is_the_same_sentence(address, manifest, tmp_path):

@@ -277,7 +277,7 @@ def _adapter(recipe: Recipe, side: str, facts: FeatureFacts) -> Adapter:
         sizes = (facts.channels, facts.global_channels, dim)
     part = part_of(ADAPTERS, block["name"], recipe.sources)
     if ":" in block["name"]:
-        try_adapter(part, sizes, arguments(block), f"adapter.{kind}")
+        _make(f"adapter.{kind}", lambda *sizes, **given: try_adapter(part, sizes, given), block, *sizes)
     made: Adapter = _make(f"adapter.{kind}", part, block, *sizes)
     return made
 

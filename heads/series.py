@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from ..pipeline.errors import CacheError, RunError
+from ..pipeline.errors import RunError
 from ..pipeline.files import write_text
 from ..pipeline.reading.joined_sets import parts_of
 from ..pipeline.reading.split import Split
 from ..pipeline.store import FeatureCache
 from .model import build_losses, build_model, feature_facts
 from .recipes.blocks import Recipe
+from .recipes.recipe import NOT_LEARNT
 from .recipes.schema import difference, flat
 from .runs.features import Sets, sets_named
+from .runs.run import MAY_CHANGE
 
-# No number depends on these keys; feature sets are compared by name.
-_FREE_BLOCKS = ("name", "paper", "expected", "reaches", "finetune")
-_FREE = ("data.image", "data.text", "runtime.cache", "runtime.checkpoint_steps", "runtime.log")
+_FREE = ("data.image", "data.text", *MAY_CHANGE)  # no number depends on these; feature sets are compared by name
 
 
 def make_folder(root: Path) -> None:
@@ -46,7 +46,7 @@ def claim(root: Path, what: str, description: Mapping[str, Any]) -> None:
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those values, by dotted key of a recipe, that numbers depend on, feature sets left out."""
-    return {key: value for key, value in values.items() if key not in _FREE and key.split(".")[0] not in _FREE_BLOCKS}
+    return {key: value for key, value in values.items() if key not in _FREE and key.split(".")[0] not in NOT_LEARNT}
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
@@ -62,11 +62,7 @@ def fitting_sets(cache: FeatureCache, recipe: Recipe, splits: Iterable[str]) -> 
     """
     sets = sets_named(cache, recipe.data.image, recipe.data.text)
     for split in splits:
-        if split not in cache.splits:
-            raise CacheError(f"{cache.url} has no split '{split}'; it has {', '.join(cache.splits)}")
-        for part in (*parts_of(sets[0]), *parts_of(sets[1])):
-            if not part.complete(split):
-                raise CacheError(f"{cache.url}: {part.name} is not complete; run the same `xret extract` again")
+        Split.of(*sets, split)
     with torch.device("meta"):
         build_model(recipe, feature_facts(sets[0]), feature_facts(sets[1]))
         build_losses(recipe, feature_facts(sets[1]))

@@ -194,7 +194,7 @@ def evaluate(
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
     rankers = [open_ranker(one, store, features) for one in several]
-    return _evaluate(rankers, split, protocol, ties, views, target, hubness)
+    return _evaluate(rankers, split, target, protocol=protocol, ties=ties, views=views, hubness=hubness)
 
 
 def open_ranker(path: str | Path, store: str | None, features: str) -> Ranker:
@@ -202,33 +202,24 @@ def open_ranker(path: str | Path, store: str | None, features: str) -> Ranker:
     return open_frozen(str(path), features) if is_store(path) else open_run(path, store)
 
 
-def evaluate_untrained(
-    sets: Sets,
-    split: str,
-    *,
-    protocol: str = "auto",
-    ties: Ties = "pessimistic",
-    views: bool = False,
-    hubness: bool = False,
-    device: torch.device | str = "auto",
-) -> Evaluation | None:
+def evaluate_untrained(sets: Sets, split: str, device: torch.device | str = "auto", **how: Any) -> Evaluation | None:
     """Return what frozen encoders reach without a head; None where their features lie in no common space.
 
-    Other arguments and errors as of `evaluate`.
+    Other arguments and errors are those of `evaluate`.
     """
     if not in_one_space(sets):
         return None
-    rankers = [Ranker(None, sets[0].cache, sets)]
-    return _evaluate(rankers, split, protocol, ties, views, pick_device(str(device)), hubness)
+    return _evaluate([Ranker(None, sets[0].cache, sets)], split, pick_device(str(device)), **how)
 
 
 def _evaluate(
     rankers: Several[Ranker],
     split: str,
-    protocol: str,
-    ties: Ties,
-    views: bool,
     device: torch.device,
+    *,
+    protocol: str = "auto",
+    ties: Ties = "pessimistic",
+    views: bool = False,
     hubness: bool = False,
 ) -> Evaluation:
     counts = tuple(ranker.sets[0].views if views else 1 for ranker in rankers)

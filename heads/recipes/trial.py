@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from ...pipeline.device import drawing
-from ...pipeline.errors import RecipeError
 from ...pipeline.wording import reason
 from ..modules.adapters import Adapted
 from ..modules.aggregators import Aggregated
@@ -42,34 +41,28 @@ def try_aggregator(part: type[Any], dim: int, given: Mapping[str, Any]) -> Aggre
     return found
 
 
-def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str, Any], path: str) -> None:
-    """Let an adapter adapt two samples; RecipeError where it gives something else than `Adapted` of its shapes."""
-    try:
-        with drawing(torch.device("cpu"), 0), torch.device("cpu"), torch.no_grad():
-            _try_adapter(part, sizes, given)
-    except ValueError as error:
-        raise RecipeError(f"{path}: {error}") from error
-
-
-def _try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str, Any]) -> None:
-    made, place, length = _made(part, sizes, given), _place(part), torch.tensor(_LENGTH)
-    *widths, dim = sizes
-    if len(widths) == 1:  # words
-        inputs: tuple[Tensor | None, ...] = (None, None, torch.ones(2, 4, dtype=torch.long))
-    else:
-        channels, global_channels = widths
-        local = None if channels is None else torch.randn(2, 4, channels)
-        inputs = local, None if global_channels is None else torch.randn(2, global_channels), None
-    found = _called(made, length, *inputs)
-    local_dim = getattr(made, "local_dim", None)
-    rows, global_ = (found.local, found.global_) if isinstance(found, Adapted) else (None, None)
-    if not isinstance(found, Adapted) or global_ is None or global_.shape != (2, dim):
-        raise ValueError(f"{place}.forward must return xret.nn.Adapted with global_ [B, {dim}] of B = 2 samples")
-    if rows is not None and (rows.ndim != 3 or rows.shape[::2] != (2, local_dim)):
-        raise ValueError(f"{place}.forward must give rows [B, N, local_dim], and gave {list(rows.shape)}")
-    _require_finite(place, global_)
-    if inputs[0] is not None:
-        _require_padding(place, global_, _called(made, length, _refilled(inputs[0]), *inputs[1:]).global_)
+@torch.no_grad()
+def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str, Any]) -> None:
+    """Let an adapter adapt two samples; ValueError where it gives something else than `Adapted` of its shapes."""
+    with drawing(torch.device("cpu"), 0), torch.device("cpu"):
+        made, place, length = _made(part, sizes, given), _place(part), torch.tensor(_LENGTH)
+        *widths, dim = sizes
+        if len(widths) == 1:  # words
+            inputs: tuple[Tensor | None, ...] = (None, None, torch.ones(2, 4, dtype=torch.long))
+        else:
+            channels, global_channels = widths
+            local = None if channels is None else torch.randn(2, 4, channels)
+            inputs = local, None if global_channels is None else torch.randn(2, global_channels), None
+        found = _called(made, length, *inputs)
+        local_dim = getattr(made, "local_dim", None)
+        rows, global_ = (found.local, found.global_) if isinstance(found, Adapted) else (None, None)
+        if not isinstance(found, Adapted) or global_ is None or global_.shape != (2, dim):
+            raise ValueError(f"{place}.forward must return xret.nn.Adapted with global_ [B, {dim}] of B = 2 samples")
+        if rows is not None and (rows.ndim != 3 or rows.shape[::2] != (2, local_dim)):
+            raise ValueError(f"{place}.forward must give rows [B, N, local_dim], and gave {list(rows.shape)}")
+        _require_finite(place, global_)
+        if inputs[0] is not None:
+            _require_padding(place, global_, _called(made, length, _refilled(inputs[0]), *inputs[1:]).global_)
 
 
 def try_similarity(part: type[Any], given: Mapping[str, Any], images: Embedding, captions: Embedding) -> None:

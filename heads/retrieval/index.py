@@ -24,7 +24,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from ...pipeline.errors import RunError, require_packages
-from ...pipeline.files import making
+from ...pipeline.files import making, require_new
 from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, tensors_of
 from ..modules.padding import valid_rows
 from ..modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
@@ -280,11 +280,11 @@ def index_run(
         `whole_recall`, the share of the exact top 10 at full width that a search answers.
 
     Raises:
-        RunError: as `build`; or `out` exists, or the embeddings cannot be made smaller.
+        OutputError: `out` exists, or cannot be written.
+        RunError: as `build`; or the embeddings cannot be made smaller.
     """
     load_faiss()
-    if out.exists():
-        raise RunError(f"{out} exists; take another --out")
+    require_new(out, folder=True)
     smaller = dims is not None or dtype != "float32"
     if smaller:
         require_cosines(retriever)

@@ -220,7 +220,7 @@ def test_the_command(made, tmp_path):
     report = json.loads(call("index", run, "--out", tmp_path / "other", "--split", "val", "--json").stdout)
     assert (report["images"]["samples"], report["images"]["recall"]) == (4, 1)
     for words, sentence in (
-        ((run, "--out", out), "index exists; take another --out"),
+        ((run, "--out", out), "index exists already; name another --out"),
         ((run, "--out", tmp_path / "a", "--factory", "IVF400,PQ4"), "FAISS cannot build 'IVF400,PQ4' of 24 elements"),
         ((run, "--out", tmp_path / "a", "--split", "tset"), "has no split 'tset'"),
         ((tmp_path, "--out", tmp_path / "a"), "is no run"),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from command_line import refused, run
-from loaded import image_encoder
+from encoder_contract import image_encoder
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 

@@ -1,13 +1,22 @@
-"""Drawn pictures, what the tests of all encoders share, and what every encoder of regions promises."""
+"""Encoders on the CPU, drawn pictures, what all tests of encoders share, and what every encoder of regions promises."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from xret.pipeline.encoders import EncoderSpec, load_text, load_visual
 from xret.pipeline.errors import EncoderError, SampleError
 
 SIZES = [(180, 140), (90, 200), (64, 64)]
+
+
+def image_encoder(name, weights=None, image_size=None, **options):
+    return load_visual(EncoderSpec(name, weights=weights and str(weights), image_size=image_size, **options), "cpu")
+
+
+def text_encoder(name, weights=None, **options):
+    return load_text(EncoderSpec(name, weights=weights and str(weights), **options), "cpu")
 
 
 def picture(path, size=(180, 140), seed=0):

@@ -84,10 +84,8 @@ def test_the_text_is_aligned():
     assert [row[:at].split()[-1] for row in rows] == ["4.00", "200.00", "-"]
     assert len({len(line) for line in (head, *rows)}) == 1
     frozen = [replace(one, result=replace(one.result, frozen=True)) for one in ENTRIES[:4]]
-    assert as_text(summarise(frozen)).splitlines()[0].endswith("; paper: F30K (the paper trains its encoders, which are"
-                                                              " frozen here)")  # fmt: skip
-    few = as_text(summarise([entry("1", 0, 90.0, images=12)]))
-    assert few.splitlines()[0].endswith("; 12 images are too few to tell variants apart")
+    assert "frozen here" in as_text(summarise(frozen)).splitlines()[0]
+    assert "too few" in as_text(summarise([entry("1", 0, 90.0, images=12)])).splitlines()[0]
 
 
 def test_protocols_are_parts_of_their_own_and_failures_are_in_each():

@@ -12,8 +12,7 @@ import pytest
 import small_open_clip  # noqa: F401 - it registers its architectures
 import small_timm  # noqa: F401 - it registers its models
 import torch
-from encoder_contract import refused
-from loaded import image_encoder, text_encoder
+from encoder_contract import image_encoder, refused, text_encoder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert

@@ -5,8 +5,7 @@ import urllib.error
 import numpy as np
 import pytest
 import torch
-from encoder_contract import picture, refused
-from loaded import image_encoder
+from encoder_contract import image_encoder, picture, refused
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torchvision.models import get_model, get_model_weights

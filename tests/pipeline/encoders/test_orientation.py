@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from loaded import image_encoder
+from encoder_contract import image_encoder
 from oriented import save, shown
 from torchvision.transforms.functional import pil_to_tensor
 

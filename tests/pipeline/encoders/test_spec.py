@@ -4,8 +4,7 @@ import json
 from dataclasses import fields, replace
 
 import pytest
-from encoder_contract import refused
-from loaded import image_encoder, text_encoder
+from encoder_contract import image_encoder, refused, text_encoder
 
 from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.spec import short_name

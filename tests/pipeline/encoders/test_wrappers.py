@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from encoder_contract import picture
-from loaded import image_encoder
+from encoder_contract import image_encoder, picture
 from PIL import Image
 from torchvision.transforms import RandomResizedCrop
 

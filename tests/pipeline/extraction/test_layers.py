@@ -149,7 +149,7 @@ def test_a_picture_that_fails_is_recorded_in_each_set_and_repaired(manifest, tmp
     (manifest.images / "4.jpg").write_bytes(b"no picture")
     how = build_options(visual="timm:small_eva", **RANDOM, layers=(0, 1), on_error="skip")
     assert [one.failed for one in extract(manifest, tmp_path / "s.zarr", how).sets] == [1, 1]
-    assert all(one.failed.keys() == {"4"} for one in sets(tmp_path / "s.zarr").values())
+    assert all(dict(one.failures).keys() == {"4"} for one in sets(tmp_path / "s.zarr").values())
     (manifest.images / "4.jpg").write_bytes(good)
     repaired = extract(manifest, tmp_path / "s.zarr", replace(how, repair=True)).sets
     assert [(one.failed, one.chunks) for one in repaired] == [(0, 1), (0, 1)]

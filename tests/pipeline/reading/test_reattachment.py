@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from loaded import image_encoder
+from encoder_contract import image_encoder
 
 from xret.pipeline.data.manifest import bundled_manifests, load_manifest
 from xret.pipeline.data.samples import Caption, ImageSample, Samples

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from loaded import image_encoder
+from encoder_contract import image_encoder
 from PIL import Image
 
 from xret.pipeline.data.regions import Regions

@@ -168,7 +168,7 @@ def test_maps_hold_no_file_descriptors(own):
     images, folder = FeatureCache.open(own).image_set(), Path("/proc/self/fd")
     before = len(list(folder.iterdir()))
     images.local(np.arange(72))
-    assert len(list(folder.iterdir())) == before
+    assert len(list(folder.iterdir())) <= before  # what others held may be gone
 
 
 # --- Writing
@@ -238,10 +238,10 @@ def test_what_is_done_is_known_row_by_row(tmp_path):
 def test_failures_have_their_reasons_and_are_forgotten_with_their_chunk(own):
     cache = FeatureCache.open(own, writable=True)
     images = cache.image_set()
-    assert images.failed == {"3": "it is broken"}
+    assert images.failures == [("3", "it is broken")]
     images.forget(0)
     images = images.reopened()
-    assert images.failed == {} and images.missing(["train"]) == [0]
+    assert images.failures == [] and images.missing(["train"]) == [0]
 
 
 def test_recorded_failures_do_not_slow_later_writes(own):

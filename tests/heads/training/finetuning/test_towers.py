@@ -8,7 +8,7 @@ import small_open_clip
 import torch
 import transformers as hf
 from edited_runs import edited
-from loaded import image_encoder, text_encoder
+from encoder_contract import image_encoder, text_encoder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_checkpoints import CROP, save_image_model, save_text_model

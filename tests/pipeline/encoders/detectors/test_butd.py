@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from butd_files import caffe_resnet, vse_infty
-from encoder_contract import RegionContract, picture, refused
-from loaded import image_encoder
+from encoder_contract import RegionContract, image_encoder, picture, refused
 from PIL import Image
 
 from xret.pipeline.encoders.detectors import butd_network
@@ -125,14 +124,3 @@ def test_the_grid_of_vse_inftys_file(tmp_path):
     assert (local.shape, encoder.rows) == ((1, 9, 2048), 9)
     for cell in range(9):
         np.testing.assert_allclose(local[0, cell], maps[0, :, cell // 3, cell % 3], rtol=1e-3, atol=1e-2)
-
-
-@pytest.mark.slow
-def test_a_photograph_at_full_size(shared_data):
-    photograph = sorted(shared_data("flickr8k-sample").rglob("*.jpg"))[0]
-    encoder = image_encoder("butd", "random:0", regions=(36, 36))
-    image, size = encoder.decode(photograph)
-    assert min(image.pixels.shape[1:]) == 600
-    regions = encoder.encode([image])[0]
-    assert regions.local.shape == (36, 2048) and regions.size == size
-    assert 0.05 < regions.local.std() < 10 and regions.local.max() < 100

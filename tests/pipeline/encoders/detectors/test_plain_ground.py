@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from loaded import image_encoder
+from encoder_contract import image_encoder
 from PIL import Image, ImageDraw
 from torchvision.ops import box_iou
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from encoder_contract import RegionContract, picture, refused
-from loaded import image_encoder
+from encoder_contract import RegionContract, image_encoder, picture, refused
 from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
@@ -55,13 +54,3 @@ class TestRegions(RegionContract):
 
 def test_it_has_a_thousand_regions_at_most():
     refused("from 1 to 1000", load, "random:0", (1, 1001))
-
-
-@pytest.mark.slow
-def test_a_photograph_at_full_size(shared_data):
-    photograph = sorted(shared_data("flickr8k-sample").rglob("*.jpg"))[0]
-    encoder = load("random:0", (36, 36))
-    image, size = encoder.decode(photograph)
-    regions = encoder.encode([image])[0]
-    assert regions.local.shape == (36, 1024) and regions.size == size
-    assert 0.05 < regions.local.std() < 10

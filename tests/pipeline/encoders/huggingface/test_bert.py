@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from encoder_contract import close, refused
-from loaded import text_encoder
+from encoder_contract import close, refused, text_encoder
 from safetensors.torch import load_file, save_file
 from small_bert import SPECIAL, TEXTS, VOCABULARY, save_model
 from small_checkpoints import save_image_model, save_text_model

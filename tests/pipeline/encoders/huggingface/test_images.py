@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from encoder_contract import SIZES, close, picture, prepared, refused
-from loaded import image_encoder
+from encoder_contract import SIZES, close, image_encoder, picture, prepared, refused
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_checkpoints import IMAGE_FAMILIES, save_image_model

@@ -5,8 +5,7 @@ import shutil
 import huggingface_hub.constants
 import numpy as np
 import pytest
-from encoder_contract import refused
-from loaded import text_encoder
+from encoder_contract import refused, text_encoder
 from small_bert import save_bert
 
 from xret.pipeline.data.manifest import load_manifest

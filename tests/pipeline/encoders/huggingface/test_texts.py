@@ -8,8 +8,7 @@ import pytest
 import sentence_transformers
 import torch
 import transformers
-from encoder_contract import close, refused
-from loaded import image_encoder, text_encoder
+from encoder_contract import close, image_encoder, refused, text_encoder
 from safetensors.torch import load_file, save_file
 from small_checkpoints import TEXT_FAMILIES, save_image_model, save_sentence_model, save_text_model
 

@@ -7,8 +7,7 @@ import open_clip
 import pytest
 import small_open_clip
 import torch
-from encoder_contract import close, prepared, refused
-from loaded import image_encoder, text_encoder
+from encoder_contract import close, image_encoder, prepared, refused, text_encoder
 from PIL import Image
 from small_checkpoints import TEXT, save_text_model
 from small_open_clip import save_clip

@@ -5,8 +5,7 @@ import sys
 import pytest
 import timm
 import torch
-from encoder_contract import close, prepared, refused
-from loaded import image_encoder
+from encoder_contract import close, image_encoder, prepared, refused
 from PIL import Image
 from safetensors.torch import save_file
 from small_timm import save_timm_model

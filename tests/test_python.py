@@ -148,9 +148,6 @@ def test_what_the_command_line_refuses_is_refused_in_one_sentence(store, tmp_pat
         xret.evaluate(store, ties="men")
 
 
-# --- As a library
-
-
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "own-loop.md"
 
 

@@ -342,9 +342,6 @@ def test_keys_of_json_are_those_documented(small_run):
             assert set(first[key][0]) == names, f"{command}: {key}"
 
 
-# --- The skill for coding agents
-
-
 SKILL = (Path(__file__).resolve().parents[1] / "skills" / "xret" / "SKILL.md").read_text(encoding="utf-8")
 SMALL = [f"--set={key}" for key in ("model.dim=16", "schedule.epochs=1", "data.batch_size=8")]
 

@@ -64,9 +64,6 @@ def test_mistakes(world, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-# Embeddings
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embeddings")

@@ -11,18 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 from small_disk import small_disk
 
+from xret.pipeline import files
 from xret.pipeline.errors import CacheError, OutputError, RunError
-from xret.pipeline.files import (
-    locked,
-    making,
-    making_file,
-    partials,
-    remove,
-    require_new,
-    require_writable,
-    write_text,
-    writing,
-)
 
 
 def test_places_that_cannot_be_written(tmp_path, monkeypatch):
@@ -33,71 +23,71 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch):
     real = os.access  # as root, everything may be written
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != closed and real(path, mode))
     for path in (tmp_path, file, tmp_path / "a" / "b"):
-        require_writable(path, "--out")
-    require_new(tmp_path / "a" / "b", folder=True)
+        files.require_writable(path, "--out")
+    files.require_new(tmp_path / "a" / "b", folder=True)
     for path, sentence in (
         (file / "x", "x cannot be made, because .*file is a file; choose another --out$"),
         (link, "link is a link to nothing; remove it, or choose another --out$"),
         (closed / "x" / "y", "x/y cannot be written: permission denied: .*closed; choose another --out"),
     ):
         with pytest.raises(OutputError, match=sentence):
-            require_writable(path, "--out")
+            files.require_writable(path, "--out")
     for path, folder, sentence in (
         (file, False, "exists already; name another --out, or remove it"),
         (tmp_path, True, "exists already"),
         (tmp_path, False, "is a folder, and a file is written"),
     ):
         with pytest.raises(OutputError, match=sentence):
-            require_new(path, folder=folder)
+            files.require_new(path, folder=folder)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["closed", "file", "link"]
 
 
 def test_a_file_appears_whole_or_stays_as_it_was(tmp_path):
     path = tmp_path / "deep" / "file"
-    write_text(path, "oldé")
-    with pytest.raises(ZeroDivisionError), writing(path) as partial:
+    files.write_text(path, "oldé")
+    with pytest.raises(ZeroDivisionError), files.writing(path) as partial:
         partial.write_text("half")
         assert path.read_bytes() == "oldé".encode()
         raise ZeroDivisionError
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
     (tmp_path / "link").symlink_to("deep/file")
-    write_text(tmp_path / "link", "new")
+    files.write_text(tmp_path / "link", "new")
     assert (tmp_path / "link").is_symlink()
     assert path.read_text() == "new"
     os.mkfifo(tmp_path / "pipe")
     with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE) as reader:
-        write_text(tmp_path / "pipe", "through")
+        files.write_text(tmp_path / "pipe", "through")
         assert reader.stdout.read() == b"through"
 
 
 def test_a_folder_appears_whole_in_a_place_that_is_absent_or_empty(tmp_path):
     (tmp_path / "empty").mkdir()
     for name in ("new", "empty"):
-        with making(tmp_path / name) as partial:
+        with files.making(tmp_path / name) as partial:
             (partial / "file").write_text("mine")
         assert (tmp_path / name / "file").read_text() == "mine"
-    with pytest.raises(OSError, match="not empty"), making(tmp_path / "new") as partial:
+    with pytest.raises(OSError, match="not empty"), files.making(tmp_path / "new") as partial:
         (partial / "other").mkdir()
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["empty", "new"]
 
 
 def put(path, data, *failure):
-    with writing(path, *failure) as partial:
+    with files.writing(path, *failure) as partial:
         partial.write_bytes(data)
 
 
 def test_where_nothing_can_be_written_it_is_the_callers_error(tmp_path, monkeypatch):
-    write_text(tmp_path / "file", "mine")
+    files.write_text(tmp_path / "file", "mine")
     with pytest.raises(RunError, match=r"file/x cannot be written: Not a directory; choose another --out$"):
         put(tmp_path / "file" / "x", b"", RunError, "choose another --out")
     with pytest.raises(NotADirectoryError):
         put(tmp_path / "file" / "x", b"")
-    with pytest.raises(CacheError, match=r"^another error$"), writing(tmp_path / "x", RunError):
+    with pytest.raises(CacheError, match=r"^another error$"), files.writing(tmp_path / "x", RunError):
         raise CacheError("another error")
     with small_disk(100), pytest.raises(RunError, match=r"big cannot be written: File too large; make room$"):
         put(tmp_path / "big", bytes(1000), RunError, "make room")
     refusal = pytest.raises(RunError, match=r"big cannot be written: .*[tT]oo ?[lL]arge")  # in words of safetensors
-    with small_disk(100), refusal, writing(tmp_path / "big", RunError) as partial:
+    with small_disk(100), refusal, files.writing(tmp_path / "big", RunError) as partial:
         save_file({"zeros": np.zeros(1000)}, partial)
     assert [entry.read_text() for entry in tmp_path.iterdir()] == ["mine"]
 
@@ -107,11 +97,11 @@ def test_a_file_is_on_the_disk_before_it_is_renamed(tmp_path, monkeypatch):
     sync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda handle: (done.append(stat.S_IFMT(os.fstat(handle).st_mode)), sync(handle)))
     monkeypatch.setattr(Path, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
-    write_text(tmp_path / "file", "mine")
+    files.write_text(tmp_path / "file", "mine")
     assert done == [stat.S_IFREG, "replace", stat.S_IFDIR]
 
 
-@pytest.mark.parametrize("appearing", [making, making_file])
+@pytest.mark.parametrize("appearing", [files.making, files.making_file])
 def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_stays(tmp_path, appearing):
     code = (
         f"import sys\nfrom pathlib import Path\nfrom xret.pipeline.files import {appearing.__name__}\n"
@@ -123,22 +113,22 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_stays
     with subprocess.Popen(command, cwd=tmp_path, **pipes) as killed:
         assert Path(killed.stdout.readline().strip()).exists()
         killed.kill()
-    assert partials(out) == list(tmp_path.iterdir()) != []
+    assert files.partials(out) == list(tmp_path.iterdir()) != []
     with subprocess.Popen(command, cwd=tmp_path, **pipes) as living:
         its_own = Path(living.stdout.readline().strip())
-        assert partials(out) == [its_own]
+        assert files.partials(out) == [its_own]
         with appearing(out) as partial:
-            assert sorted(partials(out)) == sorted([its_own, partial])
-        remove(out)
+            assert sorted(files.partials(out)) == sorted([its_own, partial])
+        files.remove(out)
         living.stdin.close()
     assert living.returncode == 0
     assert list(tmp_path.iterdir()) == [out]
 
 
-@pytest.mark.parametrize("appearing", [making, making_file])
+@pytest.mark.parametrize("appearing", [files.making, files.making_file])
 def test_what_is_written_is_locked_until_it_has_its_name(tmp_path, monkeypatch, appearing):
     def renamed(partial, place):
-        with pytest.raises(BlockingIOError), locked(partial):
+        with pytest.raises(BlockingIOError), files.locked(partial):
             pass
         os.rename(partial, place)  # noqa: PTH104 -- `Path.replace` is this function now
 
@@ -152,9 +142,9 @@ def test_what_is_written_is_locked_until_it_has_its_name(tmp_path, monkeypatch, 
 def test_files_get_what_the_umask_gives_whatever_library_wrote_them(tmp_path, mask):
     before = os.umask(mask)
     try:
-        with writing(tmp_path / "weights") as partial:
+        with files.writing(tmp_path / "weights") as partial:
             save_file({"a": np.zeros(2)}, partial)
-        with making(tmp_path / "run") as partial:
+        with files.making(tmp_path / "run") as partial:
             save_file({"a": np.zeros(2)}, partial / "weights")
     finally:
         os.umask(before)

@@ -52,9 +52,6 @@ def whole(stores, tmp_path_factory):
     return out, ablated(stores(), plan_of(), out, seeds=2)
 
 
-# --- What is trained
-
-
 def test_a_cell_is_a_run_and_its_table(whole):
     out, entries = whole
     assert [(entry.values["loss.triplet.margin"], entry.seed) for entry in entries] == [
@@ -110,9 +107,6 @@ class DiesIn:
             os.kill(os.getpid(), signal.SIGKILL)
         result = Result("test", "full", 4, 8, 2.0, 0, "pessimistic", {}, {}, 5.0, 5 / 6, None, None, None)
         return Evaluation((cell.run,), ("store",), (1,), (result,))
-
-
-# --- What is kept
 
 
 def test_a_damaged_result_is_made_again(stores, whole, tmp_path):
@@ -225,9 +219,6 @@ def test_hubness_is_corrected_in_a_table_of_its_own_and_costs_no_training(tmp_pa
     with pytest.raises(RunError, match="evaluate another split"):
         ablated(store, plan_of(split="train"), tmp_path / "other", hubness=True)
     assert not (tmp_path / "other").exists()
-
-
-# --- What is refused before anything is trained
 
 
 def test_a_folder_belongs_to_one_ablation(stores, whole, tmp_path):

@@ -131,9 +131,6 @@ def test_a_file_that_is_a_recipe_with_its_settings_only(tmp_path):
     assert [variant.paper for variant in plan.variants] == [{}, {}]
 
 
-# --- The papers' grids
-
-
 def test_the_papers_grids_are_there():
     wanted = {f"vse-infty-{name}" for name in ("table1", "table4", "table6", "table7", "table11", "table12")}
     wanted |= {"setdiv-table3", "setdiv-table4", "setdiv-b1", "setdiv-b3", "vse-infty-figure4", "vse-infty-figure6"}

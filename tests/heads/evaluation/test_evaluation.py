@@ -143,9 +143,6 @@ def test_ties_of_equal_captions_are_exact(setdiv):
     assert not torch.equal(other[:, ::2], other[:, 1::2])
 
 
-# ---- ensembles ----
-
-
 def test_an_ensemble_is_the_mean_of_its_similarities_on_one_store_or_two(store, setdiv, vsepp, folder):
     regions = make_store(folder / "regions.zarr", image="roi")
     train(regions, recipe_of("vsepp"), folder / "regions", device="cpu")
@@ -184,9 +181,6 @@ def test_stores_that_differ_make_no_ensemble(setdiv, vsepp, tmp_path, change, co
         evaluate(runs, device="cpu")
 
 
-# ---- runs and stores ----
-
-
 def test_words_of_another_store_are_read_with_the_vocabulary_of_the_run(setdiv, folder):
     other = make_store(folder / "other.zarr", test=20, words="unheard")
     assert (FeatureCache.open(other).caption_set().fingerprint,) != Run(setdiv).info.fingerprints("text")
@@ -214,9 +208,6 @@ def test_a_store_that_was_moved_is_asked_for(vsepp, store, tmp_path):
     assert evaluate([run], store=store, device="cpu").results
     with pytest.raises(CacheError, match="there is no feature store"):
         evaluate([run], store=gone, device="cpu")
-
-
-# --- Over all views of an image
 
 
 CPU = torch.device("cpu")

@@ -13,16 +13,6 @@ from hypothesis import strategies as st
 from recorded_scores import rankings, recipe_scores
 
 from xret.heads.evaluation import metrics
-from xret.heads.evaluation.metrics import (
-    Ranks,
-    fold_ranks,
-    log_circular_variance,
-    mean_table,
-    median_rank,
-    ranks,
-    recall,
-    recall_table,
-)
 
 TIES = ("pessimistic", "optimistic", "mean")
 
@@ -41,7 +31,7 @@ def recorded():
 
 def test_recorded_small(golden):
     data = golden("recall_small")
-    image_to_text, text_to_image = ranks(torch.tensor(data["in_sim"]), torch.arange(500) // 5)
+    image_to_text, text_to_image = metrics.ranks(torch.tensor(data["in_sim"]), torch.arange(500) // 5)
     assert image_to_text.better.tolist() == data["out_i2t_rank"].tolist()
     assert text_to_image.better.tolist() == data["out_t2i_rank"].tolist()
     assert (image_to_text.tied == 0).all()
@@ -50,13 +40,13 @@ def test_recorded_small(golden):
         d: {name: float(data[f"out_{d}_{name}"]) for name in ("r1", "r5", "r10", "medr")} for d in ("i2t", "t2i")
     } | {"rsum": float(data["out_rsum"])}
     for ties in TIES:  # there are no ties, so that no rule matters
-        assert_recorded(recall_table(image_to_text, text_to_image, ties), expected)
+        assert_recorded(metrics.recall_table(image_to_text, text_to_image, ties), expected)
 
 
 def test_recorded_mid(recorded):
     recipe = recorded["recall_mid"]["recipe"]
     similarity = recipe_scores(recipe, recipe["n_images"])
-    table = recall_table(*ranks(similarity, torch.arange(similarity.shape[1]) // 5))
+    table = metrics.recall_table(*metrics.ranks(similarity, torch.arange(similarity.shape[1]) // 5))
     assert_recorded(table, recorded["recall_mid"]["expected"])
 
 
@@ -64,11 +54,13 @@ def test_recorded_mid(recorded):
 def test_recorded_5k_and_its_folds(recorded):
     similarity = recipe_scores(recorded["recall_5k"]["recipe"])
     caption_image = torch.arange(25000) // 5
-    assert_recorded(recall_table(*ranks(similarity, caption_image)), recorded["recall_5k"]["expected_5k"])
-    tables = [recall_table(*fold_ranks(similarity, caption_image, fold)) for fold in metrics.FOLDS]
+    assert_recorded(
+        metrics.recall_table(*metrics.ranks(similarity, caption_image)), recorded["recall_5k"]["expected_5k"]
+    )
+    tables = [metrics.recall_table(*metrics.fold_ranks(similarity, caption_image, fold)) for fold in metrics.FOLDS]
     for table, expected in zip(tables, recorded["recall_5k"]["expected_1k_folds"], strict=True):
         assert_recorded(table, expected)
-    assert_recorded(mean_table(tables), recorded["recall_5k"]["expected_1k_mean"])
+    assert_recorded(metrics.mean_table(tables), recorded["recall_5k"]["expected_1k_mean"])
 
 
 @given(
@@ -81,8 +73,8 @@ def test_ties_are_the_best_worst_and_mean_of_all_orders(scores, owns, k):
     # The other captions belong to a second image, whose own row does not matter here.
     caption_image = torch.tensor([0 if i in own else 1 for i in range(len(scores))])
     similarity = torch.tensor([scores, scores], dtype=torch.float64)
-    image_to_text, _ = ranks(similarity, caption_image)
-    query = Ranks(*(part[:1] for part in image_to_text))
+    image_to_text, _ = metrics.ranks(similarity, caption_image)
+    query = metrics.Ranks(*(part[:1] for part in image_to_text))
     # Every own item counts as early (late) as ties allow in the rules for a single query.
     positions = [min(ranking.index(i) for i in own) for ranking in rankings(scores)]
     best = max(scores[i] for i in own)
@@ -91,13 +83,13 @@ def test_ties_are_the_best_worst_and_mean_of_all_orders(scores, owns, k):
     assert [int(part) for part in query] == [better, tied_wrong, sum(scores[i] == best for i in own)]
     assert min(positions) == better
     assert max(positions) == better + tied_wrong
-    assert recall(query, k, "optimistic") == 100 * (min(positions) < k)
-    assert recall(query, k, "pessimistic") == 100 * (max(positions) < k)
+    assert metrics.recall(query, k, "optimistic") == 100 * (min(positions) < k)
+    assert metrics.recall(query, k, "pessimistic") == 100 * (max(positions) < k)
     hits = sum(position < k for position in positions) / len(positions)
-    assert recall(query, k, "mean") == pytest.approx(100 * hits, abs=1e-9)
-    assert median_rank(query, "optimistic") == 1 + min(positions)
-    assert median_rank(query, "pessimistic") == 1 + max(positions)
-    assert median_rank(query, "mean") == pytest.approx(1 + sum(positions) / len(positions))
+    assert metrics.recall(query, k, "mean") == pytest.approx(100 * hits, abs=1e-9)
+    assert metrics.median_rank(query, "optimistic") == 1 + min(positions)
+    assert metrics.median_rank(query, "pessimistic") == 1 + max(positions)
+    assert metrics.median_rank(query, "mean") == pytest.approx(1 + sum(positions) / len(positions))
 
 
 @given(
@@ -113,7 +105,7 @@ def test_counts_are_the_loop_in_any_block(seed, images, captions, block):
     caption_image = torch.randint(0, images, (captions,), generator=generator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "BLOCK", block)
-        directions = ranks(similarity, caption_image)
+        directions = metrics.ranks(similarity, caption_image)
 
     owner = caption_image.tolist()
     expected = ([], [])
@@ -133,8 +125,8 @@ def test_counts_are_the_loop_in_any_block(seed, images, captions, block):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_constant_embeddings_score_exactly_chance(dtype):
     n = 40
-    counted = ranks(torch.full((n, 5 * n), 0.25, dtype=dtype), torch.arange(5 * n) // 5)
-    table = recall_table(*counted, ties="mean")
+    counted = metrics.ranks(torch.full((n, 5 * n), 0.25, dtype=dtype), torch.arange(5 * n) // 5)
+    table = metrics.recall_table(*counted, ties="mean")
     for k in (1, 5, 10):
         chance = 100 * (1 - math.comb(5 * n - 5, k) / math.comb(5 * n, k))
         assert table.image_to_text[f"R@{k}"] == pytest.approx(chance, rel=1e-12)
@@ -142,7 +134,7 @@ def test_constant_embeddings_score_exactly_chance(dtype):
     # The first of 5 own captions among 200 stands on average at 201 / 6, the one own image at 41 / 2.
     assert table.image_to_text["medr"] == pytest.approx(201 / 6)
     assert table.text_to_image["medr"] == pytest.approx(41 / 2)
-    worst, best = (recall_table(*counted, ties=ties) for ties in ("pessimistic", "optimistic"))
+    worst, best = (metrics.recall_table(*counted, ties=ties) for ties in ("pessimistic", "optimistic"))
     assert worst.rsum == 0
     assert best.rsum == 600
     assert (worst.image_to_text["medr"], worst.text_to_image["medr"]) == (196, 40)
@@ -152,16 +144,18 @@ def test_infinite_scores_are_ranked_and_nan_is_refused_by_place():
     similarity = torch.zeros(3, 4)
     for score in (math.inf, -math.inf):
         similarity[0, 0] = score
-        image_to_text, text_to_image = ranks(similarity[:2, :2], torch.arange(2))
+        image_to_text, text_to_image = metrics.ranks(similarity[:2, :2], torch.arange(2))
         assert image_to_text.better.tolist() == text_to_image.better.tolist() == [int(score < 0), 0]
     similarity[2, 1] = math.nan
     with pytest.raises(ValueError, match="image 2 and caption 1 is NaN"):
-        ranks(similarity, torch.tensor([0, 1, 2, 2]))
+        metrics.ranks(similarity, torch.tensor([0, 1, 2, 2]))
 
 
 def test_median_of_an_even_number_lies_between():
-    counted = Ranks(torch.tensor([0, 3, 1, 100]), torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64))
-    assert median_rank(counted) == 3.0
+    counted = metrics.Ranks(
+        torch.tensor([0, 3, 1, 100]), torch.zeros(4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
+    )
+    assert metrics.median_rank(counted) == 3.0
 
 
 def test_folds_are_consecutive_and_see_only_themselves(monkeypatch):
@@ -170,8 +164,8 @@ def test_folds_are_consecutive_and_see_only_themselves(monkeypatch):
 
     monkeypatch.setattr(metrics, "FOLDS", [range(3), range(3, 6)])
     similarity = torch.randn(6, 12, generator=torch.Generator().manual_seed(0))
-    first = recall_table(*ranks(similarity[:3, :6], torch.arange(6) // 2))
-    second = recall_table(*ranks(similarity[3:, 6:], torch.arange(6) // 2))
+    first = metrics.recall_table(*metrics.ranks(similarity[:3, :6], torch.arange(6) // 2))
+    second = metrics.recall_table(*metrics.ranks(similarity[3:, 6:], torch.arange(6) // 2))
     mean = metrics.recalls(similarity, torch.arange(12) // 2, "1k-folds", "pessimistic")
     assert mean.rsum == (first.rsum + second.rsum) / 2
     for way in metrics.WAYS:
@@ -182,21 +176,21 @@ def test_folds_are_consecutive_and_see_only_themselves(monkeypatch):
 def test_recorded_circular_variance(golden):
     data = golden("set_regularisers")
     expected = math.log(data["out64_circular_variance"].mean())
-    assert log_circular_variance(torch.tensor(data["in_set"])) == pytest.approx(expected, rel=1e-9)
+    assert metrics.log_circular_variance(torch.tensor(data["in_set"])) == pytest.approx(expected, rel=1e-9)
 
 
 def test_circular_variance_by_hand():
     # Opposite elements cancel: variance 1; orthogonal ones: 1 - sqrt(1/2).
     sets = torch.tensor([[[3.0, 0], [-1, 0]], [[1, 0], [0, 7]]])
     expected = math.log((1 + 1 - math.sqrt(0.5)) / 2)
-    assert log_circular_variance(sets) == pytest.approx(expected)
+    assert metrics.log_circular_variance(sets) == pytest.approx(expected)
     # More samples than are looked at in one go.
-    assert log_circular_variance(sets.repeat(1500, 1, 1)) == pytest.approx(expected)
-    assert log_circular_variance(sets[:1], sets[1:].expand(3, -1, -1)) == pytest.approx(
+    assert metrics.log_circular_variance(sets.repeat(1500, 1, 1)) == pytest.approx(expected)
+    assert metrics.log_circular_variance(sets[:1], sets[1:].expand(3, -1, -1)) == pytest.approx(
         math.log((1 + 3 * (1 - math.sqrt(0.5))) / 4)
     )
-    assert log_circular_variance(sets, power=2) == pytest.approx(math.log((1 + 0.5) / 2))
-    collapsed = log_circular_variance(torch.randn(4, 1, 8).expand(4, 3, 8))
+    assert metrics.log_circular_variance(sets, power=2) == pytest.approx(math.log((1 + 0.5) / 2))
+    collapsed = metrics.log_circular_variance(torch.randn(4, 1, 8).expand(4, 3, 8))
     assert math.isfinite(collapsed)
     assert collapsed < -30
 

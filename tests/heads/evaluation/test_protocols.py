@@ -177,9 +177,6 @@ def test_without_the_package_there_is_a_sentence(monkeypatch):
         load_protocol("rpc2")
 
 
-# ---- plausible matches ----
-
-
 def annotations(file, **changes):
     """Write instance annotations in COCO's form: five images, four classes, one of which no image shows."""
     shown = {11: [1, 1, 3], 12: [1, 3], 13: [3], 14: [], 15: [90]}
@@ -233,9 +230,6 @@ def test_annotations_that_do_not_fit(tmp_path):
     classes = read_classes(annotations(tmp_path / "instances.json"))
     with pytest.raises(RunError, match=r"do not know 2 of the 3 images of split 'test', among them cocoid 4: pmrp"):
         plausible(classes, scores_of(torch.zeros(3, 3), [11, 4, -1], np.arange(3), np.arange(3)), "mean")
-
-
-# ---- of runs ----
 
 
 def test_judged_protocols_read_the_numbers_of_the_store(setdiv, store, tmp_path, monkeypatch):
@@ -294,9 +288,6 @@ def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_warning(s
     alone = make_store(folder / "alone.zarr", protocols=("1k-folds",))
     with pytest.raises(RunError, match="1k-folds needs"):
         evaluate([setdiv], store=alone, device="cpu")
-
-
-# ---- at COCO's size ----
 
 
 @pytest.mark.slow

@@ -112,9 +112,6 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, setdiv, shown, folder
     assert attention_of_run(shown("setdiv", tmp_path), len(names), 0) == ("", [], "the pictures cannot be read")
 
 
-# ---- words ----
-
-
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
     runs = tmp_path_factory.mktemp("words")

@@ -100,9 +100,6 @@ def test_names_tell_runs_apart(tmp_path):
     assert names([c, c]) == [f"{c} (1)", f"{c} (2)"]
 
 
-# ---- tables and charts ----
-
-
 def result(protocol="full", paper=None, way=None, rsum=120.0, skipped=3):
     way = way or {"R@1": 10.0, "R@5": 20.0, "R@10": 30.0, "medr": 4.5}
     mean, chance = (None, None) if rsum is None else (rsum / 6, 0.9)

@@ -215,9 +215,6 @@ def test_a_run_whose_weights_are_spoilt_is_refused(made, tmp_path):
             search("red")
 
 
-# --- Places
-
-
 SETTINGS = {"model.dim": 16, "schedule.epochs": 1, "data.batch_size": 8, "augment.image": 0.2}
 SETTINGS |= {"aggregator.image.head_dim": 8, "aggregator.text.head_dim": 8, "aggregator.image.positions": "grid"}
 

@@ -14,8 +14,6 @@ from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import Caption, read_samples
 from xret.pipeline.errors import ManifestError
 
-# --- JSON
-
 
 def test_coco_style(tmp_path):
     def coco(number, folder, split, texts):
@@ -132,8 +130,6 @@ def test_a_wrong_json(tmp_path, images, phrase):
     document = images if isinstance(images, dict) else {"images": images}
     assert phrase in refusal(manifest(tmp_path, json.dumps(document)))
 
-
-# --- Rows
 
 ROWS = [
     ("sub/a.jpg", ['A "quoted", long\ncaption', "Vögel; 鳥"], "train"),

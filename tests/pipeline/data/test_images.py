@@ -273,9 +273,6 @@ def test_threads_do_not_disturb_each_other(tmp_path):
     assert warnings.filters == before
 
 
-# --- EXIF orientations
-
-
 PIXELS = np.random.default_rng(0).integers(0, 256, (5, 9, 3), dtype=np.uint8)
 JPEG_PIXELS = np.repeat(np.repeat(np.random.default_rng(1).integers(0, 256, (2, 3, 1)), 16, 0), 16, 1).astype(np.uint8)
 

@@ -14,8 +14,6 @@ from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import SPLITS, read_samples, tokenize
 
-# --- Rows
-
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(["train", "val", "test", "other", "restval", "dev"]), min_size=1, max_size=12))
@@ -57,9 +55,6 @@ def test_promised_counts_are_checked_after_merging(tmp_path):
     assert "it holds 1 train image where" in refusal(karpathy(tmp_path, images, "counts: {train: 2}\n"))
 
 
-# --- Splits by hash
-
-
 def test_without_splits_the_hash_decides_and_says_so_once(tmp_path, caplog):
     names = [f"folder/bird {number}.jpg" for number in range(2000)]
     text = "file_name,caption\n" + "".join(f"{name},a\n{name},b\n" for name in names)
@@ -73,9 +68,6 @@ def test_without_splits_the_hash_decides_and_says_so_once(tmp_path, caplog):
     assert counts["val"] == pytest.approx(200, abs=60)
     said = f"{counts['train']} train, {counts['val']} val, {counts['test']} test by SHA-256 of the file name."
     assert caplog.messages == [f"{tmp_path / 'captions.csv'} names no splits: {said}"]
-
-
-# --- The digest
 
 
 def test_the_digest_does_not_know_where_the_folder_lies_nor_how_the_file_is_laid_out(tmp_path):
@@ -116,9 +108,6 @@ def test_the_digest_changes_with_every_value_of_every_row(tmp_path):
     assert len(set(digests)) == len(digests) == 2 + 3 * 11 + 2
 
 
-# --- Real and large files
-
-
 def check_against_the_source(samples, source: Path) -> None:
     """Compare with the JSON, read here in the plainest way."""
     found = {i.file_name: i for i in samples.images}
@@ -142,9 +131,6 @@ def test_rsicd_with_its_bundled_manifest(shared_data):
     assert [text.strip() for text in texts if not tokenize(text)] == [".", ".", "."]
     check_against_the_source(samples, rsicd.captions)
     assert open_image(rsicd.images / samples.images[0].file_name).size == (224, 224)
-
-
-# --- Words
 
 
 @pytest.mark.parametrize(

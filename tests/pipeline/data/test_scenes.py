@@ -68,9 +68,6 @@ def test_the_pictures_show_what_the_captions_say(folder, images):
             assert near.mean() > 0.03, (image["filename"], one)
 
 
-# --- The files
-
-
 def test_it_is_a_data_set_like_any_other(folder, images):
     manifest = load_manifest(folder / "scenes.yaml")
     samples = read_samples(manifest)

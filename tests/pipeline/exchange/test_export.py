@@ -124,9 +124,6 @@ def test_an_object_store(tmp_path):
         fs.rm("/export.zarr", recursive=True)
 
 
-# Refusals: nothing is left behind
-
-
 def refused(url, out, *args, **options):
     before = sorted(Path(out).parent.iterdir())
     with pytest.raises(XretError) as error:

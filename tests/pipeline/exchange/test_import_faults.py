@@ -319,9 +319,6 @@ def test_boxes_fit_their_picture(tmp_path, change, sentence):
         bring(world, world.npz(), "detectron-npz")
 
 
-# HDF5 files of others
-
-
 def test_an_hdf5_file_that_is_written_elsewhere(tmp_path):
     world = World(tmp_path / "w")
     source = world.hdf5()

@@ -19,8 +19,6 @@ from xret.pipeline.store import create
 from xret.pipeline.store.inspect import describe, verify
 from xret.pipeline.store.sets import FeatureSet
 
-# Each format, value by value
-
 
 @pytest.mark.parametrize("rows", ["image", "caption"])
 @pytest.mark.parametrize("ids", ["image", "caption"])
@@ -125,9 +123,6 @@ def test_an_array_a_video_is_its_frames(tmp_path, hdf5):
     assert summary.matched_by == "file name without folder and suffix"
     _, cache = bring(world, source, "arrays", tmp_path / "frames.zarr", kind="frames")
     assert_holds(cache, world.stored, size=False, kind="frames")
-
-
-# What a set is, and that it is begun, stopped and ended like any other
 
 
 def test_the_fingerprint_says_where_the_features_come_from(tmp_path):

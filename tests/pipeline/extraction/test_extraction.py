@@ -49,9 +49,6 @@ def captions_of(manifest):
     return json.loads(manifest.captions.read_text())
 
 
-# --- How the pictures come to the network
-
-
 class Watched(SmallEncoder):
     """Counts the pictures that are read and not encoded yet; `encode` waits until they have once been `enough`."""
 
@@ -89,9 +86,6 @@ def test_the_batches_of_one_chunk_are_encoded_at_once(tiny_dataset, tmp_path, mo
     encoder.encode = lambda pixels: (both.wait(120), encode(encoder, pixels))[1]
     summary = extract(load_manifest(tiny_dataset(train=8)), tmp_path / "s.zarr", replace(IMAGES, batch_size=4))
     assert (summary.sets[0].samples, summary.sets[0].chunks) == (8, 1)
-
-
-# --- What lies in the store
 
 
 def test_features_are_the_encoders_own(manifest, store):
@@ -145,9 +139,6 @@ def test_words_count_what_tokenisation_meets(manifest, tmp_path):
     assert (counts["captions_without_words"], counts["unknown_tokens"]) == (1, unknown)
     assert counts["unknown_by_split"]["train"] == 0
     assert (counts["words"], counts["tokens"]) == (len(known) + 1, sum(len(words) for one in texts for words in one))
-
-
-# --- What is left to do
 
 
 def test_a_second_run_computes_nothing_and_loads_nothing(store, manifest):
@@ -237,9 +228,6 @@ def test_the_host_process_stays_as_it_was(manifest, tmp_path):
     assert (torch.get_num_threads(), logging.getLogger("distributed").level, dict(os.environ)) == before
 
 
-# --- Reuse
-
-
 def test_features_of_the_same_pictures_and_captions_are_copied(manifest, tmp_path, small_bert):
     how = replace(SMALL, text=replace(SMALL.text, name="bert", weights=str(small_bert)))
     extract(manifest, tmp_path / "old.zarr", how)
@@ -273,9 +261,6 @@ def test_a_store_without_that_encoder_gives_nothing(manifest, store, tmp_path, c
         (images,) = extract(manifest, tmp_path / "new.zarr", other).sets
     assert images.reused == 0 and images.samples == 32
     assert "nothing is reused" in caplog.text
-
-
-# --- Faults
 
 
 def test_a_broken_picture_stops_or_is_recorded_and_repaired(manifest, tmp_path):
@@ -428,9 +413,6 @@ def test_captions_of_a_language_without_spaces(manifest, tmp_path, caplog):
     )
 
 
-# --- Every form of a data set
-
-
 FORMS = ("tars", "webdataset", "parquet", "saved", "saved_splits")
 
 
@@ -477,9 +459,6 @@ def test_files_that_were_changed_are_refused(data, tmp_path):
     os.utime(changed, (1, 1))
     with pytest.raises(CacheError, match="made of other files"):
         extract(load_manifest(path), tmp_path / "s.zarr", SMALL)
-
-
-# --- Regions
 
 
 class ColourRegions:

@@ -50,9 +50,6 @@ def test_batches_that_are_kept_stay_as_they_are(cache):
         assert all(torch.equal(one, two.images.local[:, 1:]) for one, two in zip(kept, again, strict=True))
 
 
-# --- The choice
-
-
 def of_size(size):
     """Return an array of so many bytes, in a list."""
     return [Column("these", None, np.arange(1), np.ones(1, np.int64), False, size)]
@@ -134,9 +131,6 @@ def test_in_a_container_what_is_used_is_not_free(tmp_path, monkeypatch):
     assert free("100\n") == 0
     for without in ("max\n", f"{1 << 62}\n"):  # what the machine has
         assert 1 << 20 < free(without) < 1 << 50
-
-
-# --- On a GPU
 
 
 @pytest.mark.gpu

@@ -89,9 +89,6 @@ def test_a_stream_mixes_neighbours_on_a_disk_and_whole_chunks_of_an_object_store
         assert len(np.unique(block_of[images])) == 2  # of which a group has 12 to 16
 
 
-# --- The order of a stream
-
-
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 99))
 def test_a_block_order_visits_whole_groups(block, group, seed):
     block = np.array(sorted(block))
@@ -156,9 +153,6 @@ def test_a_stream_of_an_object_store_reads_every_chunk_once_an_epoch(remote, mon
         list(batches.epoch(unit="image", batch_size=4, seed=0, epoch=epoch))
         local = [name for name in read if "images/grid" in name and "/local/c." in name]
         assert 19 <= len(local) == len(set(local)) <= 20  # one may have been read when the array was opened
-
-
-# --- The thread
 
 
 def test_results_come_in_order_and_are_read_beside_the_work():

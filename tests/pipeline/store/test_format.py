@@ -171,9 +171,6 @@ def test_maps_hold_no_file_descriptors(own):
     assert len(list(folder.iterdir())) <= before  # what others held may be gone
 
 
-# --- Writing
-
-
 def _samples(url):
     """Return samples that `open_for_writing` takes for those of a store."""
     from xret.pipeline.data.samples import Samples
@@ -258,9 +255,6 @@ def test_recorded_failures_do_not_slow_later_writes(own):
         type(cache.folder).write = original
     assert len(written) == 4
     assert max(written) < 1.2 * min(written)  # each chunk writes its own reasons alone
-
-
-# --- Looking
 
 
 def test_a_store_is_described(own):

@@ -59,12 +59,10 @@ class Optimizer:
     ema: Decay | None = None  # decay a step of the weights' moving average, which is then evaluated
     swa_epochs: Epochs = 0  # the mean of the weights at the ends of this many last epochs is evaluated
     # Times lr, for the weights of each component:
-    adapter_lr: Factor = 1.0
-    aggregator_lr: Factor = 1.0
-    loss_lr: Factor = 1.0  # and of the similarity
-    # Times that, for the adapter of one side alone:
     image_adapter_lr: Factor = 1.0
     text_adapter_lr: Factor = 1.0
+    aggregator_lr: Factor = 1.0
+    loss_lr: Factor = 1.0  # and of the similarity
 
 
 @dataclass(frozen=True, kw_only=True)

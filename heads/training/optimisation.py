@@ -18,8 +18,8 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
     appendix A); `frozen` is the number of first epochs in which it does not learn, as backbones may not.
     """
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for component, part, module in components_of(model, losses):
-        factor = getattr(values, f"{component}_lr") * (getattr(values, f"{part}_lr") if part else 1.0)
+    for component, module in components_of(model, losses).items():
+        factor = getattr(values, f"{component}_lr")
         for parameter in (p for p in module.parameters() if p.requires_grad):
             groups.setdefault((factor, decay_of(parameter, values)), []).append(parameter)
     told = [
@@ -32,19 +32,19 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
     return kind(told, lr=values.lr, betas=(values.beta1, values.beta2), fused=True)
 
 
-def components_of(model: Model, losses: nn.ModuleDict) -> list[tuple[str, str, nn.Module]]:
-    """Return what a learning rate can be given to: a component, the part of it that is of one side, and its modules."""
+def components_of(model: Model, losses: nn.ModuleDict) -> dict[str, nn.Module]:
+    """Return what a learning rate can be given to: the modules of each component."""
 
     def of(*modules: nn.Module | None) -> nn.Module:
         return nn.ModuleList([module for module in modules if module is not None])
 
     image, text = model.image, model.text
-    return [
-        ("adapter", "image_adapter", of(image.adapter, image.twin)),
-        ("adapter", "text_adapter", of(text.adapter, text.twin)),
-        ("aggregator", "", of(image.aggregator, image.residual, text.aggregator, text.residual)),
-        ("loss", "", of(model.compare, losses)),
-    ]
+    return {
+        "image_adapter": of(image.adapter, image.twin),
+        "text_adapter": of(text.adapter, text.twin),
+        "aggregator": of(image.aggregator, image.residual, text.aggregator, text.residual),
+        "loss": of(model.compare, losses),
+    }
 
 
 def decay_of(parameter: nn.Parameter, values: Optimizer) -> float:

@@ -47,5 +47,5 @@ def test_a_variance_has_a_projection_of_the_cached_feature_of_its_own(of, image)
     assert all(p.grad is None for p in model.image.adapter.parameters())
     assert all(p.grad.abs().sum() > 0 for p in model.image.twin.parameters())
     # Both learn at the adapter's rate.
-    image_adapter = components_of(model, torch.nn.ModuleDict())[0][2]
+    image_adapter = components_of(model, torch.nn.ModuleDict())["image_adapter"]
     assert {id(p) for p in image_adapter.parameters()} == {id(p) for p in model.image.parameters()}

@@ -27,8 +27,8 @@ def groups_of(model, losses, **values):
 def test_each_side_of_each_part_has_its_factor():
     factors = {"image_adapter_lr": 2.0, "text_adapter_lr": 3.0}
     model, losses = head()
-    found = groups_of(model, losses, adapter_lr=0.1, aggregator_lr=0.01, loss_lr=11.0, **factors)
-    expected = {"image.adapter": 0.2, "text.adapter": 0.3, "image.aggregator": 0.01, "text.aggregator": 0.01}
+    found = groups_of(model, losses, aggregator_lr=0.01, loss_lr=11.0, **factors)
+    expected = {"image.adapter": 2.0, "text.adapter": 3.0, "image.aggregator": 0.01, "text.aggregator": 0.01}
     for name, parameter in model.named_parameters():
         factor = expected.get(".".join(name.split(".")[:2]), 11.0)
         assert found[id(parameter)][0] == pytest.approx(factor), name

@@ -228,7 +228,12 @@ def test_a_step_is_no_longer_than_what_it_is_clipped_to(store, tmp_path, clip):
 def test_an_epoch_in_which_nothing_learns_is_one_of_float16_too(store, tmp_path, monkeypatch, clip):
     scaled = torch.amp.GradScaler
     monkeypatch.setattr(torch.amp, "GradScaler", lambda device, enabled: scaled(device, enabled=True))
-    waiting = ["optimizer.adapter_lr=0", "loss.infonce.learned=false", "loss.infonce.logarithm=false"]
+    waiting = [
+        "optimizer.image_adapter_lr=0",
+        "optimizer.text_adapter_lr=0",
+        "loss.infonce.learned=false",
+        "loss.infonce.logarithm=false",
+    ]
     small = ["model.dim=16", "data.batch_size=16", "schedule.epochs=2", f"optimizer.clip={clip}"]
     train(store, load_recipe("linear", [*small, *waiting]), tmp_path / "run", device="cpu")
     first, second = (line["rsum"] for line in Run(tmp_path / "run").metrics())

@@ -135,24 +135,9 @@ def main(**_: object) -> None:
     """
 
 
-for command in (
-    demo,
-    extract,
-    import_,
-    cache,
-    train_head,
-    finetune,
-    eval_,
-    ablate,
-    tune,
-    recipes,
-    list_,
-    report,
-    search,
-    export,
-    index,
-    serve,
-):
+_STAGES = (demo, extract, import_, cache, train_head, finetune, eval_, ablate, tune)
+_AROUND_THEM = (recipes, list_, report, search, export, index, serve)
+for command in (*_STAGES, *_AROUND_THEM):
     inner = command.commands.values() if isinstance(command, click.Group) else ()
     for one in (command, *inner):  # click keeps the names of the first call, which may be without the group
         one.context_settings.update(_HELP)

@@ -1,33 +1,33 @@
 """``xret cache``: what a feature store holds, whether it is sound, removal of sets, and export."""
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from ..pipeline.wording import counted, in_bytes, printable
 from .parsing import comma_list, show
 
-if TYPE_CHECKING:
-    from ..pipeline.store.inspect import SetContents
+
+def _shape(features: dict[str, Any]) -> str:
+    views = [f"{features['views']} views"] if features["views"] > 1 else []
+    return " x ".join([*views, *map(str, features["shape"])]) or "token ids"
 
 
-def _shape(features: "SetContents") -> str:
-    views = [f"{features.views} views"] if features.views > 1 else []
-    return " x ".join([*views, *map(str, features.shape)]) or "token ids"
+def _path(features: dict[str, Any]) -> str:
+    return f"{features['modality']}/{features['name']}"
 
 
-def _seen(features: "SetContents") -> str:
+def _seen(features: dict[str, Any]) -> str:
     """Return what the encoder saw of pictures, where that is known."""
     from ..pipeline.reading.origin import grid_side
 
-    preprocessing = features.identity.get("preprocessing")
-    if features.modality != "images" or not isinstance(preprocessing, dict):
+    preprocessing = features["identity"].get("preprocessing")
+    if features["modality"] != "images" or not isinstance(preprocessing, dict):
         return ""
-    side = grid_side(dict(features.identity))
+    side = grid_side(features["identity"])
     whole = "whole pictures" if preprocessing.get("whole") else ""
     return ", ".join(filter(None, [f"{side} pixels" if side else "", whole]))
 
@@ -58,17 +58,17 @@ def info(store: str) -> None:
 
     facts = describe(store)
     lines = [
-        f"{facts.dataset} ({facts.manifest_sha256[:8]}): {counted(facts.images, 'image')},"
-        f" {counted(facts.captions, 'caption')}, {in_bytes(facts.bytes)}",
-        "splits: " + ", ".join(f"{name} {count:,}" for name, count in facts.splits.items()),
+        f"{facts['dataset']} ({facts['manifest_sha256'][:8]}): {counted(facts['images'], 'image')},"
+        f" {counted(facts['captions'], 'caption')}, {in_bytes(facts['bytes'])}",
+        "splits: " + ", ".join(f"{name} {count:,}" for name, count in facts["splits"].items()),
     ]
-    for features in facts.sets:
-        line = f"{features.path}: {features.kind}, {_shape(features)}, {features.dtype}"
-        lines.append(f"{line}, {in_bytes(features.bytes)}, {features.failed} failed")
+    for features in facts["sets"]:
+        line = f"{_path(features)}: {features['kind']}, {_shape(features)}, {features['dtype']}"
+        lines.append(f"{line}, {in_bytes(features['bytes'])}, {features['failed']} failed")
         lines += [f"  {seen}"] if (seen := _seen(features)) else []
-        done = ", ".join(f"{split} {count}/{all_}" for split, (count, all_) in features.done.items())
+        done = ", ".join(f"{split} {count}/{all_}" for split, (count, all_) in features["done"].items())
         lines.append(f"  chunks done: {done}")
-    show(asdict(facts), lines)
+    show(facts, lines)
 
 
 @cache.command()
@@ -125,12 +125,12 @@ def ls(place: str) -> None:
             found.append({"store": store, "error": str(error)})  # a damaged one hides no other
             click.echo(printable(str(error)), err=True)
             continue
-        found.append(asdict(facts))
+        found.append(facts)
         if stores == [place]:
-            rows += [_row(features) for features in facts.sets]
+            rows += [_row(features) for features in facts["sets"]]
         else:
-            names = ", ".join(features.path for features in facts.sets)
-            rows.append([store, facts.dataset, in_bytes(facts.bytes), names or "no feature set"])
+            names = ", ".join(map(_path, facts["sets"]))
+            rows.append([store, facts["dataset"], in_bytes(facts["bytes"]), names or "no feature set"])
     show(found, aligned([[printable(cell) for cell in row] for row in rows]) if rows else [])
 
 
@@ -152,9 +152,9 @@ def align(store: str, split: str) -> None:
     show(found.to_dict(), str(found))
 
 
-def _row(features: "SetContents") -> list[str]:
-    done, size = f"{features.percent:.0f}% done", in_bytes(features.bytes)
-    return [features.path, features.kind, _shape(features), features.dtype, size, done, _seen(features)]
+def _row(features: dict[str, Any]) -> list[str]:
+    done, size = f"{features['percent']:.0f}% done", in_bytes(features["bytes"])
+    return [_path(features), features["kind"], _shape(features), features["dtype"], size, done, _seen(features)]
 
 
 @cache.command()

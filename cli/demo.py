@@ -79,19 +79,15 @@ def demo(out: Path) -> None:
         lines.append(f"{name:9}" + "".join(f"{value:8.1f}" for value in (*values, table.rsum)))
     lines.append(f"{table.images} test pictures, {table.captions} captions, ties {table.ties}; chance R@1 is 1.0")
     lines += [f"{out / 'report.html'} shows which element of setdiv-k4 finds which object"]
-    lines += [f"{seconds:.0f} s; go on with", *(f"  {command}" for command in next_commands(out))]
+    run, scenes = shlex.quote(str(out / "setdiv-k4")), shlex.quote(str(out / "scenes"))
+    lines += [
+        f"{seconds:.0f} s; go on with",
+        f'  xret search {run} "a big red square at the top"',
+        f"  xret eval {run} --diagnostics --data-root {scenes}",
+        f"  xret serve {run} --data-root {scenes}  # needs pip install 'xret[serve]'",
+    ]
     recipes = {name: evaluation.to_dict() for name, evaluation in found.items()}
     show({"seconds": round(seconds, 1), "report": str(out / "report.html"), "recipes": recipes}, lines)
-
-
-def next_commands(out: Path) -> list[str]:
-    """Return what to type after a demo in `out`."""
-    run, scenes = shlex.quote(str(out / "setdiv-k4")), shlex.quote(str(out / "scenes"))
-    return [
-        f'xret search {run} "a big red square at the top"',
-        f"xret eval {run} --diagnostics --data-root {scenes}",
-        f"xret serve {run} --data-root {scenes}  # needs pip install 'xret[serve]'",
-    ]
 
 
 def _refuse_others(out: Path) -> None:

@@ -81,15 +81,16 @@ def file_of(module: str) -> Path:
 
 @lru_cache(64)  # a changed file is another module: runs with two versions of one live side by side
 def _module(module: str, file: str, digest: str) -> ModuleType:
+    name = f"{module}_{digest[:12]}"
     try:
         if not file:
             return importlib.import_module(module)
-        name = f"{module}_{digest[:12]}"
         spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None and spec.loader is not None, "it ends with .py"
         made = sys.modules[name] = importlib.util.module_from_spec(spec)  # as an import does: types are looked up there
         spec.loader.exec_module(made)
     except Exception as error:  # whatever its lines do
+        sys.modules.pop(name, None)
         raise RecipeError(f"{file or module} cannot be imported ({type(error).__name__}: {reason(error)})") from error
     return made
 

@@ -1,11 +1,4 @@
 """Features that others extracted come into the cache, and features of the cache go out to others."""
 
-FORMATS = (
-    "scan",
-    "butd-tsv",
-    "detectron-npz",
-    "hdf5",
-    "arrays",
-    "embeddings",
-    "clip-retrieval",
-)  # that can be imported
+# That can be imported.
+FORMATS = ("scan", "butd-tsv", "detectron-npz", "hdf5", "arrays", "embeddings", "clip-retrieval")

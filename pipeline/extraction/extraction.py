@@ -50,7 +50,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     """
     url = str(url)
     sides = {"visual": options.visual, "text": options.text}
-    found = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}
+    found: dict[str, Any] = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}
     options = replace(options, **found)  # with absolute paths of weights, which are recorded
     samples = read_samples(manifest, options.on_error == "skip")
     splits = choose_splits(samples, options.splits)

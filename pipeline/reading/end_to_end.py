@@ -105,13 +105,11 @@ def read_window(
 ) -> Tensor:
     """Return the pixels of a random window of an image, mirrored half the time, [3,S,S], or raise SampleError.
 
-    It goes through the encoder's own preprocessing, which may take the centre of it as it does of a picture.
-
-    Args:
-        kind: `sides`: the image's proportions and 60 to 100% of its sides (the published code of VSE-infinity, whose
-            section 5.1.1 names crops and flips); `area`: 8 to 100% of its area, a width of 3/4 to 4/3 of the height,
-            then made square, as torchvision's `RandomResizedCrop` does (the published code of VSE++ and SetDiv);
-            `large-area`: the same from 36% on (SetDiv's for ResNeXt, `gpo_aug`).
+    It goes through the encoder's own preprocessing, which may take the centre of it as it does of a picture. `kind` is
+    `sides`: the image's proportions and 60 to 100% of its sides (the published code of VSE-infinity, whose section
+    5.1.1 names crops and flips); `area`: 8 to 100% of its area, a width of 3/4 to 4/3 of the height, then made square,
+    as torchvision's `RandomResizedCrop` does (the published code of VSE++ and SetDiv); or `large-area`: the same from
+    36% on (SetDiv's for ResNeXt, `gpo_aug`).
     """
     try:
         image = open_image(pictures.open(name), upright=True)

@@ -1,6 +1,5 @@
 """What a store holds, whether all of it is sound, and the removal of a set."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,45 +10,6 @@ from ..progress import Progress
 from .folder import DAMAGED, Folder
 from .sets import FAILED, NOT_DONE, OK, CaptionSet, FeatureSet, ImageSet, chunk_file
 from .store import MODALITIES, FeatureCache, checksum, choose_set
-
-
-@dataclass(frozen=True)
-class SetContents:
-    """What is known of a feature set."""
-
-    modality: str
-    name: str
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]  # of an image (rows, channels), of captions or a ``global`` set (channels,), of words ()
-    views: int
-    fingerprint: str
-    identity: Mapping[str, Any]
-    recorded: Mapping[str, Any]  # versions, device and batch size of the extraction that created it
-    chunk_rows: int
-    done: Mapping[str, tuple[int, int]]  # chunks that are done and chunks in all, by split
-    percent: float  # of the samples whose chunks are done
-    failed: int  # samples that could not be read
-    bytes: int  # of all its files
-
-    @property
-    def path(self) -> str:
-        """``images/NAME`` or ``captions/NAME``."""
-        return f"{self.modality}/{self.name}"
-
-
-@dataclass(frozen=True)
-class Contents:
-    """What a store holds; `splits` are images by split."""
-
-    store: str
-    dataset: str
-    manifest_sha256: str
-    images: int
-    captions: int
-    splits: Mapping[str, int]
-    bytes: int
-    sets: tuple[SetContents, ...]
 
 
 @dataclass(frozen=True)
@@ -79,36 +39,35 @@ class Verification:
         return {"ok": self.ok, **asdict(self)}
 
 
-def describe(url: str) -> Contents:
-    """Return what the store at `url` holds; CacheError if there is none."""
+def describe(url: str) -> dict[str, Any]:
+    """Return what the store at `url` holds, as JSON has it; CacheError if there is none."""
     cache = FeatureCache.open(url)
-    facts = {key: getattr(cache, key) for key in ("dataset", "manifest_sha256", "images", "captions")}
-    return Contents(
-        store=url,
-        **facts,
-        splits={name: last - first for name, (first, last) in cache.splits.items()},
-        bytes=cache.folder.size(),
-        sets=tuple(_describe(cache.set_at(path)) for path in cache.set_paths()),
-    )
+    return {
+        "store": url,
+        **{key: getattr(cache, key) for key in ("dataset", "manifest_sha256", "images", "captions")},
+        "splits": {name: last - first for name, (first, last) in cache.splits.items()},  # images
+        "bytes": cache.folder.size(),
+        "sets": [_describe(cache.set_at(path)) for path in cache.set_paths()],
+    }
 
 
-def _describe(features: ImageSet | CaptionSet) -> SetContents:
+def _describe(features: ImageSet | CaptionSet) -> dict[str, Any]:
     done = features.done()
     width = features.channels or (features.global_channels if features.kind == "global" else None)
     rows = [features.rows] if isinstance(features, ImageSet) and features.channels else []
     of_splits = {split: features.chunks_of(split) for split in features.cache.splits}
     finished = sum(last - first for first, last in map(features.rows_in, np.flatnonzero(done).tolist()))
     facts = ("modality", "name", "kind", "dtype", "fingerprint", "identity", "chunk_rows")
-    return SetContents(
+    return {
         **{key: getattr(features, key) for key in facts},
-        shape=(*rows, width) if width else (),
-        views=features.views if isinstance(features, ImageSet) else 1,
-        recorded=features.attributes["recorded"],
-        done={split: (int(done[chunks].sum()), len(chunks)) for split, chunks in of_splits.items()},
-        percent=100 * finished / max(1, features.samples),
-        failed=len(features.failures),
-        bytes=features.cache.folder.size(features.path),
-    )
+        "shape": (*rows, width) if width else (),  # of a sample's local features, or of a ``global`` set
+        "views": features.views if isinstance(features, ImageSet) else 1,
+        "recorded": features.attributes["recorded"],  # versions, device and batch size of its creation
+        "done": {split: (int(done[chunks].sum()), len(chunks)) for split, chunks in of_splits.items()},  # of all chunks
+        "percent": 100 * finished / max(1, features.samples),  # of the samples whose chunks are done
+        "failed": len(features.failures),
+        "bytes": features.cache.folder.size(features.path),
+    }
 
 
 def stores_at(url: str) -> list[str]:
@@ -219,7 +178,7 @@ def broken_chunks(features: FeatureSet) -> list[int]:
     return broken
 
 
-def _is_finite(values: np.ndarray, name: str, arrays: Mapping[str, Any], features: FeatureSet) -> bool:
+def _is_finite(values: np.ndarray, name: str, arrays: dict[str, Any], features: FeatureSet) -> bool:
     """Return whether the features of samples that did not fail are finite."""
     good = np.asarray(arrays["status"]) == OK
     if name == "local" and features.modality == "captions":

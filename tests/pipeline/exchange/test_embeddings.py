@@ -74,7 +74,7 @@ def test_the_folder_of_clip_retrieval(tmp_path, capsys, caplog, dtype, flat):
     said = capsys.readouterr().err
     assert "names no splits" in caplog.text
     assert all(f"{one.name}: 120/120" in said for one in summary.sets)
-    assert [one.shape for one in describe(cache.url).sets] == [(WIDTH,), (WIDTH,)]
+    assert [one["shape"] for one in describe(cache.url)["sets"]] == [(WIDTH,), (WIDTH,)]
 
 
 @pytest.mark.parametrize("root", ["/data/pictures/", "../data/", "./"])
@@ -157,7 +157,7 @@ def test_captions_that_failed_are_counted_one_by_one_and_not_exported(tmp_path):
     _, captions = summary.sets
     assert (captions.samples, captions.failed, len(captions.reasons)) == (13, 3, 3)
     assert len(verify(cache.url).failed_samples) == 3
-    assert describe(cache.url).sets[1].failed == 3
+    assert describe(cache.url)["sets"][1]["failed"] == 3
     again, _ = bring(source, tmp_path / "s", "embeddings", on_error="skip")
     assert (again.sets[1].failed, len(again.sets[1].reasons)) == (3, 3)
     exported = export(cache.url, tmp_path / "out.h5", splits=("train", "test"))

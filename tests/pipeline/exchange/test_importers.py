@@ -141,8 +141,8 @@ def test_the_fingerprint_says_where_the_features_come_from(tmp_path):
     bring(world, source, "butd-tsv")
     assert len(cache.set_names("images")) == 2
     assert before.items() <= files(cache.url).items()
-    facts = {features.name: features for features in describe(cache.url).sets}[first.name]
-    assert (facts.shape, facts.kind) == ((4, CHANNELS), "roi")
+    facts = {one["name"]: one for one in describe(cache.url)["sets"]}[first.name]
+    assert (facts["shape"], facts["kind"]) == ((4, CHANNELS), "roi")
 
 
 def test_stopped_at_any_write_and_started_again_is_the_same(tmp_path, monkeypatch):

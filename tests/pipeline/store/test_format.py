@@ -259,12 +259,14 @@ def test_recorded_failures_do_not_slow_later_writes(own):
 
 def test_a_store_is_described(own):
     found = describe(own)
-    assert (found.dataset, found.images, found.splits) == ("small", 72, {"train": 48, "val": 12, "test": 12})
-    images, tokens, words = found.sets
-    assert (images.shape, images.dtype, images.failed, images.percent) == ((4, 16), "float16", 1, 100.0)
-    assert (tokens.shape, words.shape) == ((12,), ())
-    assert images.done == {"train": (6, 6), "val": (2, 2), "test": (2, 2)}
-    assert found.bytes == sum(p.stat().st_size for p in Path(own).rglob("*") if p.is_file())
+    assert (found["dataset"], found["images"]) == ("small", 72)
+    assert found["splits"] == {"train": 48, "val": 12, "test": 12}
+    images, tokens, words = found["sets"]
+    facts = {"shape": (4, 16), "dtype": "float16", "failed": 1, "percent": 100.0}
+    assert {key: images[key] for key in facts} == facts
+    assert (tokens["shape"], words["shape"]) == ((12,), ())
+    assert images["done"] == {"train": (6, 6), "val": (2, 2), "test": (2, 2)}
+    assert found["bytes"] == sum(p.stat().st_size for p in Path(own).rglob("*") if p.is_file())
 
 
 def test_stores_are_found_and_sets_removed(own):

@@ -36,7 +36,7 @@ def test_a_store_is_that_of_a_disk(url, tmp_path):
     assert np.array_equal(here.image_set().local(rows), there.image_set().local(rows))
     assert np.array_equal(here.caption_set().token(rows), there.caption_set().token(rows))
     assert verify(url).ok
-    assert describe(url).images == 48
+    assert describe(url)["images"] == 48
     remove_set(url, there.image_set().path)
     assert FeatureCache.open(url).set_names("images") == []
 

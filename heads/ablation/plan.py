@@ -114,7 +114,8 @@ def grid_names() -> list[str]:
 def read_grid(name: str) -> dict[str, Any]:
     """Return a grid: ``source``, ``cells``, and optionally ``recipe``, ``split`` and ``finetuned``.
 
-    Cells of a ``finetuned`` one are the same heads as another grid's, and differ in the network that they train.
+    Cells of a ``finetuned`` one are the same heads as another grid's, and differ in the network that they train. Its
+    ``sets`` only give YAML's names to settings, for the cells.
 
     A cell has a ``label`` and, where it needs them, ``set``, a ``recipe`` of its own, and ``paper``: by row either
     the RSUM or a mapping with ``rsum``, ``log_circular_variance``, ``image_to_text`` and ``text_to_image``, the last

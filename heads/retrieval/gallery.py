@@ -20,7 +20,7 @@ from ...pipeline.reading.reattachment import find_pictures
 from ..evaluation.pairs import NOT_FINITE
 from ..evaluation.scoring import BATCH, embed_all
 from ..modules.embedding import Embedding, Gaussian, concatenate, each
-from ..runs.features import batches_of, sets_of_run
+from ..runs.features import batches_of
 
 if TYPE_CHECKING:
     from .retriever import Retriever
@@ -116,8 +116,7 @@ class Gallery(Searched):
     def __init__(self, retriever: "Retriever") -> None:
         self._retriever, cache = retriever, retriever.cache
         self.dataset, self.split = cache.dataset, retriever.split
-        batches = batches_of(sets_of_run(retriever.run, cache), retriever.model, self.split, retriever.device)
-        self._batches = batches
+        self._batches = batches = batches_of(retriever.sets, retriever.model, self.split, retriever.device)
         self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         numbers = cache.sentids(begin, end)[batches.caption_rows - begin]

@@ -27,7 +27,7 @@ from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each
 from ..modules.similarity import in_blocks
 from ..runs.encoders import Encoders, find_encoders, reads_states
-from ..runs.features import open_store, sets_of_run
+from ..runs.features import Sets, open_store, sets_of_run
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .folder import PictureFolder
@@ -101,6 +101,11 @@ class Retriever:
         return open_store(self.run, self._store)
 
     @cached_property
+    def sets(self) -> Sets:
+        """The feature sets of the store that the run reads; RunError where there are none."""
+        return sets_of_run(self.run, self.cache)
+
+    @cached_property
     def gallery(self) -> Gallery:
         """The images and captions of the split; errors as for `Gallery`."""
         return Gallery(self)
@@ -128,10 +133,11 @@ class Retriever:
     @cached_property
     def scale(self) -> float | None:
         """The scale by which hubness is corrected, chosen on val; None: none is better than without."""
-        ranker = Ranker(self.run, self.cache, sets_of_run(self.run, self.cache))
         require_bank(self.cache, self.split)
         with within_memory(self.device):
-            best, (deviation,), tried = choose_scale([ranker], self.device, (1,), "pessimistic")
+            best, (deviation,), tried = choose_scale(
+                [Ranker(self.run, self.cache, self.sets)], self.device, (1,), "pessimistic"
+            )
         if best is None:
             log.warning("hubness is not corrected: no scale is better on val than none (RSUM %.2f)", tried["none"])
             return None
@@ -147,12 +153,12 @@ class Retriever:
 
     def bias_of(self, modality: Modality, items: Embedding) -> Tensor:
         """Return what is added to the scores of some items of a modality, float64 [N], where there is a `scale`."""
-        sets, items = sets_of_run(self.run, self.cache), each(lambda t: t.to(self.device), items)
+        items = each(lambda t: t.to(self.device), items)
         assert self.scale is not None
         with within_memory(self.device):
             if modality == "images":
-                return image_bias(sets, self.model, self.device, [items], [self.scale])[0]
-            return caption_bias(sets, self.model, self.device, items, [self.scale])[0]
+                return image_bias(self.sets, self.model, self.device, [items], [self.scale])[0]
+            return caption_bias(self.sets, self.model, self.device, items, [self.scale])[0]
 
     def encode_text(self, texts: Sequence[str], *, warn: bool = True) -> Embedding:
         """Embed B texts: float32 [B, D], [B, K, D], or a Gaussian or Sequence of B.

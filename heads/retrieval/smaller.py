@@ -16,7 +16,7 @@ from ..evaluation.metrics import block_ranks, recall_table
 from ..evaluation.pairs import Pairs, Part
 from ..evaluation.scoring import BATCH, embed_all
 from ..modules.embedding import Embedding
-from ..runs.features import batches_of, sets_of_run
+from ..runs.features import batches_of
 
 if TYPE_CHECKING:
     from .retriever import Retriever
@@ -31,7 +31,7 @@ def rotation(retriever: "Retriever", dims: int) -> Tensor:
     RunError where the embeddings have fewer dimensions.
     """
     model, device = retriever.model, retriever.device
-    batches = batches_of(sets_of_run(retriever.run, retriever.cache), model, LEARN, device)
+    batches = batches_of(retriever.sets, model, LEARN, device)
     moment = torch.zeros(())
     for embed, parts in (
         (model.embed_images, batches.image_features(BATCH)),

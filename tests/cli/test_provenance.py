@@ -34,11 +34,6 @@ def captions():
     return FeatureCache.open("s.zarr").set_names("captions")
 
 
-def change(path):
-    weights = load_file(path)
-    save_file({name: value + 1 for name, value in weights.items()}, path)
-
-
 def test_a_set_is_named_by_its_model_and_says_where_it_was(folder):
     (name,) = captions()
     assert name.startswith("Mini-LM@")
@@ -97,5 +92,6 @@ def test_weights_of_pictures_are_found_in_their_file(folder):
     picture = next((folder / "tiny").rglob("*.jpg"), None) or next((folder / "tiny").rglob("*.png"))
     words = ["search", "v", picture, "-k", "1", "--device", "cpu", "--split", "val"]
     run(*words)
-    change(folder / "mine.safetensors")
+    weights = {name: value + 1 for name, value in load_file(folder / "mine.safetensors").items()}
+    save_file(weights, folder / "mine.safetensors")
     assert "mine.safetensors' is not what" in refused(*words)

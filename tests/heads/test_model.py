@@ -10,7 +10,6 @@ from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
 
 GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
-GLOBAL = FeatureFacts("global", None, 5)  # adapted as a grid is
 POOLED = ["similarity=cosine", "loss.diversity.weight=0", "aggregator.image=average"]
 
 

@@ -149,14 +149,9 @@ class World:
 
 
 ARRAYS = {
-    "local": "regions/local",
-    "boxes": "regions/boxes",
-    "classes": "regions/classes",
-    "scores": "regions/scores",
-    "id": "name",
-    "length": "count",
-    "size": "size",
-}
+    "local": "regions/local", "boxes": "regions/boxes", "classes": "regions/classes", "scores": "regions/scores",
+    "id": "name", "length": "count", "size": "size",
+}  # fmt: skip
 
 
 def _b64(values, dtype):

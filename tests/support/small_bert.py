@@ -9,14 +9,9 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 VOCABULARY = [*SPECIAL, "a", "red", "dog", "cat", "runs", "in", "##s", ".", "two", "small"]
 TEXTS = ["A red dog runs.", "cats", "two small dogs in a red cat .", ""]
 SMALL = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 20,
-    "pad_token_id": 0,
-    "initializer_range": 0.5,
-}
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32,
+    "max_position_embeddings": 20, "pad_token_id": 0, "initializer_range": 0.5,
+}  # fmt: skip
 WORDS = ["a", "picture", "of", "thing", "number", *map(str, range(10)), *(f"##{digit}" for digit in range(10))]
 
 

@@ -1,31 +1,20 @@
 """Checkpoints of transformers of a moment, in folders as the hub has them: one small random model of each family."""
 
+from functools import partial
+
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 SIDE = 32
 VIT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "image_size": SIDE,
-    "patch_size": 8,
-    "initializer_range": 0.3,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48, "image_size": SIDE,
+    "patch_size": 8, "initializer_range": 0.3,
+}  # fmt: skip
 TEXT = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 24,
-    "vocab_size": 60,
-    "max_position_embeddings": 20,
-    "initializer_range": 0.3,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-    "pad_token_id": 1,
-}
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 60,
+    "max_position_embeddings": 20, "initializer_range": 0.3, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1,
+}  # fmt: skip
 BERT = {**TEXT, "pad_token_id": 2}
 VOCABULARY = ["<s>", "</s>", "<pad>", "<unk>", "<mask>", "a", "picture", "of", "thing", "number", *map(str, range(30))]
 VOCABULARY += ["photo", "red", "square", "two", "dogs"]
@@ -40,45 +29,32 @@ def _joint(model, config, **settings):
     return model(config(vision_config=VIT, text_config=text, **settings))
 
 
+def _alone(name, processor, kind="Model", **settings):
+    """Return what makes a model of a library's class and its image processor."""
+    return lambda: (getattr(hf, f"{name}{kind}")(getattr(hf, f"{name}Config")(**settings)), processor())
+
+
+_CROPPED, _STRETCHED = partial(hf.CLIPImageProcessor, **CROP), partial(hf.ViTImageProcessor, **STRETCH)
+_BIT, _EDGE = partial(hf.BitImageProcessor, **CROP), partial(hf.ConvNextImageProcessor, size={"shortest_edge": 64})
+_DEIT = partial(hf.DeiTImageProcessor, size={"height": 36, "width": 36}, crop_size=CROP["crop_size"])
 # By family the model and the image processor that its checkpoints have.
 IMAGE_FAMILIES = {
-    "clip": lambda: (_joint(hf.CLIPModel, hf.CLIPConfig, projection_dim=24), hf.CLIPImageProcessor(**CROP)),
+    "clip": lambda: (_joint(hf.CLIPModel, hf.CLIPConfig, projection_dim=24), _CROPPED()),
     "siglip": lambda: (_joint(hf.SiglipModel, hf.SiglipConfig), hf.SiglipImageProcessor(**STRETCH)),
     "siglip2": lambda: (_joint(hf.SiglipModel, hf.SiglipConfig), hf.SiglipImageProcessor(**STRETCH, resample=2)),
-    "metaclip2": lambda: (
-        _joint(hf.MetaClip2Model, hf.MetaClip2Config, projection_dim=24),
-        hf.CLIPImageProcessor(**CROP),
-    ),
-    "dinov2": lambda: (hf.Dinov2Model(hf.Dinov2Config(**VIT, mlp_ratio=2)), hf.BitImageProcessor(**CROP)),
-    "dinov2-registers": lambda: (
-        hf.Dinov2WithRegistersModel(hf.Dinov2WithRegistersConfig(**VIT, mlp_ratio=2, num_register_tokens=3)),
-        hf.BitImageProcessor(**CROP),
-    ),
-    "dinov3": lambda: (
-        hf.DINOv3ViTModel(hf.DINOv3ViTConfig(**VIT, num_register_tokens=4)),
-        hf.DINOv3ViTImageProcessor(**STRETCH),
-    ),
-    "vit": lambda: (hf.ViTModel(hf.ViTConfig(**VIT)), hf.ViTImageProcessor(**STRETCH)),
-    "vit-classifier": lambda: (hf.ViTForImageClassification(hf.ViTConfig(**VIT)), hf.ViTImageProcessor(**STRETCH)),
-    "deit": lambda: (
-        hf.DeiTModel(hf.DeiTConfig(**VIT)),
-        hf.DeiTImageProcessor(size={"height": 36, "width": 36}, crop_size=CROP["crop_size"]),
-    ),
-    "beit": lambda: (hf.BeitModel(hf.BeitConfig(**VIT, use_mean_pooling=True)), hf.BeitImageProcessor(**STRETCH)),
-    "swin": lambda: (hf.SwinModel(hf.SwinConfig(**SWIN, initializer_range=0.3)), hf.ViTImageProcessor(**STRETCH)),
-    "swinv2": lambda: (hf.Swinv2Model(hf.Swinv2Config(**SWIN)), hf.ViTImageProcessor(**STRETCH)),
-    "convnext": lambda: (
-        hf.ConvNextModel(hf.ConvNextConfig(**MAPS)),
-        hf.ConvNextImageProcessor(size={"shortest_edge": 64}),
-    ),
-    "convnextv2": lambda: (
-        hf.ConvNextV2Model(hf.ConvNextV2Config(**MAPS)),
-        hf.ConvNextImageProcessor(size={"shortest_edge": 64}),
-    ),
-    "resnet": lambda: (
-        hf.ResNetModel(hf.ResNetConfig(embedding_size=8, hidden_sizes=MAPS["hidden_sizes"], depths=MAPS["depths"])),
-        hf.ConvNextImageProcessor(size={"shortest_edge": 64}),
-    ),
+    "metaclip2": lambda: (_joint(hf.MetaClip2Model, hf.MetaClip2Config, projection_dim=24), _CROPPED()),
+    "dinov2": _alone("Dinov2", _BIT, **VIT, mlp_ratio=2),
+    "dinov2-registers": _alone("Dinov2WithRegisters", _BIT, **VIT, mlp_ratio=2, num_register_tokens=3),
+    "dinov3": _alone("DINOv3ViT", partial(hf.DINOv3ViTImageProcessor, **STRETCH), **VIT, num_register_tokens=4),
+    "vit": _alone("ViT", _STRETCHED, **VIT),
+    "vit-classifier": _alone("ViT", _STRETCHED, "ForImageClassification", **VIT),
+    "deit": _alone("DeiT", _DEIT, **VIT),
+    "beit": _alone("Beit", partial(hf.BeitImageProcessor, **STRETCH), **VIT, use_mean_pooling=True),
+    "swin": _alone("Swin", _STRETCHED, **SWIN, initializer_range=0.3),
+    "swinv2": _alone("Swinv2", _STRETCHED, **SWIN),
+    "convnext": _alone("ConvNext", _EDGE, **MAPS),
+    "convnextv2": _alone("ConvNextV2", _EDGE, **MAPS),
+    "resnet": _alone("ResNet", _EDGE, embedding_size=8, hidden_sizes=MAPS["hidden_sizes"], depths=MAPS["depths"]),
 }
 
 
@@ -99,30 +75,22 @@ def save_image_model(folder, family, seed=0):
 _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 60}
 _DISTIL = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "vocab_size": 60, "max_position_embeddings": 20}
 _IDS = {"model_input_names": ["input_ids"]}
+_text = partial(_alone, processor=lambda: None)
 TEXT_FAMILIES = {
     "clip": (IMAGE_FAMILIES["clip"], ("<s>", "</s>"), {"pad_token": "</s>"}),
     "metaclip2": (IMAGE_FAMILIES["metaclip2"], ("<s>", "</s>"), {"pad_token": "</s>"}),
     "siglip": (IMAGE_FAMILIES["siglip"], ("", "</s>"), {"pad_token": "</s>", **_IDS}),
     "siglip-masked": (IMAGE_FAMILIES["siglip"], ("", "</s>"), {}),
     "siglip-left": (IMAGE_FAMILIES["siglip"], ("", "</s>"), {"padding_side": "left", **_IDS}),
-    "clip-text": (lambda: (hf.CLIPTextModel(hf.CLIPTextConfig(**TEXT)), None), ("<s>", "</s>"), {}),
-    "bert": (lambda: (hf.BertModel(hf.BertConfig(**BERT)), None), ("<s>", "</s>"), {}),
-    "roberta": (
-        lambda: (hf.RobertaModel(hf.RobertaConfig(**{**BERT, "max_position_embeddings": 23})), None),
-        ("<s>", "</s>"),
-        {},
-    ),
-    "distilbert": (
-        lambda: (hf.DistilBertModel(hf.DistilBertConfig(**_DISTIL, pad_token_id=2, initializer_range=0.3)), None),
-        ("<s>", "</s>"),
-        {},
-    ),
+    "clip-text": (_text("CLIPText", **TEXT), ("<s>", "</s>"), {}),
+    "bert": (_text("Bert", **BERT), ("<s>", "</s>"), {}),
+    "roberta": (_text("Roberta", **{**BERT, "max_position_embeddings": 23}), ("<s>", "</s>"), {}),
+    "distilbert": (_text("DistilBert", **_DISTIL, pad_token_id=2, initializer_range=0.3), ("<s>", "</s>"), {}),
     "mpnet": (
-        lambda: (hf.MPNetModel(hf.MPNetConfig(**{**BERT, "pad_token_id": 1, "max_position_embeddings": 22})), None),
-        ("<s>", "</s>"),
-        {"pad_token": "</s>"},
+        _text("MPNet", **{**BERT, "pad_token_id": 1, "max_position_embeddings": 22}),
+        *(("<s>", "</s>"), {"pad_token": "</s>"}),
     ),
-    "t5": (lambda: (hf.T5Model(hf.T5Config(**_T5, pad_token_id=2, eos_token_id=1)), None), ("", "</s>"), {}),
+    "t5": (_text("T5", **_T5, pad_token_id=2, eos_token_id=1), ("", "</s>"), {}),
 }
 
 

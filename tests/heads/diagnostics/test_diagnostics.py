@@ -17,14 +17,9 @@ from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.runs.run import Run
 
 FOUND = {  # what each recipe has tables of, beside the cost
-    "setdiv": {"elements"},
-    "pcme": {"elements", "uncertainty"},
-    "gaussian-vsepp": {"uncertainty"},
-    "pcmepp": {"uncertainty", "coefficients"},
-    "vse-infty": {"coefficients"},
-    "vsepp": set(),
-    "scan": set(),
-}
+    "setdiv": {"elements"}, "pcme": {"elements", "uncertainty"}, "gaussian-vsepp": {"uncertainty"},
+    "pcmepp": {"uncertainty", "coefficients"}, "vse-infty": {"coefficients"}, "vsepp": set(), "scan": set(),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FOUND)

@@ -49,14 +49,12 @@ def test_two_runs_query_by_query(store, setdiv, vsepp):
             expected = [getattr(result, way)[f"R@{k}"] for result in (first, second)]
             assert [one.first, one.second] == pytest.approx(expected)
             assert one.low <= one.second - one.first <= one.high
-    ranks = [caption_ranks(*plain_similarity(run, store)) for run in (setdiv, vsepp)]
+    ranks = []
+    for similarity, owner in (plain_similarity(one, store) for one in (setdiv, vsepp)):
+        ranks.append([int((similarity[:, c] >= similarity[row, c]).sum()) for c, row in enumerate(owner)])
     ratios = sorted((abs(np.log(after / before)) for before, after in zip(*ranks, strict=True)), reverse=True)
     told = [one for one in found.changes if one.way == "text_to_image"]
     assert [abs(np.log(one.second / one.first)) for one in told] == pytest.approx(ratios[: len(told)])
-
-
-def caption_ranks(similarity, owner):
-    return [int((similarity[:, c] >= similarity[row, c]).sum()) for c, row in enumerate(owner)]
 
 
 def test_a_run_does_not_differ_from_itself(vsepp):

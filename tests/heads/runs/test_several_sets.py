@@ -51,10 +51,6 @@ def run(store, tmp_path_factory):
     return out
 
 
-def weights(run):
-    return load_file(run / "model.safetensors")
-
-
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_recipe_trains_on_them_and_is_evaluated(name, store, tmp_path):
     texts = "longer" if name in BLENDED else "words"
@@ -81,7 +77,7 @@ def test_the_run_names_them_in_their_order(run, store):
 
 
 def test_each_set_is_standardised_by_itself(run, store):
-    cache, kept = FeatureCache.open(store), weights(run)
+    cache, kept = FeatureCache.open(store), load_file(run / "model.safetensors")
     rows = torch.tensor([row for row in range(24) if row != 5]).numpy()
     draws = cache.image_set("grid").local(rows)  # statistics are taken of the first view
     expected = torch.from_numpy(draws).double().flatten(0, 1).mean(0).float()

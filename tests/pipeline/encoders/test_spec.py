@@ -11,16 +11,9 @@ from xret.pipeline.encoders.spec import short_name
 
 FULL = EncoderSpec("hf:a/b", "w.pth", 96, -2, True, (2, 3), "dihedral:8", (10, 100), 4, "a {}", "float32", True)
 OPTIONS = {
-    "weights": "random:0",
-    "image_size": 64,
-    "layer": 2,
-    "whole": True,
-    "pool": (2, 2),
-    "views": "dihedral:8",
-    "regions": (3, 8),
-    "frames": 4,
-    "prompt": "a {}",
-}
+    "weights": "random:0", "image_size": 64, "layer": 2, "whole": True, "pool": (2, 2), "views": "dihedral:8",
+    "regions": (3, 8), "frames": 4, "prompt": "a {}",
+}  # fmt: skip
 # By name what it does not take.
 REFUSED = {
     "resnet18": ("layer", "regions", "prompt"),

@@ -56,12 +56,6 @@ def cut(path, share=0.5):
     path.write_bytes(raw[: int(len(raw) * share)])
 
 
-def edit(path, old, new):
-    raw = path.read_bytes()
-    assert old in raw
-    path.write_bytes(raw.replace(old, new, 1))
-
-
 FAULTS_OF_AN_IMAGE = {
     "the base64 of its 'features' is damaged": lambda line: line[:-3] + b"!\n",
     r"its 'features' has \d+ bytes, which is not 4 x 16 values of float32": lambda line: line[:-9] + b"\n",
@@ -81,7 +75,7 @@ def test_a_damaged_line(tmp_path, sentence):
     world = World(tmp_path / "w")
     source = world.tsv()
     line = world.line(world.images[0])
-    edit(source, line, FAULTS_OF_AN_IMAGE[sentence](line))
+    source.write_bytes(source.read_bytes().replace(line, FAULTS_OF_AN_IMAGE[sentence](line), 1))
     with pytest.raises(SampleError, match=sentence):
         bring(world, source, "butd-tsv")
     assert not FeatureCache.open(str(world.folder / "s.zarr")).image_set().done().all()

@@ -26,13 +26,6 @@ def refused(path, match, skip=False):
     assert "\n" not in str(caught.value)
 
 
-def tar_of(data, *members):
-    with tarfile.open(data.folder / "a.tar", "w") as archive:
-        for name, content in members:
-            add(archive, name, content)
-    return data.manifest("tar", tar={"test": "a.tar"})
-
-
 def test_a_tar_that_is_cut_off_anywhere(data):
     path = data.as_tars(files=1)
     file = data.folder / "shard-00.tar"
@@ -85,7 +78,10 @@ def test_a_tar_that_is_none_or_goes_on(data):
     ],
 )
 def test_members_at_fault(data, members, match):
-    refused(tar_of(data, *members), match)
+    with tarfile.open(data.folder / "a.tar", "w") as archive:
+        for name, content in members:
+            add(archive, name, content)
+    refused(data.manifest("tar", tar={"test": "a.tar"}), match)
 
 
 def test_links_are_left_out(data, tmp_path):

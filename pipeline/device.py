@@ -90,15 +90,16 @@ def drawing(device: torch.device, *seed: int) -> Iterator[None]:
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
-    """Return values of the host on a device, without waiting for it; `on_host` gives them back.
-
-    They stay with the tensor as its attribute ``host``, by which `heads.modules.host` knows them, too.
-    """
+    """Return values of the host on a device, without waiting for it; `on_host` gives them back."""
     if device.type == "cpu":
         return values
-    sent = values.pin_memory().to(device, non_blocking=True)
-    sent.host = values  # type: ignore[attr-defined]
-    return sent
+    return known(values.pin_memory().to(device, non_blocking=True), values)
+
+
+def known(values: Tensor, host: Tensor) -> Tensor:
+    """Return a tensor of which `on_host` gives these values."""
+    values.host = host  # type: ignore[attr-defined]
+    return values
 
 
 def on_host(values: Tensor) -> Tensor:

@@ -45,11 +45,12 @@ class Adapted(NamedTuple):
 
 
 class Cached(Protocol):
-    """Cached features of B samples: `local [B, N, C]` with `length [B]`, and `global_ [B, C]`."""
+    """Cached features of B samples: `local [B, N, C]` with `length [B]`, `global_ [B, C]`, and ids `token [B, N]`."""
 
     length: Tensor
     local: Tensor | None
     global_: Tensor | None
+    token: Tensor | None
 
 
 class Adapter(Part):
@@ -154,14 +155,19 @@ class RowsAdapter(Adapter):
         """
         dtype = next(self.layer.parameters()).dtype
         read = self.rows_input(local.to(dtype)) if local is not None and self._adapts_rows(uses_local) else None
-        rows = None if read is None else _adapted(self.layer, read, length)
+        if read is None:
+            rows = None
+        elif isinstance(self.layer, nn.Linear):
+            rows = self.layer(read)
+        else:  # padding stays out of the statistics of a batch norm
+            rows = on_valid_rows(self.layer, read, length)
         if self._reads_vector:
             vector = self.global_input(self._vector(length, local, global_).to(dtype))
             layer = self.layer if self.global_layer is None else self.global_layer
             made = self._dropped(layer(vector))
         else:
             assert rows is not None, "fields() asks for them"
-            made = _pool(self.global_, self._dropped(rows), length)
+            made = (mean_rows if self.global_ == "mean" else max_rows)(self._dropped(rows), length)
         return Adapted(None if rows is None else self._dropped(rows), length, made)
 
     def _adapts_rows(self, uses_local: bool) -> bool:
@@ -290,12 +296,3 @@ class WordsAdapter(Adapter):
 
 
 KINDS = {"grid": "rows", "roi": "rows", "frames": "rows", "words": "words", "tokens": "rows"}  # of feature sets
-
-
-def _adapted(layer: nn.Module, rows: Tensor, length: Tensor) -> Tensor:
-    # Padding stays out of the statistics of a batch norm.
-    return layer(rows) if isinstance(layer, nn.Linear) else on_valid_rows(layer, rows, length)
-
-
-def _pool(how: str, rows: Tensor, length: Tensor) -> Tensor:
-    return mean_rows(rows, length) if how == "mean" else max_rows(rows, length)

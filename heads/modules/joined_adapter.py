@@ -1,20 +1,13 @@
 """Several feature sets of the same samples as one: an adapter for each, and their rows one after the other."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .adapters import Adapted, Adapter, Cached
 from .padding import rows_of_all
 from .projections import linear
-
-
-class CachedSet(Cached, Protocol):
-    """What a feature set has of B samples, with tokens; see `Adapter.forward`."""
-
-    token: Tensor | None
 
 
 class JoinedAdapter(nn.Module):
@@ -37,7 +30,7 @@ class JoinedAdapter(nn.Module):
         )
         self.local_dim = dim
 
-    def forward(self, parts: Sequence[CachedSet], *, uses_local: bool = True) -> Adapted:
+    def forward(self, parts: Sequence[Cached], *, uses_local: bool = True) -> Adapted:
         """Adapt what each set has of B samples.
 
         Args:

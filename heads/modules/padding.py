@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .host import on_host, send
+from ...pipeline.device import on_host, send
 
 
 def valid_rows(rows: Tensor, length: Tensor) -> Tensor:

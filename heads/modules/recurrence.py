@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from .host import on_host, send
+from ...pipeline.device import on_host, send
 from .padding import MovedRows, ways
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..host import on_host, send
+from ....pipeline.device import on_host, send
 from ..padding import softmax, valid_rows
 from ..positions import sinusoids
 from ..recurrence import run_packed

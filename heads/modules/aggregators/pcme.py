@@ -9,12 +9,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..embedding import Gaussian
 from ..padding import softmax, valid_rows, zero_padding
 from ..parameters import Few
 from ..recurrence import run_packed
+from ..similarity.shared import unit
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .gpo import GPO
 from .pie_net import PIENet
@@ -69,7 +69,7 @@ class PCME(Aggregator):
         Returns:
             The samples `[B, K, D]`, not normalised, and the Gaussian whose unit mean and log variance they come from.
         """
-        mean = functional.normalize(self.mean(local, length, global_).embedding[:, 0], dim=1)
+        mean = unit(self.mean(local, length, global_).embedding[:, 0])
         log_deviation = self.log_deviation(local, length, global_).to(mean.dtype)
         if self.training:
             noise = torch.randn(len(mean), self.samples, mean.shape[1], device=mean.device, dtype=mean.dtype)
@@ -83,12 +83,11 @@ class PCME(Aggregator):
         rows = zero_padding(local, length)
         weights = softmax(self.attention(rows)[..., 0], valid_rows(local, length), 1)
         attended = (weights.to(rows.dtype)[:, None] @ rows)[:, 0]
-        return self.deviation(attended) + self._summarise(rows, length, global_)
-
-    def _summarise(self, rows: Tensor, length: Tensor, global_: Tensor) -> Tensor:
         if isinstance(self.summary, nn.Linear):
-            return self.summary(global_)
-        return torch.cat(run_packed(self.summary, rows, length)[1].unbind(0), 1)
+            summary = self.summary(global_)
+        else:
+            summary = torch.cat(run_packed(self.summary, rows, length)[1].unbind(0), 1)
+        return self.deviation(attended) + summary
 
 
 @AGGREGATORS.register("pcmepp", "a Gaussian in closed form")
@@ -111,6 +110,6 @@ class PCMEPlusPlus(Aggregator):
         Returns:
             The Gaussian: the normalised mean and the log variance, `[B, D]`.
         """
-        mean = functional.normalize(self.mean(local, length, global_).embedding, dim=1)
+        mean = unit(self.mean(local, length, global_).embedding)
         spread = self.project(zero_padding(local, length))
         return Aggregated(Gaussian(mean, self.log_variance(spread, length, global_).embedding))

@@ -13,16 +13,6 @@ from ..parameters import Few
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
 
 
-def k_max_rows(local: Tensor, length: Tensor, k: int) -> Tensor:
-    """Return the mean of the `k` largest of the first `length[b]` rows, one feature at a time, `[B, C]`.
-
-    A sample with fewer rows than `k` gives the mean of those it has; zeros where it has none.
-    """
-    rows = local.masked_fill(~valid_rows(local, length)[..., None], -torch.inf)
-    largest = rows.topk(min(k, local.shape[1]), dim=1).values
-    return mean_rows(largest, length.clamp(max=largest.shape[1]))
-
-
 def sorted_rows(local: Tensor, length: Tensor) -> Tensor:
     """Sort each feature of the first `length[b]` rows from large to small, `[B, N, C]`; zeros after them."""
     rows = local.masked_fill(~valid_rows(local, length)[..., None], -torch.inf)
@@ -77,7 +67,7 @@ class Max(Pooling):
 class KMax(Pooling):
     """The mean of the K largest values of each feature (K-MaxPool, VSE-infinity section 3.2).
 
-    A sample with fewer rows than K gives the mean of all of them.
+    A sample with fewer rows than K gives the mean of all of them; zeros where it has none.
 
     Args:
         k: number K; VSE-infinity's Table 5 finds 2 for regions and bi-GRU, its section 3.1 20 for grids.
@@ -89,7 +79,9 @@ class KMax(Pooling):
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the mean of the K largest of the valid rows of `local [B, N, D]`, `[B, D]`."""
-        return Aggregated(k_max_rows(local, length, self.k))
+        rows = local.masked_fill(~valid_rows(local, length)[..., None], -torch.inf)
+        largest = rows.topk(min(self.k, local.shape[1]), dim=1).values
+        return Aggregated(mean_rows(largest, length.clamp(max=largest.shape[1])))
 
 
 @AGGREGATORS.register("cls", "the first row: a class token")

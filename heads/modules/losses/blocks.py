@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import threshold
 from torch.utils.checkpoint import checkpoint
 
+from ....pipeline.device import on_host, send
 from ..aggregators.aggregated import Aggregated
-from ..host import on_host, send
 from ..similarity.shared import check, unit
 from .common import Loss
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ....pipeline.device import on_host, send
 from ..aggregators.aggregated import Aggregated
 from ..dropout import Dropout
 from ..embedding import Sequence
-from ..host import on_host, send
 from ..padding import last_row, softmax, valid_rows, zero_padding
 from ..recurrence import run_gru
 from .common import LOSSES, Loss

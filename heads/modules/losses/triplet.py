@@ -4,13 +4,15 @@ Sources: hardest negatives from VSE++ and SetDiv eq. 9, VSE-infinity eq. 1; all 
 appendix (training details).
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
+from ....pipeline.device import known, on_host
 from ..aggregators.aggregated import Aggregated
-from ..host import known, on_host
 from ..parameters import at_least
 from .blocks import pairs_of
 from .common import LOSSES, Loss
@@ -55,7 +57,11 @@ class Triplet(Loss):
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`, any number a row or column; a scalar."""
         negatives = self.negatives if self.epoch >= self.warmup_epochs else "all"
-        one_way = {"hardest": _hardest, "all": _every, "semi-hard": _semi_hard}[negatives]
+        one_way: Callable[..., Tensor] = {
+            "hardest": _hardest,
+            "all": _every,
+            "semi-hard": partial(_every, semi_hard=True),
+        }[negatives]
         image_to_text = one_way(similarity, positives, self.margin, self.reduction)
         turned = known(positives.T, on_host(positives).T)
         return image_to_text + one_way(similarity.T, turned, self.margin, self.reduction)
@@ -69,20 +75,11 @@ def _hardest(similarity: Tensor, positives: Tensor, margin: float, reduction: st
     return terms.sum() / (positives.sum().clamp(min=1) if reduction == "mean" else 1)
 
 
-def _triplets(similarity: Tensor, positives: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """Return the hinge argument of each positive pair with each column, and where that column is negative."""
+def _every(similarity: Tensor, positives: Tensor, margin: float, reduction: str, semi_hard: bool = False) -> Tensor:
+    """One direction: each positive pair with each negative of its row."""
     row, column = pairs_of(positives)
-    negatives = ~positives & (similarity > -torch.inf)
-    return margin + similarity[row] - similarity[row, column][:, None], negatives[row]
-
-
-def _every(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:
-    terms, valid = _triplets(similarity, positives, margin)
-    total = terms.relu().masked_fill(~valid, 0).sum()
-    return total / (valid.sum().clamp(min=1) if reduction == "mean" else 1)
-
-
-def _semi_hard(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:
-    terms, valid = _triplets(similarity, positives, margin)
-    terms = terms.clamp(0, margin).masked_fill(~valid, 0)
-    return terms.sum() / ((terms > 0).sum().clamp(min=1) if reduction == "mean" else 1)
+    valid = (~positives & (similarity > -torch.inf))[row]
+    terms = margin + similarity[row] - similarity[row, column][:, None]
+    terms = terms.clamp(0, margin if semi_hard else None).masked_fill(~valid, 0)
+    counted = terms > 0 if semi_hard else valid
+    return terms.sum() / (counted.sum().clamp(min=1) if reduction == "mean" else 1)

@@ -12,10 +12,9 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ..embedding import Gaussian
-from .shared import SIMILARITIES, Similarity, check, precise, squared_distances
+from .shared import SIMILARITIES, Similarity, check, precise, squared_distances, unit
 
 Direction = Literal["image-caption", "caption-image"]
 Form = Literal["closed", "printed"]
@@ -101,7 +100,7 @@ class SampledDistance(Similarity):
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
         check("gaussian", images, captions)
-        means = [functional.normalize(g.mean.double(), dim=1) for g in (images, captions)]
+        means = [unit(g.mean.double()) for g in (images, captions)]
         spread = [g.log_variance.double().exp().sum(1) for g in (images, captions)]
         distances = squared_distances(*means) + spread[0][:, None] + spread[1]
         return -distances.to(precise(images.mean))

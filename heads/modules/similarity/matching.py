@@ -41,29 +41,11 @@ def match(cosines: Tensor) -> Tensor:
     return found
 
 
-def matched(images: Tensor, captions: Tensor) -> Tensor:
-    """Return the score of the best matching, the mean of exp(cosine) - 1 over matched pairs (MaxMatch eq. 4).
-
-    Sets of different sizes, which the paper does not have, have as many pairs as the smaller one has elements.
-
-    Args:
-        images: `[I, K1, D]`.
-        captions: `[C, K2, D]`.
-
-    Returns:
-        `[I, C]`.
-    """
-    cosines = element_cosines(images, captions)
-    if cosines.shape[1] > cosines.shape[2]:
-        cosines = cosines.transpose(1, 2)
-    pairs = cosines.gather(2, match(cosines)[:, :, None]).squeeze(2)
-    return (pairs.exp() - 1).sum(1) / pairs.shape[1]
-
-
 @SIMILARITIES.register("assignment", "sets that are matched one to one")
 class Assignment(Similarity):
-    """`matched`, in training and in evaluation.
+    """The score of the best matching, the mean of exp(cosine) - 1 over matched pairs (MaxMatch eq. 4).
 
+    Sets of different sizes, which the paper does not have, have as many pairs as the smaller one has elements.
     MaxMatch section 3.4 leaves the matching out of inference, for the "top-k most similar embeddings", and names no k.
     Its appendix F has the entire sets "during training and inference", unlike the one pair of `mil`. The matching takes
     them entire, and ranks as the mean of the K most similar pairs does or better.
@@ -74,7 +56,11 @@ class Assignment(Similarity):
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
-        return matched(images, captions)
+        cosines = element_cosines(images, captions)
+        if cosines.shape[1] > cosines.shape[2]:
+            cosines = cosines.transpose(1, 2)
+        pairs = cosines.gather(2, match(cosines)[:, :, None]).squeeze(2)
+        return (pairs.exp() - 1).sum(1) / pairs.shape[1]
 
 
 def _sums(k1: int, k2: int) -> int:

@@ -11,23 +11,18 @@ from ..parameters import Positive
 from .shared import SIMILARITIES, Similarity, check, element_cosines, unit
 
 
-def cosine(images: Tensor, captions: Tensor) -> Tensor:
-    """Return the cosine of every pair of `images [I, D]` and `captions [C, D]`, `[I, C]`."""
-    check("vector", images, captions)
-    with torch.autocast(images.device.type, enabled=False):
-        return unit(images) @ unit(captions).T
-
-
 @SIMILARITIES.register("cosine", "vectors")
 class Cosine(Similarity):
-    """`cosine` of embedding vectors."""
+    """The cosine of embedding vectors."""
 
     embedding = "vector"
     score = "the cosine of both embeddings, from -1 to 1"
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, D]` with `captions [C, D]`: `[I, C]`."""
-        return cosine(images, captions)
+        check("vector", images, captions)
+        with torch.autocast(images.device.type, enabled=False):
+            return unit(images) @ unit(captions).T
 
 
 @SIMILARITIES.register("mil", "sets of which the best pair counts")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plain_evaluation import plain_rsum
 
 from xret.heads.diagnostics.elements import element_tables, rsum_tables, wins
-from xret.heads.modules.similarity.matching import matched
+from xret.heads.modules.similarity.matching import Assignment
 from xret.heads.modules.similarity.sets import MIL, Chamfer, SmoothChamfer
 
 OWNER = torch.tensor([0, 0, 1, 2, 2, 3])
@@ -43,7 +43,7 @@ def test_circular_variance_of_known_angles():
     assert all(value < -30 for row in table(collapsed, "circular variance") for value in row)
 
 
-@pytest.mark.parametrize("compare", [MIL(), Chamfer(), SmoothChamfer(), matched])
+@pytest.mark.parametrize("compare", [MIL(), Chamfer(), SmoothChamfer(), Assignment()])
 def test_rsum_of_some_elements_is_a_plain_count_over_what_is_left(compare):
     images, captions = random_sets(3, 4, 3), random_sets(4, 6, 2)
     found = rsum_tables(images, captions, OWNER, compare, "pessimistic")

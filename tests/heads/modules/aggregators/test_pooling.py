@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xret.heads.modules.aggregators import AGGREGATORS, Average, Global, Max
-from xret.heads.modules.aggregators.pooling import First, KMax, Last, k_max_rows, sorted_rows
+from xret.heads.modules.aggregators.pooling import First, KMax, Last, sorted_rows
 from xret.heads.modules.padding import max_rows, mean_rows
 
 LOCAL = torch.tensor([[[-1.0, 4.0], [-3.0, 2.0], [99.0, 99.0]], [[1.0, 2.0], [3.0, -4.0], [-5.0, 6.0]]])
@@ -43,7 +43,7 @@ def test_global_is_the_embedding():
 )
 def test_k_max_is_the_mean_of_the_k_largest(seed, length, k):
     local = torch.randn(len(length), 6, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    pooled = k_max_rows(local, torch.tensor(length), k)
+    pooled = KMax(local.shape[2], local.shape[2], k=k)(local, torch.tensor(length), None).embedding
     for b, rows in enumerate(length):
         for column in range(3):
             largest = sorted(local[b, :rows, column].tolist(), reverse=True)[:k]
@@ -52,8 +52,12 @@ def test_k_max_is_the_mean_of_the_k_largest(seed, length, k):
 
 def test_k_max_lies_between_maximum_and_average():
     local, length = torch.randn(3, 5, 4), torch.tensor([5, 2, 1])
-    torch.testing.assert_close(k_max_rows(local, length, 1), max_rows(local, length))
-    torch.testing.assert_close(k_max_rows(local, length, 5), mean_rows(local, length))
+    torch.testing.assert_close(
+        KMax(local.shape[2], local.shape[2], k=1)(local, length, None).embedding, max_rows(local, length)
+    )
+    torch.testing.assert_close(
+        KMax(local.shape[2], local.shape[2], k=5)(local, length, None).embedding, mean_rows(local, length)
+    )
 
 
 def test_registry_says_what_each_needs():

@@ -15,7 +15,7 @@ from xret.heads.modules.losses.infonce import InfoNCE
 from xret.heads.modules.losses.matching import MatchingBCE, SoftContrastive
 from xret.heads.modules.similarity.gaussian import SampledDistance
 from xret.heads.modules.similarity.samples import monte_carlo_log_odds
-from xret.heads.modules.similarity.sets import cosine
+from xret.heads.modules.similarity.sets import Cosine
 
 soft_contrastive = SoftContrastive()
 SCALES = [(5, 5), (15, 15), (1, 0.5)]
@@ -47,7 +47,7 @@ def test_recorded_infonce(golden, scale, dtype):
     data = golden("set_regularisers")
     images, captions = leaf(data, "in_nce_img", dtype), leaf(data, "in_nce_txt", dtype)
     module = InfoNCE(scale=scale).to(dtype)
-    loss = module(cosine(images, captions), own(9, 1), None, None)
+    loss = module(Cosine()(images, captions), own(9, 1), None, None)
     loss.backward()
     key = f"infonce_tau{scale}"
     assert_near(loss, data[f"out{bits(dtype)}_{key}"], near(dtype))

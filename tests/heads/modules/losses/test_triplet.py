@@ -8,7 +8,7 @@ from recorded import DTYPES, assert_near, bits, leaf, near, own
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.losses.triplet import Triplet
-from xret.heads.modules.similarity.sets import MIL, Chamfer, SmoothChamfer, cosine
+from xret.heads.modules.similarity.sets import MIL, Chamfer, Cosine, SmoothChamfer
 
 SIMILARITIES = {"smooth_chamfer_a16": SmoothChamfer(), "mil": MIL(), "chamfer": Chamfer()}
 
@@ -51,8 +51,8 @@ def test_recorded_triplet_of_sets(golden, kind, name, dtype):
 @pytest.mark.parametrize(
     ("key", "compare", "inputs", "negatives", "reduction", "factor"),
     [
-        ("hard_sum", cosine, "", "hardest", "sum", 1),
-        ("all_sum", cosine, "", "all", "sum", 1),
+        ("hard_sum", Cosine(), "", "hardest", "sum", 1),
+        ("all_sum", Cosine(), "", "all", "sum", 1),
         ("hard_mil_mean", MIL(), "_set", "hardest", "mean", 1),
         # That code divides by all 64 cells of the matrix; 56 of them are triplets.
         ("all_mil_mean", MIL(), "_set", "all", "mean", 56 / 64),

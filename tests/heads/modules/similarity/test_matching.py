@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from recorded import assert_near
 from scipy.optimize import linear_sum_assignment
 
-from xret.heads.modules.similarity.matching import Assignment, match, matched
-from xret.heads.modules.similarity.sets import cosine
+from xret.heads.modules.similarity.matching import Assignment, match
+from xret.heads.modules.similarity.sets import Cosine
 from xret.heads.modules.similarity.shared import element_cosines
 
 matching = importlib.import_module("xret.heads.modules.similarity.matching")
@@ -26,7 +26,7 @@ def sets(*shape, seed=0):
 
 def cosines_of(images, captions):
     """Return the cosines pair by pair, `[I, C, K1, K2]`."""
-    return torch.stack([torch.stack([cosine(x, y) for y in captions]) for x in images])
+    return torch.stack([torch.stack([Cosine()(x, y) for y in captions]) for x in images])
 
 
 def tried_out(cosines):
@@ -70,7 +70,7 @@ def test_recorded_values_and_gradients(golden, case, dtype):
     assert clear.all()
     assert found.tolist() == data[f"{case}/out64_mpa_assign"].tolist()
     assert_near(total_of(cosines_of(images, captions), found), data[f"{case}/out64_mpa_sumcos"], 1e-6)
-    score = matched(images, captions)
+    score = Assignment()(images, captions)
     bits, tolerance = ("64", 1e-9) if dtype is torch.float64 else ("32", 1e-5)
     if case in SQUARE:
         assert_near(score, data[f"{case}/out{bits}_mpa_sim"], tolerance)
@@ -89,7 +89,7 @@ def test_cosines_and_not_their_exponentials_decide(golden, case):
     best = torch.tensor(data[f"{case}/out64_mpa_best_sum_exp"])
     differs = torch.tensor(data[f"{case}/out_mpa_exp_objective_differs"])
     assert differs.any()
-    below = matched(images, captions) * pairs < best - 1e-9
+    below = Assignment()(images, captions) * pairs < best - 1e-9
     assert below.equal(differs)
 
 
@@ -99,7 +99,7 @@ def test_no_matching_is_better(k1, k2, programme, monkeypatch):
     monkeypatch.setattr(matching, "SUMS", 10**6 if programme else 0)
     images, captions = sets(3, k1, 6), sets(4, k2, 6, seed=1)
     cosines = cosines_of(images, captions)
-    found, score = assignment(images, captions), matched(images, captions)
+    found, score = assignment(images, captions), Assignment()(images, captions)
     for i in range(3):
         for c in range(4):
             way, _ = tried_out(cosines[i, c])

@@ -10,7 +10,7 @@ from recorded import assert_near, near
 from xret.heads.modules.embedding import Gaussian, Sequence, each
 from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SmoothChamfer, blocks, in_blocks
 from xret.heads.modules.similarity.samples import match_probability
-from xret.heads.modules.similarity.sets import MIL, cosine
+from xret.heads.modules.similarity.sets import MIL, Cosine
 
 mil, chamfer = MIL(), Chamfer()
 SETS = {"mil": mil, "chamfer": chamfer, "smooth-chamfer": SmoothChamfer()}
@@ -104,7 +104,7 @@ def test_agrees_with_a_loop_over_pairs(name, k1, k2):
 def test_cosine_agrees_with_torch():
     images, captions = sets(3, 7), sets(5, 7, seed=1)
     expected = torch.nn.functional.cosine_similarity(images[:, None], captions[None], dim=-1)
-    torch.testing.assert_close(cosine(images, captions), expected)
+    torch.testing.assert_close(Cosine()(images, captions), expected)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 16.0, 32.0, 40.0])
@@ -208,12 +208,12 @@ def test_blocks_of_large_sets_are_smaller(monkeypatch):
 
 
 def test_nothing_in_blocks():
-    assert in_blocks(cosine, torch.ones(0, 4), torch.ones(3, 4)).shape == (0, 3)
+    assert in_blocks(Cosine(), torch.ones(0, 4), torch.ones(3, 4)).shape == (0, 3)
 
 
 def test_wrong_shapes_are_named():
     with pytest.raises(ValueError, match=r"vectors .* not a set of shape \[2, 3, 4\] with a vector of shape \[2, 4\]"):
-        cosine(torch.ones(2, 3, 4), torch.ones(2, 4))
+        Cosine()(torch.ones(2, 3, 4), torch.ones(2, 4))
     with pytest.raises(ValueError, match=r"sets .* not a vector of shape \[2, 4\] with a set of shape \[2, 3, 4\]"):
         mil(torch.ones(2, 4), torch.ones(2, 3, 4))
     with pytest.raises(ValueError, match=r"one width"):

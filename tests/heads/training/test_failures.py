@@ -21,7 +21,7 @@ from xret.pipeline.errors import CacheError, OutOfMemory, RecipeError, RunError
 from xret.pipeline.reading.batches import Batches
 from xret.pipeline.store import ImageSet
 
-DIVERGING = [f"optimizer.{key}=1e6" for key in ("lr", "adapter_lr", "aggregator_lr", "image_adapter_lr")]
+DIVERGING = [f"optimizer.{key}=1e6" for key in ("lr", "aggregator_lr", "image_adapter_lr", "text_adapter_lr")]
 DIVERGING += ["optimizer.clip=null"]
 
 

@@ -34,22 +34,13 @@ from xret.pipeline.extraction.options import Options, build_options
 from xret.pipeline.store import FeatureCache
 
 COMMANDS = {
-    "extract": xret.extract,
-    "train-head": xret.train,
-    "finetune": xret.finetune,
-    "eval": xret.evaluate,
-    "ablate": xret.ablate,
-    "tune": xret.tune,
-    "search": xret.load,
-}
+    "extract": xret.extract, "train-head": xret.train, "finetune": xret.finetune, "eval": xret.evaluate,
+    "ablate": xret.ablate, "tune": xret.tune, "search": xret.load,
+}  # fmt: skip
 BEHIND = {  # what each hands its arguments to
-    xret.extract: (Options, build_options),
-    xret.train: (TrainOptions,),
-    xret.finetune: (FinetuneOptions,),
-    xret.ablate: (make_plan, ablate),
-    xret.tune: (tune,),
-    xret.load: (Retriever,),
-}
+    xret.extract: (Options, build_options), xret.train: (TrainOptions,), xret.finetune: (FinetuneOptions,),
+    xret.ablate: (make_plan, ablate), xret.tune: (tune,), xret.load: (Retriever,),
+}  # fmt: skip
 PRINTED = {"files", "k", "diagnostics", "compare"}  # of the terminal alone, or functions of their own
 
 

@@ -17,14 +17,10 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.data.manifest import PROTOCOLS
 
 NAMES = {
-    "encoders": LISTS["encoders"],
-    "recipes": [name for name in recipe_names() if "/" not in name],
-    "protocols": PROTOCOLS,
-    "aggregators": AGGREGATORS,
-    "similarities": SIMILARITIES,
-    "losses": LOSSES,
+    "encoders": LISTS["encoders"], "recipes": [name for name in recipe_names() if "/" not in name],
+    "protocols": PROTOCOLS, "aggregators": AGGREGATORS, "similarities": SIMILARITIES, "losses": LOSSES,
     "adapters": ADAPTERS,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", NAMES)

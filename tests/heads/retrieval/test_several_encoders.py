@@ -7,11 +7,9 @@ from small_runs import NETWORK, make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 from torchvision.models import resnet18
 
-import xret
 from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.report import write_report
 from xret.heads.report.attention import word_attention, words_of
-from xret.heads.retrieval import hub
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
@@ -70,16 +68,6 @@ def test_weights_are_named_for_each_set_that_needs_them(folder, tmp_path):
         encode(str(file))
     with pytest.raises(EncoderError, match="is not what"):
         encode(f"random:1,{file}")
-
-
-def test_a_saved_run_embeds_alike_without_its_store(folder, tmp_path):
-    retriever = opened(folder)
-    saved = hub.save_to_folder(retriever, tmp_path / "saved")
-    assert Run(saved).info.names("image") == retriever.run.info.names("image")
-    loaded = xret.load(saved, device="cpu", text_weights=str(folder / "bert"))
-    pictures, texts = [folder / "pictures/images/3.png"], ["red beside blue"]
-    assert torch.equal(loaded.encode_images(pictures), retriever.encode_images(pictures))
-    assert torch.equal(loaded.encode_text(texts), retriever.encode_text(texts))
 
 
 def test_the_report_leaves_places_out(folder, tmp_path):

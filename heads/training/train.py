@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -15,7 +15,7 @@ from torch import nn
 
 from ...pipeline.device import drawing, pick_device, within_memory
 from ...pipeline.encoders.word_vectors import read_word_vectors
-from ...pipeline.errors import CacheError, OutOfMemory, RecipeError, RunError
+from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches, joined_batches
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import parts_of
@@ -325,13 +325,8 @@ def take_losses(losses: nn.ModuleDict, recipe: Recipe, base: Run) -> None:
     losses.load_state_dict(losses.state_dict() | learned)
 
 
-@contextmanager
-def enough_memory(device: torch.device, recipe: Recipe) -> Iterator[None]:
-    """Raise OutOfMemory where memory does not suffice, which also names keys of the recipe that need less."""
-    try:
-        with within_memory(device, "the head", "choose a smaller data.batch_size or model.dim"):
-            yield
-    except OutOfMemory as error:
-        way = "" if recipe.data.chunk else "; or embed a batch in parts with data.chunk=32, for the same gradients"
-        cache = "" if recipe.runtime.cache == "stream" else "; or leave the features there with runtime.cache=stream"
-        raise OutOfMemory(f"{error}{way}{cache}") from error.__cause__
+def enough_memory(device: torch.device, recipe: Recipe) -> AbstractContextManager[None]:
+    """Raise OutOfMemory where memory does not suffice, which names keys of the recipe that need less."""
+    way = "" if recipe.data.chunk else "; or embed a batch in parts with data.chunk=32, for the same gradients"
+    cache = "" if recipe.runtime.cache == "stream" else "; or leave the features there with runtime.cache=stream"
+    return within_memory(device, "the head", f"choose a smaller data.batch_size or model.dim{way}{cache}")

@@ -7,7 +7,7 @@ Source: Zhang, Hare, Pruegel-Bennett: *FSPool: Learning Set Representations with
 import torch
 from torch import Tensor, nn
 
-from .aggregated import AGGREGATORS, Aggregated
+from .aggregated import AGGREGATORS
 from .pooling import Pooling, sorted_rows
 
 PIECES = 20  # of each function, as published
@@ -47,9 +47,9 @@ class FSPool(Pooling):
         super().__init__(local_dim, dim)
         self.weight = nn.Parameter(torch.randn(PIECES + 1, dim))
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Return the weighted sum of the sorted valid rows of `local [B, N, D]`, `[B, D]`."""
+    def pool(self, local: Tensor, length: Tensor) -> Tensor:
+        """Return the weighted sum of the sorted rows."""
         rows = sorted_rows(local, length)
         shares = interpolation(length.to(local.device), local.shape[1], len(self.weight) - 1, rows.dtype)
         # Summed over the rows first: as many terms as there are knots remain, however long the sample.
-        return Aggregated(((shares.transpose(1, 2) @ rows) * self.weight).sum(1))
+        return ((shares.transpose(1, 2) @ rows) * self.weight).sum(1)

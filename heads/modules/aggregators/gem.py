@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..padding import valid_rows
-from .aggregated import AGGREGATORS, Aggregated
+from .aggregated import AGGREGATORS
 from .pooling import Pooling
 
 BEGIN = 3.0  # the exponent at first, as published
@@ -60,6 +60,6 @@ class GeM(Pooling):
         """The exponent, a scalar."""
         return 1 + functional.softplus(self.weight)
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Return the generalised mean of the valid rows of `local [B, N, D]`, `[B, D]`."""
-        return Aggregated(generalised_mean(local, length, self.p))
+    def pool(self, local: Tensor, length: Tensor) -> Tensor:
+        """Return the generalised mean."""
+        return generalised_mean(local, length, self.p)

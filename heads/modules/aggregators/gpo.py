@@ -16,7 +16,7 @@ from ....pipeline.device import on_host, send
 from ..padding import softmax, valid_rows
 from ..positions import sinusoids
 from ..recurrence import run_packed
-from .aggregated import AGGREGATORS, Aggregated
+from .aggregated import AGGREGATORS
 from .fspool import PIECES, interpolation
 from .pooling import Pooling, sorted_rows
 
@@ -77,8 +77,8 @@ class GPO(Pooling):
         if generator == "index-bigru":
             self.index = nn.Embedding(INDICES, POSITION_DIM)
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Return the weighted sum of the sorted valid rows of `local [B, N, D]`, `[B, D]` (eq. 2)."""
+    def pool(self, local: Tensor, length: Tensor) -> Tensor:
+        """Return the weighted sum of the sorted rows (eq. 2)."""
         rows = sorted_rows(local, length)
         if self.feature_input:
             weights = self.coefficients(length, rows)
@@ -87,7 +87,7 @@ class GPO(Pooling):
             weights = self.coefficients(send(lengths, rows.device)).index_select(0, send(which, rows.device))
         rows = rows[:, : weights.shape[1]]
         weights = weights.to(rows.dtype)
-        return Aggregated((weights * rows).sum(1) if self.per_dimension else (weights[:, None] @ rows)[:, 0])
+        return (weights * rows).sum(1) if self.per_dimension else (weights[:, None] @ rows)[:, 0]
 
     def coefficients(self, length: Tensor, rows: Tensor | None = None) -> Tensor:
         """Return the weight of each rank, from the largest value to the smallest, for samples of these lengths.

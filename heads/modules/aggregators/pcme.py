@@ -110,6 +110,6 @@ class PCMEPlusPlus(Aggregator):
         Returns:
             The Gaussian: the normalised mean and the log variance, `[B, D]`.
         """
-        mean = unit(self.mean(local, length, global_).embedding)
+        mean = unit(self.mean.pool(local, length))
         spread = self.project(zero_padding(local, length))
-        return Aggregated(Gaussian(mean, self.log_variance(spread, length, global_).embedding))
+        return Aggregated(Gaussian(mean, self.log_variance.pool(spread, length)))

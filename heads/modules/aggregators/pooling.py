@@ -44,23 +44,27 @@ class Pooling(Aggregator):
                 f"which is {local_dim} and not {dim}: let the adapter project them (words: local 'gru')"
             )
 
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Return what `pool` makes of the first `length[b]` rows of `local [B, N, D]`, `[B, D]`."""
+        return Aggregated(self.pool(local, length))
+
+    def pool(self, local: Tensor, length: Tensor, /) -> Tensor:
+        """Return a vector of the valid rows of each sample, `[B, D]`; zeros where there are none."""
+        raise NotImplementedError
+
 
 @AGGREGATORS.register("average", "the mean of the rows: grids, and where in doubt")
 class Average(Pooling):
     """The average of a sample's local rows (AvgPool, VSE-infinity section 3.2)."""
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Return the mean of the valid rows of `local [B, N, D]`, `[B, D]`."""
-        return Aggregated(mean_rows(local, length))
+    pool = staticmethod(mean_rows)
 
 
 @AGGREGATORS.register("max", "what stands out in one row alone")
 class Max(Pooling):
     """The maximum of a sample's local rows, one feature at a time (MaxPool, VSE-infinity section 3.2)."""
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Return the maximum of the valid rows of `local [B, N, D]`, `[B, D]`."""
-        return Aggregated(max_rows(local, length))
+    pool = staticmethod(max_rows)
 
 
 @AGGREGATORS.register("k-max", "the mean of the k largest values: between mean and maximum")
@@ -77,29 +81,27 @@ class KMax(Pooling):
         super().__init__(local_dim, dim)
         self.k = k
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Return the mean of the K largest of the valid rows of `local [B, N, D]`, `[B, D]`."""
+    def pool(self, local: Tensor, length: Tensor) -> Tensor:
+        """Return the mean of the K largest values."""
         rows = local.masked_fill(~valid_rows(local, length)[..., None], -torch.inf)
         largest = rows.topk(min(self.k, local.shape[1]), dim=1).values
-        return Aggregated(mean_rows(largest, length.clamp(max=largest.shape[1])))
+        return mean_rows(largest, length.clamp(max=largest.shape[1]))
 
 
 @AGGREGATORS.register("cls", "the first row: a class token")
 class First(Pooling):
     """The first local row: the state of BERT's [CLS] token (CLS, VSE-infinity section 5.2)."""
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Return the first row of `local [B, N, D]`, `[B, D]`; zeros where a sample has none."""
-        return Aggregated(zero_padding(local[:, :1], length)[:, 0])
+    def pool(self, local: Tensor, length: Tensor) -> Tensor:
+        """Return the first row."""
+        return zero_padding(local[:, :1], length)[:, 0]
 
 
 @AGGREGATORS.register("last", "the last row: the end of a sequence")
 class Last(Pooling):
     """The last valid local row: the last state of a GRU where the rows are its outputs."""
 
-    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Return the last valid row of `local [B, N, D]`, `[B, D]`; zeros where a sample has none."""
-        return Aggregated(last_row(local, length))
+    pool = staticmethod(last_row)
 
 
 @AGGREGATORS.register("rows", "the rows themselves, for cross-attention")

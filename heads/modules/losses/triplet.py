@@ -57,11 +57,9 @@ class Triplet(Loss):
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`, any number a row or column; a scalar."""
         negatives = self.negatives if self.epoch >= self.warmup_epochs else "all"
-        one_way: Callable[..., Tensor] = {
-            "hardest": _hardest,
-            "all": _every,
-            "semi-hard": partial(_every, semi_hard=True),
-        }[negatives]
+        ways: dict[str, Callable[..., Tensor]]
+        ways = {"hardest": _hardest, "all": _every, "semi-hard": partial(_every, semi_hard=True)}
+        one_way = ways[negatives]
         image_to_text = one_way(similarity, positives, self.margin, self.reduction)
         turned = known(positives.T, on_host(positives).T)
         return image_to_text + one_way(similarity.T, turned, self.margin, self.reduction)

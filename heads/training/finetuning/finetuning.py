@@ -12,8 +12,7 @@ evaluation finds no others; `finetuned` has the head's. `metrics.jsonl` goes on 
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from torch import Tensor, nn
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders import TrainableEncoder
 from ....pipeline.encoders.spec import short_name
-from ....pipeline.errors import OutOfMemory, RecipeError, RunError
+from ....pipeline.errors import RecipeError, RunError
 from ....pipeline.files import remove, writing
 from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.joined_sets import parts_of
@@ -51,6 +50,10 @@ _FIXED = ("model.", "adapter.", "aggregator.", "similarity.", "data.image", "dat
 _NOISE = ("dropout", "hidden_dropout", "state_dropout")  # … but for these
 # What the weights of a loss are made from, and begin with.
 _LEARNT_FROM = ("scale", "learned", "logarithm")
+_LACKING = (
+    "the head with its backbones",
+    "set finetune.checkpointing=true, or a smaller data.batch_size or finetune.image_size",
+)
 _log = logging.getLogger("xret")
 
 
@@ -96,7 +99,7 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
         _log.warning(f"{base.path} was trained on several stores; {cache.url} alone is trained on from here.")
     sets = sets_of_run(base, cache)
     pictures = find_pictures(cache, given.data_root) if "image" in put_back else None
-    with _enough_memory(target):
+    with within_memory(target, *_LACKING):
         own = {name: str(path) for name in BRANCHES if (path := base.backbone(name)) is not None}  # tuned before
         visual, text = given.visual_weights or own.get("image"), given.text_weights or own.get("text")
         encoders: dict[str, TrainableEncoder] = {}
@@ -131,7 +134,7 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
         facts[name] = tuple(was if isinstance(one, RetokenizedCaptions) else Origin.of(one) for one, was in pairs)
     created = new is None
     new = ready(TunedRun, new, out, on_split(replace(base.info, **facts), split))
-    with new.locked(created), _enough_memory(target):
+    with new.locked(created), within_memory(target, *_LACKING):
         trainer.resume(new)
         return trainer.train(new, split, val, given.callbacks)
 
@@ -244,15 +247,3 @@ def _settled(recipe: Recipe, state: Mapping[str, Any]) -> dict[str, Any]:
         if (key.startswith(_FIXED) and last not in _NOISE) or of_loss or key.endswith(".learned"):
             values[key] = value
     return values
-
-
-@contextmanager
-def _enough_memory(target: torch.device) -> Iterator[None]:
-    try:
-        with within_memory(target):
-            yield
-    except OutOfMemory as error:
-        raise OutOfMemory(
-            f"the head with its backbones does not fit in the memory of {target}; set finetune.checkpointing=true, or"
-            " a smaller data.batch_size or finetune.image_size"
-        ) from error

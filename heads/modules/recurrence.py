@@ -1,7 +1,7 @@
 """GRUs over rows of different lengths, on every device."""
 
 from collections.abc import Callable
-from typing import overload
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +10,10 @@ from torch.nn.utils.rnn import PackedSequence
 from ...pipeline.device import on_host, send
 from .padding import MovedRows, ways
 
-
-@overload
-def run_gru(gru: nn.GRU, rows: Tensor) -> tuple[Tensor, Tensor]: ...
+R = TypeVar("R", Tensor, PackedSequence)
 
 
-@overload
-def run_gru(gru: nn.GRU, rows: PackedSequence) -> tuple[PackedSequence, Tensor]: ...
-
-
-def run_gru(gru: nn.GRU, rows: Tensor | PackedSequence) -> tuple[Tensor | PackedSequence, Tensor]:
+def run_gru(gru: nn.GRU, rows: R) -> tuple[R, Tensor]:
     """Return ``gru(rows)``; under bfloat16 on a GPU it is computed in float32.
 
     cuDNN's GRUs have no bfloat16 in torch's mixed precision: it gives them float16, whose gradients vanish unscaled.

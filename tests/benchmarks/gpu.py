@@ -143,7 +143,7 @@ def right(s: Session) -> None:
             ours, theirs = (load_visual(EncoderSpec(name, "random:0"), str(one)) for one in (s.device, CPU))
             pixels = s.pixels(theirs, 2)
             found = difference(ours.features(pixels)[0], theirs.features(pixels)[0])
-            check(f"features of {name}", [found], [0.05 if "vit" in name else 1e-3])  # bfloat16, float32
+            check(f"features of {name}", [found], [0.1 if "vit" in name else 1e-3])  # bfloat16, float32
         for name in (SETDIV,) if s.tiny else STEPS:
             both = zip(*(two_steps(s, name, one) for one in (s.device, CPU)), strict=True)
             check(f"losses and gradients of {name}", [difference(*one) for one in both], [1e-4, 3e-3])

@@ -27,7 +27,7 @@ def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions
     Returns:
         `[I, C]`, as one call of `compare` would give it. Beside it, memory holds a few temporaries the size of a block.
     """
-    count, width = _count(images), _count(captions)
+    count, width = (len(one if isinstance(one, Tensor) else one[0]) for one in (images, captions))
     step = side(images, captions)
     similarity: Tensor | None = None
     for left in range(0, width, step):
@@ -47,17 +47,9 @@ def side(images: Embedding, captions: Embedding) -> int:
     """
     if not (isinstance(images, Tensor) and isinstance(captions, Tensor)):
         return SIDE
-    return max(1, math.isqrt(CELLS // (_elements(images) * _elements(captions))))
+    elements = [one.shape[1] if one.ndim == 3 else 1 for one in (images, captions)]
+    return max(1, math.isqrt(CELLS // math.prod(elements)))
 
 
 def _some(embedding: Embedding, begin: int, end: int) -> Embedding:
     return each(lambda x: x[begin:end], embedding)
-
-
-def _count(embedding: Embedding) -> int:
-    return len(embedding if isinstance(embedding, Tensor) else embedding[0])
-
-
-def _elements(embedding: Tensor) -> int:
-    """Return the size of sets, and 1 for vectors."""
-    return embedding.shape[1] if embedding.ndim == 3 else 1

@@ -19,6 +19,8 @@ from xret.heads.training.optimisation import average_of, build_optimizer, drop_f
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 
+MOST = {"linear": 110, "mlp": 140, "setdiv": 670, "setdiv-small": 700, "maxmatch": 930}  # operations a step
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
@@ -72,3 +74,4 @@ def test_a_step_of_every_recipe(name, store, asked):
             if average is not None and recipe.optimizer.ema is not None:
                 average.update_parameters(model)
     print(f"{name}: {asked.operations.total()} operations")  # shown by pytest -s
+    assert asked.operations.total() <= MOST.get(name, 2000)

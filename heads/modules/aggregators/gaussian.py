@@ -7,7 +7,7 @@ systems gives ("we can use the point-based embeddings from each modality as our 
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -15,24 +15,11 @@ from torch.nn.functional import normalize
 from ..adapters import Adapted
 from ..embedding import Gaussian
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
-from .gpo import GPO
-from .pooling import Average, Global, Max
-from .region_graph import RegionGraph
-from .sequence_pooling import Seq2Seq
 
 Of = Literal["global", "average", "max", "gpo", "seq2seq", "region-graph"]
 LOWEST, HIGHEST = 0.1, 10.0  # bounds of every variance (section 4.2); at a bound it has no gradient
 
 Shape = Literal["ellipsoidal", "spherical-average", "spherical-one-value"]
-
-BRANCHES: dict[str, type[Any]] = {
-    "global": Global,
-    "average": Average,
-    "max": Max,
-    "gpo": GPO,
-    "seq2seq": Seq2Seq,
-    "region-graph": RegionGraph,
-}
 
 
 @AGGREGATORS.register("gaussian", "mean and variance by twin branches of another aggregator")
@@ -55,7 +42,7 @@ class TwinBranches(Aggregator):
 
     def __init__(self, local_dim: int, dim: int, *, of: Of = "global", shape: Shape = "ellipsoidal") -> None:
         super().__init__(local_dim, dim)
-        branch = BRANCHES[of]
+        branch = AGGREGATORS[of]
         self.uses_local = branch.uses_local
         self.uses_global = branch.uses_global
         self.shape = shape

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..embedding import Sequence
-from ..padding import mean_rows, on_valid_rows, valid_rows, zero_padding
+from ..padding import on_valid_rows, valid_rows, zero_padding
 from ..projections import RowNorm
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
+from .pooling import Average
 from .sequence_pooling import Seq2Seq
 
 LAYERS = 4  # graph convolutions, as in the public code
@@ -70,13 +71,8 @@ class RegionGraph(Aggregator):
 
     def __init__(self, local_dim: int, dim: int, *, divide: bool = True, then: Then = "gru") -> None:
         super().__init__(local_dim, dim)
-        if then == "average" and local_dim != dim:
-            raise ValueError(
-                "RegionGraph: then is 'average', which keeps the width of the local rows, but that is "
-                f"{local_dim} and not {dim}: take 'gru', or let the adapter project them (words: local 'gru')"
-            )
         self.layers = nn.ModuleList(RegionGraphLayer(local_dim, divide=divide) for _ in range(LAYERS))
-        self.read = Seq2Seq(local_dim, dim) if then == "gru" else None
+        self.read = (Seq2Seq if then == "gru" else Average)(local_dim, dim)
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count.
@@ -88,5 +84,4 @@ class RegionGraph(Aggregator):
         for layer in self.layers:
             rows = layer(rows, length)
         rows = functional.normalize(rows, dim=2)
-        embedding = mean_rows(rows, length) if self.read is None else self.read(rows, length, global_).embedding
-        return Aggregated(embedding, rows=Sequence(rows, length))
+        return Aggregated(self.read(rows, length, global_).embedding, rows=Sequence(rows, length))

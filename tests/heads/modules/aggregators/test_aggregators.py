@@ -1,11 +1,13 @@
 """What the recipe, the model and the training rely on, of every aggregator and its variants."""
 
+from typing import get_args
+
 import pytest
 import torch
 
 from xret.heads.modules.aggregators.element_slots import ElementSlots
 from xret.heads.modules.aggregators.fspool import FSPool
-from xret.heads.modules.aggregators.gaussian import BRANCHES, TwinBranches
+from xret.heads.modules.aggregators.gaussian import Of, TwinBranches
 from xret.heads.modules.aggregators.gem import GeM
 from xret.heads.modules.aggregators.gpo import GPO
 from xret.heads.modules.aggregators.pcme import PCME, PCMEPlusPlus
@@ -43,7 +45,7 @@ PARTS = [
     (ElementSlots, {"normalized_over": "inputs"}),
     (RegionGraph, {}),
     (RegionGraph, {"then": "average"}),
-    *((TwinBranches, {"of": of}) for of in BRANCHES),
+    *((TwinBranches, {"of": of}) for of in get_args(Of)),
     (PCME, {}),
     (PCME, {"summary": "gru"}),
     (PCMEPlusPlus, {}),

@@ -1,12 +1,14 @@
 """Twin branches: each is the aggregator that it is made of, variances keep their bounds and shape."""
 
 import math
+from typing import get_args
 
 import pytest
 import torch
 
 from xret.heads.modules.adapters import Adapted
-from xret.heads.modules.aggregators.gaussian import BRANCHES, TwinBranches
+from xret.heads.modules.aggregators import AGGREGATORS
+from xret.heads.modules.aggregators.gaussian import Of, TwinBranches
 from xret.heads.modules.embedding import Gaussian
 
 LENGTH = torch.tensor([5, 2, 3])
@@ -18,14 +20,14 @@ def inputs(dtype=torch.float64):
     return local, LENGTH, global_
 
 
-@pytest.mark.parametrize("of", BRANCHES)
+@pytest.mark.parametrize("of", get_args(Of))
 def test_mean_is_the_kind_and_its_twin_shares_nothing(of):
     torch.manual_seed(0)
     twin = TwinBranches(4, 4, of=of).double().eval()
     aggregated = twin(*inputs())
     assert isinstance(aggregated.embedding, Gaussian)
     assert aggregated.gaussian is None
-    kind = BRANCHES[of](4, 4).double().eval()
+    kind = AGGREGATORS[of](4, 4).double().eval()
     kind.load_state_dict(twin.mean.state_dict())
     expected = kind(*inputs()).embedding
     torch.testing.assert_close(aggregated.embedding.mean, expected / expected.norm(dim=1, keepdim=True))

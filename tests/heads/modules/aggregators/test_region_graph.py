@@ -117,5 +117,5 @@ def test_number_of_weights_of_the_published_table():
 
 
 def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="which keeps the width of the local rows, but that is 3 and not 4"):
+    with pytest.raises(ValueError, match="keeps the width of the local rows, which is 3 and not 4"):
         RegionGraph(3, 4, then="average")

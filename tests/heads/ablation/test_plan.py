@@ -142,7 +142,7 @@ def test_the_papers_grids_are_there():
 @pytest.mark.parametrize("name", grid_names())
 def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_path, monkeypatch):
     grid = read_grid(name)
-    assert set(grid) <= {"source", "recipe", "split", "finetuned", "cells"}
+    assert set(grid) <= {"source", "recipe", "split", "finetuned", "sets", "cells"}
     assert all(set(cell) <= {"label", "recipe", "set", "paper"} for cell in grid["cells"])
     plan = make_plan(grid["recipe"] if "finetuned" in grid else None, grid=name, settings={"model.dim": 8})
     assert len({v.name for v in plan.variants}) == len({v.label for v in plan.variants}) == len(grid["cells"])

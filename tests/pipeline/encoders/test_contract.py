@@ -57,7 +57,6 @@ VISUAL = {family: {"name": f"hf:{family}"} for family in FAMILIES} | {
     "a user's class": {"name": "own_encoder:Quarters", "image_size": 60},
 }
 SLOW = {
-    "butd": {"name": "butd", "regions": (3, 7), **RANDOM},
     "butd-grid": {"name": "butd-grid", **SMALL},
     "fasterrcnn": {"name": "fasterrcnn_resnet50_fpn_v2", **RANDOM},
 }

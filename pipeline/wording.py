@@ -15,7 +15,16 @@ def printable(text: str) -> str:
 def reason(error: BaseException) -> str:
     """Return what the system says of an error, else the first line of its message or its type, to stand in brackets."""
     said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return said.strip().partition("\n")[0].rstrip(".:") or type(error).__name__
+    return _first_line(said) or type(error).__name__
+
+
+def raised(error: BaseException) -> str:
+    """Return an error's type and the first line of its whole message, where no one knows which file it is about."""
+    return ": ".join(filter(None, [type(error).__name__, _first_line(str(error))]))
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0].rstrip(".:")
 
 
 def counted(number: int, thing: str) -> str:

@@ -23,7 +23,7 @@ from ...pipeline.errors import CacheError, RecipeError, RunError, XretError
 from ...pipeline.files import locked, write_text
 from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
-from ...pipeline.wording import reason
+from ...pipeline.wording import raised, reason
 from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untrained
 from ..evaluation.hubness import require_bank
 from ..evaluation.metrics import WAYS
@@ -187,7 +187,7 @@ def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
     except XretError as error:
         return str(error)
     except Exception as error:  # whatever happens to one cell, the others are trained
-        return f"{type(error).__name__}: {reason(error)}"
+        return raised(error)
     return found
 
 

@@ -45,7 +45,8 @@ def grid_positions(rows: Tensor, place: Tensor | None = None, grid: tuple[int, i
     Raises:
         ValueError: the maps are neither square nor of this height and width.
     """
-    grid = grid or square(rows.shape[1])
+    if place is None:
+        grid = grid or square(rows.shape[1])
     if grid is None or (place is None and grid[0] * grid[1] != rows.shape[1]):
         raise ValueError(f"positions grid needs a map of as many rows as columns, not of {rows.shape[1]} cells")
     positions = _of_map(grid, rows.shape[2], rows.dtype, rows.device)

@@ -17,7 +17,7 @@ from typing import TypeVar
 from torch import nn
 
 from ...pipeline.errors import RecipeError, nearest
-from ...pipeline.wording import reason
+from ...pipeline.wording import raised, reason
 from ..modules.registry import Registry
 
 P = TypeVar("P", bound=nn.Module)
@@ -91,7 +91,7 @@ def _module(module: str, file: str, digest: str) -> ModuleType:
         spec.loader.exec_module(made)
     except Exception as error:  # whatever its lines do
         sys.modules.pop(name, None)
-        raise RecipeError(f"{file or module} cannot be imported ({type(error).__name__}: {reason(error)})") from error
+        raise RecipeError(f"{file or module} cannot be imported ({raised(error)})") from error
     return made
 
 

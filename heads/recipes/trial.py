@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...pipeline.device import drawing
-from ...pipeline.wording import reason
+from ...pipeline.wording import raised
 from ..modules.adapters import Adapted
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Gaussian, each, kind_of
@@ -92,7 +92,7 @@ def _made(part: type[Any], sizes: Sequence[Any], given: Mapping[str, Any]) -> nn
     try:
         made: nn.Module = part(*sizes, **given)
     except Exception as error:  # whatever its lines do
-        raise ValueError(f"{_place(part)} cannot be made ({type(error).__name__}: {reason(error)})") from error
+        raise ValueError(f"{_place(part)} cannot be made ({raised(error)})") from error
     return made.eval()
 
 
@@ -101,9 +101,7 @@ def _called(made: nn.Module, *inputs: Any) -> Any:
         return made(*inputs)
     except Exception as error:
         shapes = ", ".join(str(list(value.shape)) for value in inputs if isinstance(value, Tensor))
-        raise ValueError(
-            f"{_place(type(made))}.forward fails on a trial batch {shapes} ({type(error).__name__}: {reason(error)})"
-        ) from error
+        raise ValueError(f"{_place(type(made))}.forward fails on a trial batch {shapes} ({raised(error)})") from error
 
 
 def _refilled(rows: Tensor) -> Tensor:

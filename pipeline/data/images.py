@@ -183,7 +183,7 @@ def _named(picture: AnyPicture) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         return "there is no such file"
-    return reason(error).lower() if isinstance(error, OSError) else reason(error)
+    return reason(error).lower() if isinstance(error, OSError) and error.strerror else reason(error)
 
 
 def frame_names(folder: Path) -> list[str]:

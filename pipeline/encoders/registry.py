@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ..errors import EncoderError, XretError
-from ..wording import reason
+from ..wording import raised
 from .base import TextEncoder, VisualEncoder
 from .spec import HUB, EncoderSpec
 from .threads import loading
@@ -119,9 +119,7 @@ def _building(spec: EncoderSpec) -> Iterator[None]:
         size = f" for images of {spec.image_size} pixels" if spec.image_size else ""
         what = f"{spec.name}, weights {spec.weights}," if spec.weights else spec.name
         advice = "leave --image-size out, or choose another" if size else "check its weights, or the connection"
-        raise EncoderError(
-            f"{what} cannot be loaded{size} ({type(error).__name__}: {reason(error)}); {advice}"
-        ) from error
+        raise EncoderError(f"{what} cannot be loaded{size} ({raised(error)}); {advice}") from error
 
 
 def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:

@@ -13,27 +13,40 @@ HUB = "hf:"
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """An encoder and its options; an encoder that does not take one of them refuses it when it is loaded."""
+    """An encoder and its options; an encoder that does not take one of them refuses it when it is loaded.
 
-    # Of images any torchvision classification network, ``butd``, ``butd-grid``, ``fasterrcnn_resnet50_fpn_v2``,
-    # ``plain-ground``, ``hf:ID|DIR``, ``timm:NAME[.TAG]``, ``open_clip:ARCH[/TAG]``, or the import path of a class,
-    # ``my_module:MyEncoder``; of captions ``bert``, ``words``, ``hf:ID|DIR`` or ``open_clip:ARCH[/TAG]``. A hub id may
-    # end in ``@REVISION``.
+    Attributes:
+        name: of images any torchvision classification network, ``butd``, ``butd-grid``,
+            ``fasterrcnn_resnet50_fpn_v2``, ``plain-ground``, ``hf:ID|DIR``, ``timm:NAME[.TAG]``,
+            ``open_clip:ARCH[/TAG]``, or the import path of a class, ``my_module:MyEncoder``; of captions ``bert``,
+            ``words``, ``hf:ID|DIR`` or ``open_clip:ARCH[/TAG]``. A hub id may end in ``@REVISION``.
+        weights: a file, of ``bert`` a folder or hub id, or ``random:SEED``; None: the published ones, which
+            ``imagenet`` means, too.
+        image_size: side of the square input, pixels; None: the model's own, of torchvision 224.
+        layer: whose map or hidden states are the local features; -1: the last.
+        whole: squeeze whole pictures into the square, where the model would cut out their middle.
+        pool: height and width, in cells, of the windows in which a grid is averaged; None: it is not.
+        views: ``dihedral:8`` or ``crop-flip:4``: augmentation and number of views of a picture, itself included;
+            None: only the picture.
+        regions: fewest and most boxes of a picture, for detectors; None: 36.
+        frames: pictures are folders of video frames, of which at most so many are taken; None: they are files.
+        prompt: what is encoded in the place of a caption, which stands in it for ``{}``.
+        dtype: in which features are stored; of ``float16`` a GPU computes in bfloat16.
+        trust: unpickle weights, run a program that a checkpoint comes with, or a user's own class.
+    """
+
     name: str
-    # A file, of ``bert`` a folder or hub id, or ``random:SEED``; None, or ``imagenet``: the published ones.
     weights: str | None = None
-    image_size: int | None = None  # side of the square input, pixels; None: the model's own, of torchvision 224
-    layer: int = -1  # whose map or hidden states are the local features; -1: the last
-    whole: bool = False  # squeeze whole pictures into the square, where the model would cut out their middle
-    pool: tuple[int, int] | None = None  # height and width, in cells, of the windows in which a grid is averaged
-    views: str | None = (
-        None  # ``dihedral:8`` or ``crop-flip:4``: augmentation and number of views, the picture included
-    )
-    regions: tuple[int, int] | None = None  # fewest and most boxes of a picture, for detectors; None: 36
-    frames: int | None = None  # pictures are folders of video frames, of which at most so many are taken
-    prompt: str | None = None  # what is encoded in the place of a caption, which stands in it for ``{}``
-    dtype: str = "float16"  # in which features are stored; of ``float16`` a GPU computes in bfloat16
-    trust: bool = False  # unpickle weights, run a program that a checkpoint comes with, or a user's own class
+    image_size: int | None = None
+    layer: int = -1
+    whole: bool = False
+    pool: tuple[int, int] | None = None
+    views: str | None = None
+    regions: tuple[int, int] | None = None
+    frames: int | None = None
+    prompt: str | None = None
+    dtype: str = "float16"
+    trust: bool = False
 
     def __post_init__(self) -> None:
         if self.weights == "imagenet":

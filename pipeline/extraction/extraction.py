@@ -157,7 +157,7 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, dict[s
     lengths = np.zeros(cache.captions, dtype=np.int64)
     counts: Counter[str] = Counter(captions_without_words=0, captions_truncated=0)
     if encoder.vocabulary is not None:
-        counts |= Counter(unknown_tokens=0, captions_unknown=0)
+        counts.update(unknown_tokens=0, captions_unknown=0)
     shares: dict[str, float] = {}
     with Progress("tokens", cache.captions, "captions") as progress:
         for split, rows in cache.splits.items():

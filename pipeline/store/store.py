@@ -45,18 +45,27 @@ _SAMPLES_BYTES = 64 << 20  # of a chunk of the samples, which are read whole
 
 
 class FeatureCache:
-    """A store of one data set's samples and any number of feature sets."""
+    """A store of one data set's samples and any number of feature sets.
+
+    Attributes:
+        folder: where it lies; `url` is the same, as given.
+        dataset: the manifest's name.
+        manifest_sha256: of the samples.
+        protocols: what ``--protocol auto`` evaluates.
+        splits: rows of images [first, last) of each split.
+        source: the files that the pictures lie in.
+        left_out: samples of the source that are not in the store, and why.
+    """
 
     def __init__(self, folder: Folder, group: zarr.Group) -> None:
         self.folder, self.url, self.group = folder, folder.url, group
         attributes: dict[str, Any] = dict(group.attrs)
-        self.dataset: str = attributes["dataset"]  # the manifest's name
-        self.manifest_sha256: str = attributes["manifest_sha256"]  # of the samples
-        self.protocols: tuple[str, ...] = tuple(attributes["protocols"])  # what ``--protocol auto`` evaluates
-        # Rows of images [first, last) of each split.
+        self.dataset: str = attributes["dataset"]
+        self.manifest_sha256: str = attributes["manifest_sha256"]
+        self.protocols: tuple[str, ...] = tuple(attributes["protocols"])
         self.splits: dict[str, tuple[int, int]] = {name: (a, b) for name, (a, b) in attributes["splits"].items()}
         self.source = Source.from_json(attributes["source"]) if "source" in attributes else FOLDER
-        self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))  # samples of the source, and why
+        self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))
         self._samples: dict[str, np.ndarray] = {}  # arrays that were read
 
     @classmethod

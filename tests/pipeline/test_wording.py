@@ -2,7 +2,7 @@
 
 import pytest
 
-from xret.pipeline.wording import counted, in_bytes, in_time, printable, some_of
+from xret.pipeline.wording import counted, in_bytes, in_time, printable, raised, reason, some_of
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,12 @@ def test_a_text_commands_no_terminal():
     assert printable("two  dogs, a café, पक्षी, 👩\u200d🚀") == "two  dogs, a café, पक्षी, 👩\u200d🚀"
     assert printable("a\nb\r\tc\x85d\u2028e") == "a b  c d e"
     assert printable("\x1b[2J \x07 \x7f \x9b \u202e \udcff") == r"\x1b[2J \x07 \x7f \x9b \u202e \udcff"
+
+
+def test_an_error_of_a_file_names_it_where_no_sentence_does(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        (tmp_path / "words.txt").read_text()
+    assert reason(caught.value) == "No such file or directory"
+    assert raised(caught.value).startswith("FileNotFoundError: ") and "words.txt" in raised(caught.value)
+    assert (reason(TimeoutError()), raised(TimeoutError())) == ("TimeoutError", "TimeoutError")
+    assert raised(ValueError("a.\nb")) == "ValueError: a"

@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 
 from ....pipeline.device import on_host, send
 from ..aggregators.aggregated import Aggregated
-from ..similarity.shared import check, unit
+from ..similarity.shared import check, precise, unit
 from .common import Loss
 
 # Images and captions in a block. A block of 36 MiB is above glibc's largest threshold, so that it is given back at once
 # and leaves no holes in the memory; a GPU wants few and large products.
 SIDE, SIDE_ON_GPU = 3072, 4096
-FARTHEST = -1e30  # in the place of -inf
+FARTHEST = -1e30  # in the place of -inf; float16 ends before
 
 
 class Pairs(NamedTuple):
@@ -77,7 +77,7 @@ class BlockLoss(Loss, ABC):
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`, a scalar."""
         # Finite before they are multiplied: 0 * inf would reach the gradient of the factor.
-        logits = self.factor() * threshold(similarity, FARTHEST, FARTHEST)
+        logits = self.factor() * threshold(similarity.to(precise(similarity)), FARTHEST, FARTHEST)
         own = pairs_of(positives)
         parts = self.of_block(logits, own, Pairs(own.rows[:0], own.columns[:0]))
         return self.total(Parts(parts.own, parts.images[None], parts.captions[None]), own)

@@ -234,6 +234,8 @@ def test_places_of_a_map_that_is_not_square():
     torch.testing.assert_close(grid_positions(rows[:, :3], some, (2, 3)), expected[some], rtol=0, atol=1e-12)
     with pytest.raises(ValueError, match="not of 6 cells"):
         grid_positions(rows, grid=(2, 2))
+    with pytest.raises(ValueError, match="not of 4 cells"):  # those are left of a map whose sides are unknown
+        grid_positions(rows[:, :4], torch.tensor([[5, 0, 3, 1]]))
 
 
 def test_cells_that_are_left_keep_their_places():

@@ -71,7 +71,7 @@ def images(
     image_size: int | None,
     rounds: int,
 ) -> None:
-    """Compare extraction with the bare network on prepared tensors, and with a plain loop over the same pictures."""
+    """Compare extraction with the bare network on pictures in memory, and with a plain loop over the same pictures."""
     spec = EncoderSpec(visual, visual_weights, image_size=image_size)
     manifest, device = load_manifest(dataset, data_root), target(device)
     encoder: Any = load_visual(spec, device)
@@ -81,13 +81,9 @@ def images(
     batches = [torch.stack(pixels[at : at + batch_size]) for at in range(0, len(pixels), batch_size)]
     preset = encoder.identity["preprocessing"]
 
-    def prepared(batch: torch.Tensor) -> torch.Tensor:
-        values = (batch.to(device).float().div_(255) - encoder._mean).div_(encoder._std)
-        return values.contiguous(memory_format=torch.channels_last)
-
     def network(batch: torch.Tensor) -> Callable[[], object]:
-        values = prepared(batch)
-        return lambda: encoder.network(values)
+        there = batch.to(device)
+        return lambda: encoder.features(there)
 
     def read(name: str) -> torch.Tensor:
         """Read a picture with torchvision alone; its resize gives slightly other pixels than Pillow's."""
@@ -101,7 +97,7 @@ def images(
             warnings.simplefilter("ignore", DeprecationWarning)  # torchvision's decoders will move elsewhere
             read_ahead = threads.map(read, names)
             for batch in batches:
-                encoder.network(prepared(torch.stack([next(read_ahead) for _ in batch])))["map"].cpu()
+                encoder.features(torch.stack([next(read_ahead) for _ in batch]))[0].cpu()
 
     compare(
         manifest,

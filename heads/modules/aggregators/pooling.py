@@ -4,6 +4,8 @@ Source: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-
 and 5.2.
 """
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -48,9 +50,9 @@ class Pooling(Aggregator):
         """Return what `pool` makes of the first `length[b]` rows of `local [B, N, D]`, `[B, D]`."""
         return Aggregated(self.pool(local, length))
 
+    @abstractmethod
     def pool(self, local: Tensor, length: Tensor, /) -> Tensor:
         """Return a vector of the valid rows of each sample, `[B, D]`; zeros where there are none."""
-        raise NotImplementedError
 
 
 @AGGREGATORS.register("average", "the mean of the rows: grids, and where in doubt")

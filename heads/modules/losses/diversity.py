@@ -32,6 +32,5 @@ class Diversity(SideLoss):
             if self.form == "exponential":
                 return mean_exponential_within(slots, 4, 1)  # of unit vectors, |x - x'|^2 = 2 - 2 cos
             # The Gram matrix holds each pair twice.
-            return (2**0.5 * torch.linalg.vector_norm(cosines_within(slots).triu(1), dim=(1, 2))).mean() / slots.shape[
-                1
-            ] ** 2
+            gram = 2**0.5 * torch.linalg.vector_norm(cosines_within(slots).triu(1), dim=(1, 2))
+            return gram.mean() / slots.shape[1] ** 2

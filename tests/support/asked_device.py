@@ -63,6 +63,6 @@ def one_operation(data, *rest):
     return OneOperation.apply(data, start, len(start), *weights)
 
 
-def one_dropout(values, rate, training):
+def one_dropout(values, rate, training, inplace=False):
     """Drop values as `functional.dropout` does on a GPU, by one operation."""
     return torch.native_dropout(values, rate, training)[0] if rate else values

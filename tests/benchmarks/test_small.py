@@ -6,13 +6,16 @@ import os
 import re
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 import small_store
+import torch
 from click.testing import CliRunner
 from small_bert import save_bert
 
+import xret
 from xret.heads.recipes.names import recipe_names
 from xret.pipeline.store import FeatureCache
 
@@ -94,6 +97,26 @@ def test_alignment_beside_trained_heads(tmp_path):
     heads, correlations = printed("alignment", store, "--out", tmp_path / "heads").split("\n\n")
     assert heads.count("\n") == 1 + 2  # a pair of each image set
     assert len(re.findall(r"^\| [^|]* \| -?1\.00 \| -?1\.00 \|$", correlations, re.MULTILINE)) == 3  # of two pairs
+
+
+def test_disagreement(tmp_path):
+    store = small_store.make_store(tmp_path / "s.zarr", text="tokens")
+    xret.train(store, recipe="linear", out=tmp_path / "run", settings={"schedule.epochs": 1})
+    found = table("disagreement", store, "--captions", "auto", "--head", f"linear={tmp_path / 'run'}")
+    assert all(0 <= float(found["linear"][third]) <= 100 for third in ("agree", "in between", "disagree"))
+
+
+def test_captions_disagree_by_the_mean_over_pairs():
+    disagreement = importlib.import_module("disagreement").disagreement
+    vectors, owner = (
+        torch.randn(9, 4, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([0] * 5 + [1] * 3 + [2]),
+    )
+    found = disagreement(vectors, owner)
+    for image in (0, 1):
+        cosines = [torch.cosine_similarity(*pair, dim=0) for pair in combinations(vectors[owner == image], 2)]
+        assert found[image] == pytest.approx(1 - float(torch.stack(cosines).mean()), abs=1e-6)
+    assert found[2] == 0
 
 
 def test_kills():

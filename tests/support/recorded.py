@@ -27,6 +27,16 @@ def assert_near(actual, expected, tolerance, absolute=0.0):
     assert difference <= limit, f"differs by {difference:.2e}, allowed is {limit:.2e}"
 
 
+def assert_recorded(data, key, value, leaves, dtype, case="", tolerance=None):
+    """Compare a loss with the recorded one of `key`, and its gradients by the leaves with those of their names."""
+    value.backward()
+    tolerance = tolerance or near(dtype)
+    assert_near(value, data[f"{case}out{bits(dtype)}_{key}"], tolerance)
+    for name, tensor in leaves.items():
+        expected = data[f"{case}grad{bits(dtype)}_{key}_{name}"]
+        assert_near(tensor.grad.view(expected.shape), expected, tolerance)
+
+
 def own(images, captions_per_image):
     """Captions of an image stand together, image by image."""
     return torch.eye(images, dtype=torch.bool).repeat_interleave(captions_per_image, 1)

@@ -39,8 +39,8 @@ class InformationBottleneck(SideLoss):
         gaussian = embedding if isinstance(embedding, Gaussian) else aggregated.gaussian
         mean, spread = self.needed(gaussian, "a Gaussian", side, "gaussian, pcme or pcmepp")
         if self.form == "pcme":
-            mean = self.needed(set_of(aggregated), "samples", side, "pcme, or form 'pcmepp'").mean(1)
-            spread = spread / 2
+            samples = self.needed(set_of(aggregated), "samples", side, "pcme, or form 'pcmepp'")
+            mean, spread = samples.to(precise(samples)).mean(1), spread / 2
         mean, spread = mean.to(precise(mean)), spread.to(precise(spread))
         terms = (mean.square() + spread.exp() - 1 - spread) / 2
         return terms.mean() if self.form == "pcmepp" else terms.sum()
@@ -56,11 +56,10 @@ class Uniformity(Loss):
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
         """Return the loss of both embeddings, a scalar; ValueError unless they are vectors or sets."""
         both = self.vectors_or_sets("image", images), self.vectors_or_sets("text", captions)
-        z = torch.cat([embeddings.flatten(0, -2) for embeddings in both])
+        z = torch.cat([embeddings.flatten(0, -2).to(precise(embeddings)) for embeddings in both])
         if len(z) < 2:
             return 0 * z.sum()
         with torch.autocast(z.device.type, enabled=False):
-            z = z.to(precise(z))
             norms = -2 * z.square().sum(1)
             exponents = torch.addmm(norms[:, None] + norms, z, z.T, alpha=4).fill_diagonal_(-torch.inf)
             return exponents.flatten().logsumexp(0) - math.log(len(z) * (len(z) - 1))

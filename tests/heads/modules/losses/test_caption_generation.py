@@ -156,11 +156,3 @@ def test_image_without_rows(batch):
     value.backward()
     assert value.isfinite()
     assert images.rows.rows.grad.isfinite().all()
-
-
-def test_what_is_missing_is_named(batch):
-    images, captions = batch
-    with pytest.raises(ValueError, match="needs local rows, which the image side does not give"):
-        made()(None, POSITIVES, captions, captions)
-    with pytest.raises(ValueError, match="needs word ids, which the text side does not give"):
-        made()(None, POSITIVES, images, images)

@@ -1,34 +1,46 @@
-"""Losses together: the total of a system, half precision, and the registry."""
+"""Losses together: half precision, what a side does not give, nothing to compare, and the registry."""
 
 import pytest
 import torch
 
 from xret.heads.modules.aggregators import Aggregated
+from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.losses import LOSSES
+from xret.heads.modules.losses.caption_generation import CaptionGeneration
 from xret.heads.modules.losses.diversity import Diversity
+from xret.heads.modules.losses.gaussians import InformationBottleneck, Uniformity
 from xret.heads.modules.losses.infonce import InfoNCE
 from xret.heads.modules.losses.mmd import MMD
+from xret.heads.modules.losses.set_regularisers import GlobalDiscriminative, IntraSetDivergence
 from xret.heads.modules.losses.sigmoid import Sigmoid
 
+GRAM, PCME = Diversity(form="gram"), InformationBottleneck(form="pcme")
+REGULARISERS = [MMD(), Diversity(), GRAM, GlobalDiscriminative(), IntraSetDivergence(), Uniformity(), PCME]
+REGULARISERS += [InformationBottleneck()]
 
-def mmd(images, captions):
-    return MMD()(None, None, Aggregated(images), Aggregated(captions))
 
-
-def diversity(slots, form="exponential"):
-    return Diversity(form=form).of("image", Aggregated(None, slots))
+def side(count, elements=3, width=16, dtype=torch.float64):
+    """Return all that an aggregator can give of one side."""
+    torch.manual_seed(count)
+    sets, slots = torch.randn(2, count, elements, width).to(dtype)
+    global_, mean, spread = torch.randn(3, count, width).to(dtype)
+    gaussian = Gaussian(mean, spread + 4)
+    return Aggregated(sets, slots=slots, global_=global_, gaussian=gaussian)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_embeddings_are_regularised_in_float32(dtype):
-    images, captions = torch.randn(4, 3, 16).to(dtype), torch.randn(6, 3, 16).to(dtype)
+@pytest.mark.parametrize("loss", REGULARISERS, ids=lambda loss: type(loss).__name__)
+def test_half_embeddings_are_regularised_in_float32(loss, dtype):
+    sides = side(4, dtype=dtype), side(6, dtype=dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = mmd(images, captions), diversity(images), diversity(images, "gram")
-    whole = images.double()
-    expected = mmd(whole, captions.double()), diversity(whole), diversity(whole, "gram")
-    for loss, reference in zip(losses, expected, strict=True):
-        assert loss.dtype == torch.float32
-        assert loss.item() == pytest.approx(reference.item(), rel=1e-5, abs=1e-6)
+        found = loss(None, None, *sides)
+    doubled = [
+        Aggregated(one.embedding.double(), one.slots.double(), global_=one.global_.double(), gaussian=gaussian)
+        for one in sides
+        for gaussian in [Gaussian(*(part.double() for part in one.gaussian))]
+    ]
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(loss(None, None, *doubled).item(), rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("loss", [InfoNCE(), Sigmoid()])
@@ -38,6 +50,45 @@ def test_half_similarities_are_compared_in_float32(loss):
     found = loss(similarity, positives)
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(loss(similarity.double(), positives).item(), rel=1e-5)
+
+
+GAUSSIAN = Gaussian(torch.ones(2, 4), torch.ones(2, 4))
+ROWS = Sequence(torch.ones(2, 3, 5), torch.tensor([3, 3]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "missing", "changes"),
+    [
+        (MMD(), "vectors or sets", {"embedding": GAUSSIAN}),
+        (Uniformity(), "vectors or sets", {"embedding": GAUSSIAN}),
+        (Diversity(), "slots", {"slots": None}),
+        (InformationBottleneck(), "a Gaussian", {"gaussian": None}),
+        (PCME, "samples", {"embedding": GAUSSIAN}),
+        (GlobalDiscriminative(), "embedding sets", {"embedding": torch.ones(2, 4)}),
+        (GlobalDiscriminative(), "the global feature", {"global_": None}),
+        (IntraSetDivergence(), "embedding sets", {"embedding": torch.ones(2, 4)}),
+        (CaptionGeneration(5, 7), "local rows", {"rows": None}),
+        (CaptionGeneration(5, 7), "word ids", {"token": None}),
+    ],
+)
+def test_what_a_side_does_not_give_is_named(loss, missing, changes):
+    whole = side(2)._replace(rows=ROWS, token=ROWS)
+    for given, name in (((whole._replace(**changes), whole), "image"), ((whole, whole._replace(**changes)), "text")):
+        if {"rows": "text", "token": "image"}.get(*changes) != name:  # which this loss does not read there
+            with pytest.raises(ValueError, match=f"needs {missing}, which the {name} side does not give"):
+                loss(None, torch.eye(2) > 0, *given)
+
+
+@pytest.mark.parametrize("loss", [Diversity(), GRAM, IntraSetDivergence()])
+def test_sets_of_one_element_are_an_attached_zero(loss):
+    sides = side(2, 1), side(3, 1)
+    leaves = [one.slots if isinstance(loss, Diversity) else one.embedding for one in sides]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    value = loss(None, None, *sides)
+    value.backward()
+    assert value.item() == 0
+    assert not any(leaf.grad.any() for leaf in leaves)
 
 
 def test_registry_can_be_made_without_memory():

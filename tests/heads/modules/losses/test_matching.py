@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import DTYPES, assert_near, bits, leaf, near, own
+from recorded import DTYPES, assert_near, assert_recorded, bits, leaf, near, own
 from torch import nn
 from torch.nn.functional import normalize
 
@@ -48,36 +48,20 @@ def test_recorded_infonce(golden, scale, dtype):
     images, captions = leaf(data, "in_nce_img", dtype), leaf(data, "in_nce_txt", dtype)
     module = InfoNCE(scale=scale).to(dtype)
     loss = module(Cosine()(images, captions), own(9, 1), None, None)
-    loss.backward()
     key = f"infonce_tau{scale}"
-    assert_near(loss, data[f"out{bits(dtype)}_{key}"], near(dtype))
-    assert_near(images.grad, data[f"grad{bits(dtype)}_{key}_img"], near(dtype))
-    assert_near(captions.grad, data[f"grad{bits(dtype)}_{key}_txt"], near(dtype))
+    assert_recorded(data, key, loss, {"img": images, "txt": captions}, dtype)
     assert_near(module.scale.grad.view(1), data[f"grad{bits(dtype)}_{key}_tau"], near(dtype), 1e-7)
 
 
-def infonce_by_loop(similarity, positives, scale):
+def infonce_by_loop(similarity, positives):
     total = 0.0
     for s, p in ((similarity, positives), (similarity.T, positives.T)):
         terms = []
-        for row, own_row in zip((scale * s).tolist(), p.tolist(), strict=True):
+        for row, own_row in zip((3 * s).tolist(), p.tolist(), strict=True):
             others = sum(math.exp(x) for x, is_own in zip(row, own_row, strict=True) if not is_own)
             terms += [math.log(1 + others * math.exp(-x)) for x, is_own in zip(row, own_row, strict=True) if is_own]
         total += sum(terms) / max(len(terms), 1) / 2
     return total
-
-
-@given(seed=st.integers(0, 10_000), images=st.integers(1, 5), captions=st.integers(1, 8))
-def test_infonce_is_the_loop(seed, images, captions):
-    generator = torch.Generator().manual_seed(seed)
-    similarity = torch.randn(images, captions, generator=generator, dtype=torch.float64)
-    positives = torch.rand(images, captions, generator=generator) < 0.4  # any number a row and a column
-    expected = infonce_by_loop(similarity, positives, 3.0)
-    similarity.requires_grad_()
-    loss = infonce(similarity, positives, 3.0)
-    loss.backward()
-    assert loss.item() == pytest.approx(expected, rel=1e-12, abs=1e-12)
-    assert similarity.grad.isfinite().all()
 
 
 # ---- soft contrastive
@@ -91,13 +75,11 @@ def test_recorded_soft_contrastive_of_samples(golden, scale, shift, dtype):
     a, b = (torch.tensor(float(x), dtype=dtype, requires_grad=True) for x in (scale, shift))
     odds = monte_carlo_log_odds(images, captions, a, b)
     loss = SoftContrastive()(odds, own(6, 1), None, None)
-    loss.backward()
     tolerance = 2e-4 if dtype is torch.float32 and scale == 15 else near(dtype)
     assert_near(odds.sigmoid(), data[f"soft/out64_match_prob_{key}"], tolerance)
-    assert_near(loss, data[f"soft/out{bits(dtype)}_loss_{key}"], tolerance)
-    for name, leaf_ in {"img": images, "txt": captions, "scale": a, "shift": b}.items():
-        expected = data[f"soft/grad{bits(dtype)}_{key}_{name}"]
-        assert_near(leaf_.grad.view(expected.shape), expected, tolerance)
+    leaves = {"img": images, "txt": captions, "scale": a, "shift": b}
+    value = data.pop(f"soft/out{bits(dtype)}_loss_{key}")
+    assert_recorded({**data, f"soft/out{bits(dtype)}_{key}": value}, key, loss, leaves, dtype, "soft/", tolerance)
 
 
 @pytest.mark.parametrize(("scale", "shift"), SCALES)
@@ -109,14 +91,9 @@ def test_recorded_soft_contrastive_with_the_logistic_link(golden, scale, shift):
     assert_near(soft_contrastive(odds, own(6, 1)), expected, 1e-9)
 
 
-@given(seed=st.integers(0, 10_000), images=st.integers(1, 4), captions=st.integers(1, 6))
-def test_soft_contrastive_is_the_loop(seed, images, captions):
-    generator = torch.Generator().manual_seed(seed)
-    p = 0.01 + 0.98 * torch.rand(images, captions, generator=generator, dtype=torch.float64)
-    positives = torch.rand(images, captions, generator=generator) < 0.5
-    pairs = zip(p.flatten().tolist(), positives.flatten().tolist(), strict=True)
-    expected = -2 * sum(math.log(x if is_own else 1 - x) for x, is_own in pairs)
-    assert soft_contrastive(p.logit(), positives).item() == pytest.approx(expected, rel=1e-9)
+def soft_contrastive_by_loop(similarity, positives):
+    pairs = zip(similarity.flatten().tolist(), positives.flatten().tolist(), strict=True)
+    return 2 * sum(math.log(1 + math.exp(-x if is_own else x)) for x, is_own in pairs)
 
 
 def test_samples_far_apart_have_a_gradient():
@@ -157,44 +134,54 @@ def test_recorded_matching(golden, key, scale, shift, pseudo, dtype):
     nn.init.constant_(module.scale, scale)
     nn.init.constant_(module.shift, shift)
     loss = module(similarity, torch.tensor(data["csd/in_match"]) > 0, None, None)
-    loss.backward()
-    assert_near(loss, data[f"csd/out{bits(dtype)}_{key}"], near(dtype))
-    for name, tensor in {**leaves, "scale": module.scale, "shift": module.shift}.items():
-        expected = data[f"csd/grad{bits(dtype)}_{key}_{name}"]
-        assert_near(tensor.grad.view(expected.shape), expected, near(dtype))
+    leaves |= {"scale": module.scale, "shift": module.shift}
+    assert_recorded(data, key, loss, leaves, dtype, "csd/")
 
 
 def bce_by_loop(logits, labels):
-    terms = [
-        -math.log(1 / (1 + math.exp(-x if label else x)))
-        for x, label in zip(logits.flatten().tolist(), labels.flatten().tolist(), strict=True)
-    ]
-    return sum(terms) / len(terms)
+    pairs = zip(logits.flatten().tolist(), labels.flatten().tolist(), strict=True)
+    terms = [math.log(1 + math.exp(-x if label else x)) for x, label in pairs if x > -math.inf]
+    return sum(terms) / max(len(terms), 1)
+
+
+def matching_by_loop(similarity, positives, pseudo=0.0):
+    total = 2 * bce_by_loop(3 * similarity + 1, positives)
+    for s, p in ((similarity, positives), (similarity.T, positives.T)):
+        labels = p.clone()
+        for row in range(len(s)):
+            closest = max((s[row, j].item() for j in range(s.shape[1]) if p[row, j]), default=math.inf)
+            for column in range(s.shape[1]):
+                labels[row, column] |= s[row, column].item() >= closest
+        total += pseudo * bce_by_loop(3 * s + 1, labels)
+    return total
+
+
+# ---- all of them
 
 
 @given(
     seed=st.integers(0, 10_000),
     images=st.integers(1, 5),
     captions=st.integers(1, 8),
-    pseudo=st.sampled_from([0.0, 0.5]),
+    share=st.sampled_from([0.0, 0.5]),
 )
-def test_matching_is_the_loop(seed, images, captions, pseudo):
+def test_losses_are_the_loops_over_pairs_but_ignored_ones(seed, images, captions, share):
     generator = torch.Generator().manual_seed(seed)
-    similarity = -torch.rand(images, captions, generator=generator, dtype=torch.float64)
-    positives = torch.rand(images, captions, generator=generator) < 0.4
-    logits = 3 * similarity + 1
-    expected = 2 * bce_by_loop(logits, positives)
-    for s, p, z in ((similarity, positives, logits), (similarity.T, positives.T, logits.T)):
-        labels = p.clone()
-        for row in range(len(s)):
-            closest = max((s[row, j].item() for j in range(s.shape[1]) if p[row, j]), default=math.inf)
-            for column in range(s.shape[1]):
-                labels[row, column] |= s[row, column].item() >= closest
-        expected += pseudo * bce_by_loop(z, labels)
-    assert matching_bce(similarity, positives, 3, 1, pseudo_positives=pseudo).item() == pytest.approx(expected)
-
-
-# ---- all of them
+    similarity = torch.randn(images, captions, generator=generator, dtype=torch.float64).requires_grad_()
+    positives = torch.rand(images, captions, generator=generator) < 0.4  # any number a row and a column
+    ignored = ~positives & (torch.rand(images, captions, generator=generator) < share)
+    kept = similarity.masked_fill(ignored, -torch.inf)
+    scale, shift = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (3.0, 1.0))
+    for loss, expected in (
+        (infonce(kept, positives, scale), infonce_by_loop(kept, positives)),
+        (soft_contrastive(kept, positives), soft_contrastive_by_loop(kept, positives)),
+        (matching_bce(kept, positives, scale, shift), matching_by_loop(kept, positives)),
+        (matching_bce(kept, positives, scale, shift, pseudo_positives=0.5), matching_by_loop(kept, positives, 0.5)),
+    ):
+        assert loss.item() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        gradients = torch.autograd.grad(loss, (similarity, scale, shift), allow_unused=True, retain_graph=True)
+        assert all(g is None or g.isfinite().all() for g in gradients)
+        assert (gradients[0][ignored] == 0).all()
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -202,41 +189,6 @@ def test_gradcheck(loss):
     similarity = -torch.rand(3, 5, dtype=torch.float64)
     positives = torch.rand(3, 5) < 0.4
     assert torch.autograd.gradcheck(lambda s: loss(s, positives), similarity.requires_grad_())
-
-
-def test_pair_of_similarity_minus_infinity_takes_no_part():
-    similarity = torch.tensor([[0.8, 0.3, 0.9], [0.1, 0.7, 0.4]], dtype=torch.float64, requires_grad=True)
-    positives = torch.tensor([[True, False, False], [False, True, False]])
-    ignored = torch.tensor([[False, False, True], [False, False, False]])
-    kept = similarity.masked_fill(ignored, -torch.inf)
-    rows = similarity.tolist()
-
-    def softmax_term(own_, *others):
-        return math.log(1 + sum(math.exp(2 * (x - own_)) for x in others))
-
-    nce = (softmax_term(0.8, 0.3) + softmax_term(0.7, 0.1, 0.4) + softmax_term(0.8, 0.1) + softmax_term(0.7, 0.3)) / 4
-    bce = (
-        2
-        * sum(
-            math.log(1 + math.exp((-1 if positives[i, j] else 1) * (2 * rows[i][j] + 1)))
-            for i, j in ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2))
-        )
-        / 5
-    )
-    soft = -2 * sum(math.log(x) for x in (0.8, 0.7, 0.7, 0.9, 0.6))
-    scale = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
-    shift = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
-    # No pair that remains is closer than its positive, so that pseudo positives repeat the plain loss.
-    for loss, expected in (
-        (infonce(kept, positives, scale), nce),
-        (matching_bce(kept, positives, scale, shift), bce),
-        (matching_bce(kept, positives, scale, shift, pseudo_positives=1.0), 2 * bce),
-        (soft_contrastive(similarity.logit().masked_fill(ignored, -torch.inf), positives), soft),
-    ):
-        gradients = torch.autograd.grad(loss, (similarity, scale, shift), allow_unused=True, retain_graph=True)
-        assert loss.item() == pytest.approx(expected, rel=1e-9)
-        assert all(g is None or g.isfinite().all() for g in gradients)
-        assert gradients[0][0, 2] == 0
 
 
 @pytest.mark.parametrize("loss", LOSSES)

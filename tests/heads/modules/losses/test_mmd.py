@@ -7,7 +7,6 @@ import torch
 from recorded import DTYPES, assert_near, bits, leaf
 
 from xret.heads.modules.aggregators import Aggregated
-from xret.heads.modules.embedding import Gaussian
 from xret.heads.modules.losses.mmd import MMD
 
 
@@ -60,9 +59,3 @@ def test_mmd_of_coinciding_elements_has_no_gradient(dtype):
     assert abs(loss.item()) < 1e-5
     assert images.grad.norm() < 1e-5
     assert captions.grad.norm() < 1e-5
-
-
-def test_mmd_of_a_gaussian_is_refused():
-    vector, gaussian = Aggregated(torch.ones(2, 4)), Aggregated(Gaussian(torch.ones(2, 4), torch.ones(2, 4)))
-    with pytest.raises(ValueError, match="needs vectors or sets, which the text side does not give"):
-        MMD()(None, None, vector, gaussian)

@@ -27,9 +27,9 @@ def assert_near(actual, expected, tolerance, absolute=0.0):
     assert difference <= limit, f"differs by {difference:.2e}, allowed is {limit:.2e}"
 
 
-def assert_recorded(data, key, value, leaves, dtype, case="", tolerance=None):
-    """Compare a loss with the recorded one of `key`, and its gradients by the leaves with those of their names."""
-    value.backward()
+def assert_recorded(data, key, value, leaves, dtype, case="", tolerance=None, weights=1.0):
+    """Compare a value with the recorded one of `key`, and its weighted sum's gradients with those of the leaves."""
+    (value * torch.as_tensor(weights)).sum().backward()
     tolerance = tolerance or near(dtype)
     assert_near(value, data[f"{case}out{bits(dtype)}_{key}"], tolerance)
     for name, tensor in leaves.items():

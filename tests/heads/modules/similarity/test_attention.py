@@ -103,10 +103,3 @@ def test_gradcheck(direction, pooling):
     module = CrossAttention(direction=direction, pooling=pooling, negative_slope=0.1)
     lengths = [images.length, captions.length]
     assert torch.autograd.gradcheck(lambda *both: module(*map(Sequence, both, lengths)), rows)
-
-
-def test_wrong_values_are_refused():
-    with pytest.raises(ValueError, match=r"compares sequences .* not a set of .* with a sequence of "):
-        cross_attention(torch.ones(2, 3, 4), sequences([2]))
-    with pytest.raises(ValueError, match="one width"):
-        cross_attention(sequences([2], width=3), sequences([2], width=4))

@@ -1,12 +1,12 @@
-"""Maximal pair assignment against recorded values, all matchings tried out, scipy, and what must always hold."""
+"""Maximal pair assignment against recorded values and scipy, and what must always hold."""
 
 import importlib
-from itertools import permutations
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from recorded import assert_near
 from scipy.optimize import linear_sum_assignment
@@ -27,20 +27,6 @@ def sets(*shape, seed=0):
 def cosines_of(images, captions):
     """Return the cosines pair by pair, `[I, C, K1, K2]`."""
     return torch.stack([torch.stack([Cosine()(x, y) for y in captions]) for x in images])
-
-
-def tried_out(cosines):
-    """Return the best matching of the rows of one pair (-1: left over) and the sum of its cosines."""
-    k1, k2 = cosines.shape
-    if k1 > k2:
-        columns, total = tried_out(cosines.T)
-        rows = [-1] * k1
-        for column, row in enumerate(columns):
-            rows[row] = column
-        return rows, total
-    totals = {way: sum(cosines[row, way[row]].item() for row in range(k1)) for way in permutations(range(k2), k1)}
-    best = max(totals, key=totals.get)
-    return list(best), totals[best]
 
 
 def assignment(images, captions):
@@ -93,59 +79,27 @@ def test_cosines_and_not_their_exponentials_decide(golden, case):
     assert below.equal(differs)
 
 
-@pytest.mark.parametrize("programme", [True, False])
-@pytest.mark.parametrize(("k1", "k2"), [(1, 1), (1, 4), (4, 1), (2, 3), (4, 4), (5, 3), (5, 5), (2, 6)])
-def test_no_matching_is_better(k1, k2, programme, monkeypatch):
-    monkeypatch.setattr(matching, "SUMS", 10**6 if programme else 0)
-    images, captions = sets(3, k1, 6), sets(4, k2, 6, seed=1)
-    cosines = cosines_of(images, captions)
-    found, score = assignment(images, captions), Assignment()(images, captions)
-    for i in range(3):
-        for c in range(4):
-            way, _ = tried_out(cosines[i, c])
-            assert found[i, c].tolist() == way
-            pairs = [cosines[i, c, row, column] for row, column in enumerate(way) if column >= 0]
-            expected = sum(pair.exp() - 1 for pair in pairs) / len(pairs)
-            torch.testing.assert_close(score[i, c], expected)
-
-
-@settings(max_examples=30)
-@given(seed=st.integers(0, 1000), k1=st.integers(1, 6), k2=st.integers(1, 6))
-def test_the_sum_is_scipys_and_no_fixed_matching_has_more(seed, k1, k2):
-    images, captions = sets(2, k1, 4, seed=seed), sets(3, k2, 4, seed=seed + 1)
-    cosines = cosines_of(images, captions)
-    found = assignment(images, captions)
-    totals = total_of(cosines, found)
-    rng = np.random.default_rng(seed)
-    for i in range(2):
-        for c in range(3):
-            pair = cosines[i, c].numpy()
-            best = pair[linear_sum_assignment(pair, maximize=True)].sum()
-            assert totals[i, c].item() == pytest.approx(best, abs=1e-12)
-            size = min(k1, k2)
-            fixed = pair[rng.permutation(k1)[:size], rng.permutation(k2)[:size]].sum()
-            assert totals[i, c].item() >= fixed - 1e-12
-    used = found[found >= 0].view(2, 3, min(k1, k2)).sort(2).values
-    assert (used.diff(dim=2) > 0).all()
-
-
 @pytest.mark.parametrize(
     ("k1", "k2", "sums"),
     [
-        *((k1, k2, matching.SUMS) for k1, k2 in [(8, 8), (9, 9), (3, 20), (20, 3), (12, 16)]),
+        *((k1, k2, sums) for k1, k2 in [(1, 1), (1, 4), (4, 1), (2, 3), (4, 4), (5, 3), (5, 5)] for sums in (0, 10**6)),
+        *((k1, k2, matching.SUMS) for k1, k2 in [(2, 6), (8, 8), (9, 9), (3, 20), (20, 3), (12, 16)]),
         (9, 9, 10**6),  # the way there takes 36 bits
     ],
 )
-def test_large_sets_are_matched_exactly(k1, k2, sums, monkeypatch):
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1000))
+def test_matching_is_scipys(k1, k2, sums, monkeypatch, seed):
     monkeypatch.setattr(matching, "SUMS", sums)
-    images, captions = sets(2, k1, 8).float(), sets(3, k2, 8, seed=1).float()
-    cosines = cosines_of(images, captions)
-    totals = total_of(cosines, assignment(images, captions))
-    for i in range(2):
-        for c in range(3):
-            pair = cosines[i, c].numpy()
-            best = pair[linear_sum_assignment(pair, maximize=True)].sum()
-            assert totals[i, c].item() == pytest.approx(best, abs=1e-5)
+    images, captions = sets(2, k1, 8, seed=seed), sets(3, k2, 8, seed=seed + 1)
+    cosines, found, score = cosines_of(images, captions), assignment(images, captions), Assignment()(images, captions)
+    for i, c in product(range(2), range(3)):
+        pair = cosines[i, c].numpy()
+        rows, columns = linear_sum_assignment(pair, maximize=True)
+        expected = np.full(k1, -1)
+        expected[rows] = columns
+        assert found[i, c].tolist() == expected.tolist()
+        assert score[i, c].item() == pytest.approx(np.mean(np.exp(pair[rows, columns]) - 1))
 
 
 @pytest.mark.parametrize("size", [2, 4, 6])

@@ -9,18 +9,12 @@ from torch.nn.functional import softplus
 from xret.heads.modules.similarity.samples import (
     MatchProbability,
     MonteCarloMatch,
-    match_probability,
     monte_carlo_log_odds,
 )
 
 
 def samples(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def monte_carlo_match(*samples_and_parameters, **link):
-    """The match probability itself, `[I, C]`."""
-    return monte_carlo_log_odds(*samples_and_parameters, **link).sigmoid()
 
 
 def begun_at(module, scale, shift):
@@ -37,19 +31,21 @@ def sigmoid(x):
 @pytest.mark.parametrize(("k1", "k2"), [(1, 1), (2, 5), (5, 3)])
 def test_agrees_with_a_loop_over_pairs(k1, k2):
     images, captions = samples(3, k1, 6), samples(4, k2, 6, seed=1)
-    cosine = torch.nn.functional.cosine_similarity
+    by_cosine, by_distance, logistic = (
+        begun_at(module, 2.0, 1.5)(images, captions)
+        for module in (MatchProbability(), MonteCarloMatch(), MonteCarloMatch(link="logistic"))
+    )
     for i, image in enumerate(images):
         for c, caption in enumerate(captions):
             pairs = [(x, y) for x in image for y in caption]
+            cosines = [torch.cosine_similarity(x, y, dim=0).item() for x, y in pairs]
             logits = [1.5 - 2 * math.sqrt(((x - y) ** 2).sum() + 1e-6) for x, y in pairs]
-            expected = {
-                match_probability: sum(sigmoid(2 * cosine(x, y, dim=0).item() + 1.5) for x, y in pairs) / len(pairs),
-                monte_carlo_match: sum(sigmoid(2 * logit) for logit in logits) / len(pairs),
-            }
-            for compare, value in expected.items():
-                assert compare(images, captions, 2.0, 1.5)[i, c].item() == pytest.approx(value, rel=1e-12)
-            plain = monte_carlo_match(images, captions, 2.0, 1.5, link="logistic")[i, c].item()
-            assert plain == pytest.approx(sum(map(sigmoid, logits)) / len(pairs), rel=1e-12)
+            for found, terms in (
+                (by_cosine[i, c], [sigmoid(2 * cosine + 1.5) for cosine in cosines]),
+                (by_distance[i, c].sigmoid(), [sigmoid(2 * logit) for logit in logits]),
+                (logistic[i, c].sigmoid(), [sigmoid(logit) for logit in logits]),
+            ):
+                assert found.item() == pytest.approx(sum(terms) / len(pairs), rel=1e-6)
 
 
 def test_near_samples_far_from_zero_are_told_apart_in_float32():
@@ -63,9 +59,8 @@ def test_near_samples_far_from_zero_are_told_apart_in_float32():
 def test_log_odds_rank_and_train_where_the_probability_is_rounded():
     images = torch.zeros(1, 2, 3, requires_grad=True)
     captions = torch.tensor([0.0, 20.0, 30.0])[:, None, None].expand(3, 2, 3)
-    probability = monte_carlo_match(images, captions, 15.0, 15.0)
-    assert probability.tolist() == [[1, 0, 0]]
     odds = monte_carlo_log_odds(images, captions, 15.0, 15.0)
+    assert odds.sigmoid().tolist() == [[1, 0, 0]]
     assert odds[0, 0] > 25 > 0 > odds[0, 1] > odds[0, 2]
     softplus(-odds[0, 2]).backward()
     assert images.grad.isfinite().all()
@@ -90,19 +85,3 @@ def test_scale_and_shift_train_and_the_scale_stays_positive(part):
     assert 0 < similarity.scale.item() < 1
     assert similarity.shift.item() < 0
     assert probability().sum() < before.sum() / 2
-
-
-def test_modules_use_their_parameters():
-    images, captions = samples(3, 2, 4), samples(2, 3, 4, seed=1)
-    module = begun_at(MonteCarloMatch(link="logistic").double(), 2.0, 1.0)
-    expected = monte_carlo_log_odds(images, captions, 2.0, 1.0, link="logistic")
-    torch.testing.assert_close(module(images, captions).detach(), expected, rtol=1e-6, atol=1e-6)
-    odds = begun_at(MonteCarloMatch().double(), 2.0, 1.0)(images, captions).detach()
-    torch.testing.assert_close(odds.sigmoid(), monte_carlo_match(images, captions, 2.0, 1.0), rtol=1e-6, atol=1e-6)
-    p = begun_at(MatchProbability().double(), 2.0, 1.0)(images, captions).detach()
-    torch.testing.assert_close(p, match_probability(images, captions, 2.0, 1.0), rtol=1e-6, atol=1e-6)
-
-
-def test_wrong_values_are_refused():
-    with pytest.raises(ValueError, match="sets"):
-        monte_carlo_match(torch.ones(2, 3), torch.ones(2, 2, 3), 1.0, 0.0)

@@ -1,19 +1,21 @@
-"""Similarities by cosines against recorded values, slow loops, the published gradient and what must hold for any
-sets; and what must hold for every similarity of the registry."""
+"""Similarities by cosines against recorded values, slow loops and what must hold for any sets; and what must hold
+for every similarity of the registry."""
 
 import math
 
 import pytest
 import torch
-from recorded import assert_near, near
+from recorded import DTYPES, assert_near, assert_recorded, bits, leaf, near
 
 from xret.heads.modules.embedding import Gaussian, Sequence, each
-from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SmoothChamfer, blocks, in_blocks
-from xret.heads.modules.similarity.samples import match_probability
+from xret.heads.modules.similarity import SIMILARITIES, Chamfer, CrossAttention, SmoothChamfer, blocks, in_blocks
+from xret.heads.modules.similarity.gaussian import KL, Wasserstein
+from xret.heads.modules.similarity.samples import MonteCarloMatch, match_probability
 from xret.heads.modules.similarity.sets import MIL, Cosine
 
 mil, chamfer = MIL(), Chamfer()
 SETS = {"mil": mil, "chamfer": chamfer, "smooth-chamfer": SmoothChamfer()}
+LARGE = [("smooth-chamfer", {"alpha": alpha}) for alpha in (0.5, 40.0)]  # below and above what is computed at once
 CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
 
 
@@ -44,53 +46,36 @@ def cosines_by_loop(x, y):
 def by_loop(name, x, y, alpha=16.0):
     """Evaluate one similarity of one pair of sets, from its formula and in plain Python floats."""
     c = cosines_by_loop(x, y)
-    columns = list(zip(*c, strict=True))
     if name == "mil":
         return max(map(max, c))
-    if name == "chamfer":
-        inner = max
-    else:
 
-        def inner(row):
-            return math.log(sum(math.exp(alpha * v) for v in row)) / alpha
+    def smooth(row):
+        return math.log(sum(math.exp(alpha * v) for v in row)) / alpha
 
-    return (sum(map(inner, c)) / len(c) + sum(map(inner, columns)) / len(columns)) / 2
+    inner = max if name == "chamfer" else smooth
+    return sum(sum(map(inner, rows)) / len(rows) for rows in (c, list(zip(*c, strict=True)))) / 2
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
-def test_recorded_values(golden, case, dtype):
-    data = golden("similarity")
-    images = torch.tensor(data[f"{case}/in_img"]).to(dtype)
-    captions = torch.tensor(data[f"{case}/in_txt"]).to(dtype)
-    bits = "64" if dtype is torch.float64 else "32"
-    for key in data:
-        if not key.startswith(f"{case}/out{bits}_"):
-            continue
-        kind = key.removeprefix(f"{case}/out{bits}_")
+def test_recorded_values_and_gradients(golden, case, dtype):
+    data, prefix = golden("similarity"), f"{case}/out{bits(dtype)}_"
+    leaves = {side: leaf(data, f"{case}/in_{side}", dtype) for side in ("img", "txt")}
+    for kind in (key.removeprefix(prefix) for key in data if key.startswith(prefix)):
         if kind in ("mil", "chamfer"):
-            actual = SETS[kind](images, captions)
+            actual = SETS[kind](*leaves.values())
         elif kind.startswith("smooth_chamfer_a"):
-            actual = SmoothChamfer(float(kind.removeprefix("smooth_chamfer_a")))(images, captions)
+            actual = SmoothChamfer(float(kind.removeprefix("smooth_chamfer_a")))(*leaves.values())
         elif kind.startswith("mp_a"):
-            scale, shift = map(float, kind.removeprefix("mp_a").split("_b"))
-            actual = match_probability(images, captions, scale, shift)
+            actual = match_probability(*leaves.values(), *map(float, kind.removeprefix("mp_a").split("_b")))
         else:
             continue
         assert actual.dtype == dtype
-        assert_near(actual, data[key], near(dtype))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("case", CASES)
-def test_recorded_gradients(golden, case, dtype):
-    data = golden("similarity")
-    images = torch.tensor(data[f"{case}/in_img"]).to(dtype).requires_grad_()
-    captions = torch.tensor(data[f"{case}/in_txt"]).to(dtype).requires_grad_()
-    (SmoothChamfer()(images, captions) * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
-    bits = "64" if dtype is torch.float64 else "32"
-    for side, embedding in (("img", images), ("txt", captions)):
-        assert_near(embedding.grad, data[f"{case}/grad{bits}_smooth_chamfer_a16_{side}"], near(dtype))
+        assert_near(actual, data[f"{prefix}{kind}"], near(dtype))
+    weights = data[f"{case}/in_cotangent"]
+    assert_recorded(
+        data, "smooth_chamfer_a16", SmoothChamfer()(*leaves.values()), leaves, dtype, f"{case}/", weights=weights
+    )
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -107,23 +92,9 @@ def test_cosine_agrees_with_torch():
     torch.testing.assert_close(Cosine()(images, captions), expected)
 
 
-@pytest.mark.parametrize("alpha", [0.5, 16.0, 32.0, 40.0])
-def test_gradient_is_equation_8(alpha):
-    # Orthonormal captions and unit images: the image's coordinates are the cosines, and only the part of the
-    # gradient across each element survives the normalisation.
-    k1, k2 = 3, 4
-    element = torch.nn.functional.normalize(sets(k1, k2), dim=-1)
-    images = element[None].clone().requires_grad_()
-    SmoothChamfer(alpha)(images, torch.eye(k2, dtype=torch.float64)[None]).sum().backward()
-    weight = (alpha * element).exp()
-    by_cosine = weight / weight.sum(1, keepdim=True) / (2 * k1) + weight / weight.sum(0) / (2 * k2)
-    across = by_cosine - (by_cosine * element).sum(1, keepdim=True) * element
-    torch.testing.assert_close(images.grad[0], across, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", SIMILARITIES)
-def test_gradcheck(name):
-    similarity = SIMILARITIES[name]().double()
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SIMILARITIES), *LARGE])
+def test_gradcheck(name, options):
+    similarity = SIMILARITIES[name](**options).double()
     images, captions = (embeddings(similarity.embedding, 3, seed=seed) for seed in (0, 1))
     tensors = [x.requires_grad_() for x in (*floats(images), *floats(captions))]
     assert torch.autograd.gradcheck(lambda *_: similarity(images, captions), tensors)
@@ -211,12 +182,26 @@ def test_nothing_in_blocks():
     assert in_blocks(Cosine(), torch.ones(0, 4), torch.ones(3, 4)).shape == (0, 3)
 
 
-def test_wrong_shapes_are_named():
-    with pytest.raises(ValueError, match=r"vectors .* not a set of shape \[2, 3, 4\] with a vector of shape \[2, 4\]"):
-        Cosine()(torch.ones(2, 3, 4), torch.ones(2, 4))
-    with pytest.raises(ValueError, match=r"sets .* not a vector of shape \[2, 4\] with a set of shape \[2, 3, 4\]"):
-        mil(torch.ones(2, 4), torch.ones(2, 3, 4))
-    with pytest.raises(ValueError, match=r"one width"):
-        chamfer(torch.ones(2, 3, 4), torch.ones(2, 3, 5))
-    with pytest.raises(ValueError, match=r"sets .* not a gaussian of .* with a gaussian of "):
-        mil(embeddings("gaussian", 2), embeddings("gaussian", 2))
+@pytest.mark.parametrize(
+    ("similarity", "images", "captions", "match"),
+    [
+        (Cosine(), (2, 3, 4), (2, 4), r"vectors .* not a set of shape \[2, 3, 4\] with a vector of shape \[2, 4\]"),
+        (mil, (2, 4), (2, 3, 4), r"sets .* not a vector of shape \[2, 4\] with a set of shape \[2, 3, 4\]"),
+        (MonteCarloMatch(), (2, 3), (2, 2, 3), "sets"),
+        (chamfer, (2, 3, 4), (2, 3, 5), "one width"),
+        (mil, "gaussian", "gaussian", "sets .* not a gaussian of .* with a gaussian of "),
+        (KL(), (2, 5), "gaussian", "compares gaussians .* not a vector of .* with a gaussian of "),
+        (CrossAttention(), (2, 3, 5), "sequence", "compares sequences .* not a set of .* with a sequence of "),
+    ],
+)
+def test_wrong_shapes_are_named(similarity, images, captions, match):
+    sides = [embeddings(side, 2) if isinstance(side, str) else torch.ones(side) for side in (images, captions)]
+    with pytest.raises(ValueError, match=match):
+        similarity(*sides)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "sequence"])
+def test_two_widths_are_named(kind):
+    similarity = {"gaussian": Wasserstein(), "sequence": CrossAttention()}[kind]
+    with pytest.raises(ValueError, match="one width"):
+        similarity(embeddings(kind, 2, 3), embeddings(kind, 2, 4))

@@ -164,3 +164,18 @@ def test_says_whether_the_global_feature_counts(part, parameters):
     module, (local, global_) = make(part, parameters).double(), inputs()
     given, other = (values(module(local, LENGTH, vector)) for vector in (global_, -global_))
     assert module.uses_global is not torch.equal(given, other)
+
+
+@pytest.mark.parametrize(
+    ("part", "parameters"),
+    [
+        (FSPool, {}),
+        (Average, {}),
+        (RegionGraph, {"then": "average"}),
+        (PCMEPlusPlus, {}),
+        (TwinBranches, {"of": "average"}),
+    ],
+)
+def test_what_only_pools_keeps_the_width(part, parameters):
+    with pytest.raises(ValueError, match="keeps the width of the local rows, which is 3 and not 4"):
+        part(3, 4, **parameters)

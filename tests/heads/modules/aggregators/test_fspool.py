@@ -35,8 +35,3 @@ def test_shares_of_the_knots_add_up_to_one():
     torch.testing.assert_close(shares.sum(2), torch.ones(3, 7, dtype=torch.float64))
     assert shares[0, 0].tolist() == [1, 0, 0, 0, 0]
     assert shares[1, 1].tolist() == [0, 0, 0, 0, 1]
-
-
-def test_keeps_the_width():
-    with pytest.raises(ValueError, match="FSPool keeps the width of the local rows, which is 3 and not 2"):
-        FSPool(3, 2)

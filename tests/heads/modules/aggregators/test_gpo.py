@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from recorded import assert_near, near
+from recorded import DTYPES, assert_near, bits, leaf, near
 
 from xret.heads.modules.aggregators import gpo
 from xret.heads.modules.aggregators.gpo import GPO, INDICES, cos_sin_positions
@@ -26,28 +26,28 @@ def narrow():
         yield
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ["base", "small"])
 def test_recorded_values(golden, monkeypatch, case, dtype):
     data = golden("gpo")
-    local = torch.tensor(data[f"{case}/in_features"]).to(dtype).requires_grad_()
+    local = leaf(data, f"{case}/in_features", dtype)
     length = torch.tensor(data[f"{case}/in_lengths"])
     position_dim = data[f"{case}/w_gru.weight_ih_l0"].shape[1]
     monkeypatch.setattr(gpo, "HIDDEN_DIM", data[f"{case}/w_linear.weight"].shape[1])
     monkeypatch.setattr(gpo, "POSITION_DIM", position_dim)
     module = GPO(local.shape[2], local.shape[2])
     module.load_state_dict({name: torch.tensor(data[f"{case}/w_{name}"]) for name in module.state_dict()})
-    module.to(dtype)
+    pooled = module.to(dtype)(local, length, None).embedding
 
-    pooled = module(local, length, None).embedding
+    outputs = {
+        "pooled": pooled,
+        "weights": module.coefficients(length),
+        "positions": cos_sin_positions(int(length.max()), position_dim, pooled),
+    }
+    for name, actual in outputs.items():
+        assert_near(actual, data[f"{case}/out{bits(dtype)}_{name}"], near(dtype))
     (pooled * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
-
-    bits = "64" if dtype is torch.float64 else "32"
-    assert_near(pooled, data[f"{case}/out{bits}_pooled"], near(dtype))
-    assert_near(module.coefficients(length), data[f"{case}/out{bits}_weights"], near(dtype))
-    assert_near(local.grad, data[f"{case}/grad{bits}_features"], near(dtype))
-    positions = cos_sin_positions(int(length.max()), position_dim, pooled)
-    assert_near(positions, data[f"{case}/out{bits}_positions"], near(dtype))
+    assert_near(local.grad, data[f"{case}/grad{bits(dtype)}_features"], near(dtype))
 
 
 def make(**parameters):

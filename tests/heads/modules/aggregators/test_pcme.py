@@ -90,5 +90,3 @@ def test_pcmepp_begins_near_its_bias():
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="PCME: dim is 5, but must be even where summary is 'gru'"):
         PCME(4, 5, summary="gru")
-    with pytest.raises(ValueError, match="GPO keeps the width of the local rows, which is 3 and not 4"):
-        PCMEPlusPlus(3, 4)

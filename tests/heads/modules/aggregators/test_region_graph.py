@@ -4,12 +4,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded import assert_near, near
+from recorded import DTYPES, assert_near, assert_recorded, bits, leaf, near
 from torch import nn
 
 from xret.heads.modules.aggregators.region_graph import RegionGraph, RegionGraphLayer
-
-DTYPES = [torch.float64, torch.float32]
 
 
 def recorded_layer(data, case, dtype, divide=True):
@@ -26,32 +24,21 @@ def recorded_layer(data, case, dtype, divide=True):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("case", "mode"),
-    [("bn", "eval"), ("bn", "train"), ("nobn", "eval")],
-)
+@pytest.mark.parametrize(("case", "mode"), [("bn", "eval"), ("bn", "train"), ("nobn", "eval")])
 def test_recorded_layer(golden, case, mode, dtype):
-    data, bits = golden("region_graph"), "64" if dtype is torch.float64 else "32"
+    data = golden("region_graph")
     layer = recorded_layer(data, case, dtype).train(mode == "train")
-    regions = torch.tensor(data[f"{case}/in_regions_BDN"]).to(dtype).requires_grad_()
+    regions = leaf(data, f"{case}/in_regions_BDN", dtype)
     rows = regions.transpose(1, 2)
     length = torch.full((len(rows),), rows.shape[1])
     if mode == "eval":
-        assert_near(layer.affinity(rows, length), data[f"{case}/out{bits}_affinity_over_n"], near(dtype))
-    out = layer(rows, length).transpose(1, 2)
-    assert_near(out, data[f"{case}/out{bits}_{mode}"], near(dtype))
-    (out * torch.tensor(data[f"{case}/in_cotangent"])).sum().backward()
-    assert_near(regions.grad, data[f"{case}/grad{bits}_{mode}_regions"], near(dtype))
-
-
-@pytest.mark.parametrize("case", ["bn", "nobn"])
-def test_recorded_layer_without_division(golden, case):
-    data = golden("region_graph")
-    layer = recorded_layer(data, case, torch.float64, divide=False).eval()
-    rows = torch.tensor(data[f"{case}/in_regions_BDN"]).double().transpose(1, 2)
-    length = torch.full((len(rows),), rows.shape[1])
-    assert_near(layer.affinity(rows, length), data[f"{case}/out64_affinity"], 1e-9)
-    assert_near(layer(rows, length).transpose(1, 2), data[f"{case}/out64_eval_without_1_over_n"], 1e-9)
+        assert_near(layer.affinity(rows, length), data[f"{case}/out{bits(dtype)}_affinity_over_n"], near(dtype))
+    out, weights = layer(rows, length).transpose(1, 2), data[f"{case}/in_cotangent"]
+    assert_recorded(data, mode, out, {"regions": regions}, dtype, f"{case}/", weights=weights)
+    if mode == "eval" and dtype is torch.float64:
+        layer = recorded_layer(data, case, dtype, divide=False).eval()
+        assert_near(layer.affinity(rows, length), data[f"{case}/out64_affinity"], 1e-9)
+        assert_near(layer(rows, length).transpose(1, 2), data[f"{case}/out64_eval_without_1_over_n"], 1e-9)
 
 
 def shaken(module):
@@ -114,8 +101,3 @@ def test_number_of_weights_of_the_published_table():
         graph = RegionGraph(1024, 1024)
     assert [round(sum(p.numel() for p in g.parameters()) / 1e6, 1) for g in (graph.layers[0], graph)] == [4.2, 23.1]
     RegionGraph(4, 4).to(torch.bfloat16)(torch.randn(2, 3, 4).bfloat16(), torch.tensor([3, 2]), None)
-
-
-def test_what_cannot_be_is_refused():
-    with pytest.raises(ValueError, match="keeps the width of the local rows, which is 3 and not 4"):
-        RegionGraph(3, 4, then="average")

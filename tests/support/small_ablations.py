@@ -7,6 +7,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 from small_store import make_store
 
@@ -17,19 +18,24 @@ from xret.heads.training.callbacks import Callback
 NARROW = {"model.dim": 8, "adapter.words.word_dim": 4}
 SMALL = {**NARROW, "data.batch_size": 8, "schedule.epochs": 2}
 MARGIN = {"loss.triplet.margin": [0.1, 0.2]}
+DASK = [  # marks of tests that leave Dask's own threads and sockets behind
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
+]
 FAILING = {"adapter.words.vectors": ["nowhere.txt", None]}  # the first has no file
 
 
 class Stores:
     """Gives the store of a kind of images and a kind of captions, made once."""
 
-    def __init__(self, tmp_path_factory):
-        self.factory, self.made = tmp_path_factory, {}
+    def __init__(self, tmp_path_factory, train=12):
+        self.factory, self.train, self.made = tmp_path_factory, train, {}
 
     def __call__(self, image="grid", text="words"):
         if (image, text) not in self.made:
             url = self.factory.mktemp("store") / "small.zarr"
-            self.made[image, text] = make_store(url, train=12, val=4, test=4, image=image, text=text)
+            self.made[image, text] = make_store(url, train=self.train, val=4, test=4, image=image, text=text)
         return self.made[image, text]
 
 

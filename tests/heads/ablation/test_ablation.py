@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from small_ablations import (
+    DASK,
     FAILING,
     MARGIN,
     NARROW,
     SMALL,
-    Stores,
     ablated,
     killed_in_second_epoch,
     numbers,
@@ -33,16 +33,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Dask's own threads and sockets
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
-]
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    return Stores(tmp_path_factory)
+pytestmark = DASK
 
 
 @pytest.fixture(scope="module")

@@ -1,18 +1,13 @@
 """What ablations plan, by varied keys and by the papers' grids, and what they refuse to plan."""
 
 import pytest
-from small_ablations import MARGIN, NARROW, Stores, ablated, plan_of
+from small_ablations import MARGIN, NARROW, ablated, plan_of
 
 from xret.heads.ablation import ablation
 from xret.heads.ablation.plan import grid_names, make_plan, read_grid
 from xret.heads.evaluation.paper_rows import ROWS
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    return Stores(tmp_path_factory)
 
 
 def test_every_combination_is_a_variant_with_its_own_folder():

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from bundled_recipes import ALIGNMENT, OURS, small_settings
-from small_store import make_store
+from small_ablations import Stores
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.model import FeatureFacts, build_model
@@ -117,17 +117,8 @@ METHOD = {"name", "paper", "expected", "similarity", "loss"}  # what MaxMatch ch
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """Give the store of a kind of images and a kind of captions, made once."""
-    made = {}
-
-    def of(image, text):
-        if (image, text) not in made:
-            url = tmp_path_factory.mktemp("walk") / "small.zarr"
-            made[image, text] = make_store(url, train=8, val=4, test=4, image=image, text=text)
-        return made[image, text]
-
-    return of
+def stores(tmp_path_factory):
+    return Stores(tmp_path_factory, train=8)
 
 
 def test_there_are_so_many_recipes():
@@ -208,10 +199,10 @@ def test_the_sum_of_the_papers_recalls(name, row):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_trains_two_steps_and_is_evaluated(name, store, tmp_path):
+def test_a_recipe_trains_two_steps_and_is_evaluated(name, stores, tmp_path):
     recipe = load_recipe(name, small_settings(name))
     text = "tokens" if name in ALIGNMENT else "words"
-    url = store(recipe.data.image_kind or "grid", recipe.data.text_kind or text)
+    url = stores(recipe.data.image_kind or "grid", recipe.data.text_kind or text)
     summary = train(url, recipe, tmp_path / "run", device="cpu")
     (line,) = Run(summary.run).metrics()
     assert line["step"] == 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_ablations import Stores, killed_in_second_epoch, started, weights
+from small_ablations import DASK, killed_in_second_epoch, started, weights
 from small_store import make_store
 from small_tunings import SETTINGS, TRIALS, heavy, numbers, tuned
 
@@ -17,16 +17,7 @@ from xret.heads.training.train import train
 from xret.heads.tuning import tuning
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # of Dask's own threads and sockets
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
-]
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory):
-    return Stores(tmp_path_factory)
+pytestmark = DASK
 
 
 @pytest.fixture(scope="module")

@@ -28,19 +28,21 @@ import numpy as np
 import torch
 import torchvision
 from PIL import Image
-from sizes import small
+from sizes import say, seconds_of, small
 from torch import nn
 from torchvision.transforms.v2 import functional
 
 from xret.cli.memory import keep_freed_memory
-from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.samples import read_samples
+from xret.pipeline.data.manifest import Manifest, load_manifest
+from xret.pipeline.data.samples import ImageSample, read_samples
 from xret.pipeline.device import cores, pick_device
 from xret.pipeline.encoders import load_text, load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
 
+BATCH = 64
+HOW: dict[str, Any] = {"splits": ("val",), "batch_size": BATCH}
 SMALL = Options(EncoderSpec("squeezenet1_1", "random:0", image_size=48), EncoderSpec("words"), batch_size=256)
 
 
@@ -52,37 +54,23 @@ def main() -> None:
 @main.command()
 @click.argument("dataset")
 @click.option("--data-root", type=click.Path(path_type=Path))
-@click.option("--split", default="val", show_default=True)
-@click.option("--batch-size", default=64, show_default=True)
-@click.option("--device", default="auto", show_default=True)
 @click.option("--visual", default="resnet50", show_default=True)
 @click.option("--visual-weights", default="random:0", show_default=True)
 @click.option("--image-size", type=int)
-@click.option("--rounds", default=3, show_default=True)
 @small(visual="squeezenet1_1", rounds=1)
 def images(
-    dataset: str,
-    data_root: Path | None,
-    split: str,
-    batch_size: int,
-    device: str,
-    visual: str,
-    visual_weights: str,
-    image_size: int | None,
-    rounds: int,
+    dataset: str, data_root: Path | None, visual: str, visual_weights: str, image_size: int | None, rounds: int = 3
 ) -> None:
     """Compare extraction with the bare network on pictures in memory, and with a plain loop over the same pictures."""
     spec = EncoderSpec(visual, visual_weights, image_size=image_size)
-    manifest, device = load_manifest(dataset, data_root), target(device)
+    manifest, device = load_manifest(dataset, data_root), str(pick_device("auto"))
     encoder: Any = load_visual(spec, device)
-    samples = read_samples(manifest)
-    names = [image.file_name for image in samples.images[slice(*samples.splits[split])]]
-    pixels = [encoder.decode(manifest.images / name)[0] for name in names]
-    batches = [torch.stack(pixels[at : at + batch_size]) for at in range(0, len(pixels), batch_size)]
+    names = [image.file_name for image in validation_images(manifest)]
+    batches = batched([encoder.decode(manifest.images / name)[0] for name in names])
     preset = encoder.identity["preprocessing"]
 
-    def network(batch: torch.Tensor) -> Callable[[], object]:
-        there = batch.to(device)
+    def network(batch: list[torch.Tensor]) -> Callable[[], object]:
+        there = torch.stack(batch).to(device)
         return lambda: encoder.features(there)
 
     def read(name: str) -> torch.Tensor:
@@ -99,33 +87,21 @@ def images(
             for batch in batches:
                 encoder.features(torch.stack([next(read_ahead) for _ in batch]))[0].cpu()
 
-    compare(
-        manifest,
-        Options(spec, None, splits=(split,), batch_size=batch_size, device=device),
-        network,
-        batches,
-        len(pixels),
-        rounds,
-        loop,
-    )
+    compare(manifest, Options(spec, None, **HOW, device=device), network, batches, rounds, loop)
 
 
 @main.command()
 @click.argument("dataset")
 @click.option("--data-root", type=click.Path(path_type=Path))
-@click.option("--split", default="val", show_default=True)
-@click.option("--batch-size", default=64, show_default=True)
-@click.option("--device", default="auto", show_default=True)
 @click.option("--text-weights", required=True)
-@small(batch_size=8)
-def captions(dataset: str, data_root: Path | None, split: str, batch_size: int, device: str, text_weights: str) -> None:
+@small()
+def captions(dataset: str, data_root: Path | None, text_weights: str) -> None:
     """Compare extraction with the bare network on prepared batches of the same captions, sorted by length."""
-    manifest, spec, device = load_manifest(dataset, data_root), EncoderSpec("bert", text_weights), target(device)
+    manifest, device = load_manifest(dataset, data_root), str(pick_device("auto"))
+    spec = EncoderSpec("bert", text_weights)
     encoder: Any = load_text(spec, device)
-    samples = read_samples(manifest)
-    texts = [caption.text for one in samples.images[slice(*samples.splits[split])] for caption in one.captions]
-    ids = sorted(encoder.tokenize(texts), key=len)
-    batches = [ids[at : at + batch_size] for at in range(0, len(ids), batch_size)]
+    texts = [caption.text for image in validation_images(manifest) for caption in image.captions]
+    batches = batched(sorted(encoder.tokenize(texts), key=len))
 
     def network(batch: list[list[int]]) -> Callable[[], object]:
         padded = nn.utils.rnn.pad_sequence([torch.tensor(caption) for caption in batch], True, 0).to(device)
@@ -133,27 +109,31 @@ def captions(dataset: str, data_root: Path | None, split: str, batch_size: int, 
         valid = (torch.arange(padded.shape[1], device=device) < length[:, None]).long()
         return lambda: encoder.network(input_ids=padded, attention_mask=valid)
 
-    compare(
-        manifest, Options(None, spec, splits=(split,), batch_size=batch_size, device=device), network, batches, len(ids)
-    )
+    compare(manifest, Options(None, spec, **HOW, device=device), network, batches)
 
 
-def target(device: str) -> str:
-    """Return the device that a name means."""
-    return str(pick_device(device))
+def validation_images(manifest: Manifest) -> tuple[ImageSample, ...]:
+    """Return the images of the split that is measured."""
+    samples = read_samples(manifest)
+    return samples.images[slice(*samples.splits["val"])]
+
+
+def batched(samples: list[Any]) -> list[list[Any]]:
+    """Return samples in batches as an extraction takes them."""
+    return [samples[at : at + BATCH] for at in range(0, len(samples), BATCH)]
 
 
 def compare(
-    manifest: Any,
+    manifest: Manifest,
     options: Options,
     network: Callable[[Any], Callable[[], object]],
-    batches: list[Any],
-    samples: int,
+    batches: list[list[Any]],
     rounds: int = 1,
     loop: Callable[[], None] | None = None,
 ) -> None:
     """Print the rate of an extraction over that of its network and of a plain loop, which alternate with it."""
     keep_freed_memory()  # as the command line does
+    samples = sum(map(len, batches))
 
     @torch.inference_mode()
     def bare() -> float:
@@ -171,10 +151,7 @@ def compare(
     @torch.inference_mode()
     def plain() -> float:
         """Return seconds a sample of the plain loop."""
-        began = time.perf_counter()
-        if loop is not None:
-            loop()
-        return (time.perf_counter() - began) / samples
+        return seconds_of(loop) / samples if loop else 0.0
 
     bare(), plain()
     over_network, over_loop = [], []
@@ -195,10 +172,8 @@ def compare(
 
 
 @main.command()
-@click.option("--few", default=2000, show_default=True)
-@click.option("--many", default=20000, show_default=True)
 @small(few=20, many=40)
-def memory(few: int, many: int) -> None:
+def memory(few: int = 2000, many: int = 20000) -> None:
     """Compare the peak memory of extracting few and many images, each in a process of its own."""
     peaks = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -219,20 +194,15 @@ def peak(manifest: str, store: str) -> None:
 
 
 @main.command()
-@click.option("--samples", default=100_000, show_default=True)
 @small(samples=100)
-def resume(samples: int) -> None:
+def resume(samples: int = 100_000) -> None:
     """Time how long a finished extraction takes to see that nothing is left, beside reading the manifest."""
     with tempfile.TemporaryDirectory() as folder:
         manifest = load_manifest(same_picture(Path(folder, "data"), samples, side=32))
         extract(manifest, f"{folder}/s.zarr", SMALL)
-        began = time.perf_counter()
-        read_samples(manifest)
-        read = time.perf_counter()
-        extract(manifest, f"{folder}/s.zarr", SMALL)
-        ended = time.perf_counter()
-    seconds = {"reading_manifest": round(read - began, 2), "deciding": round(ended - read - (read - began), 2)}
-    say(samples=samples, seconds=seconds)
+        reading = seconds_of(lambda: read_samples(manifest))
+        deciding = seconds_of(lambda: extract(manifest, f"{folder}/s.zarr", SMALL)) - reading
+    say(samples=samples, seconds={"reading_manifest": round(reading, 2), "deciding": round(deciding, 2)})
 
 
 def same_picture(folder: Path, count: int, side: int) -> Path:
@@ -250,11 +220,6 @@ def same_picture(folder: Path, count: int, side: int) -> Path:
     manifest = folder / "same.yaml"
     manifest.write_text("name: same\nimages: images\ncaptions: captions.jsonl\n")
     return manifest
-
-
-def say(**found: object) -> None:
-    """Print one JSON line."""
-    click.echo(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -84,13 +84,8 @@ class Session:
         """Return a training's step on this store's features; those of a whole image where a recipe wants them."""
         kind = "grid" if name in ("mlp", "setdiv-small") else "roi"
         facts = FeatureFacts(kind, self.facts.channels, self.facts.global_channels)
-        return Step(
-            load_recipe(name, [*(f"{key}={value}" for key, value in self.chosen.items()), *settings]),
-            facts,
-            WORD_IDS,
-            device,
-            reference,
-        )
+        chosen = [f"{key}={value}" for key, value in self.chosen.items()]
+        return Step(load_recipe(name, [*chosen, *settings]), facts, WORD_IDS, device, reference)
 
 
 @contextmanager
@@ -233,16 +228,13 @@ def sharing(s: Session) -> None:
     s.say(f"an epoch of mlp, {side} side by side, over one alone", epoch(side) / epoch(1), aim=1.5)
 
 
-PARTS: dict[str, Callable[[Session], None]] = {
-    one.__name__: one for one in (right, steps, published, extraction, whole, sharing)
-}
+PARTS = {one.__name__: one for one in (right, steps, published, extraction, whole, sharing)}
 
 
 @click.command()
 @click.option("--part", "parts", multiple=True, type=click.Choice(list(PARTS)), default=tuple(PARTS))
-@click.option("--device", default="cuda", show_default=True)
 @small(device="cpu", tiny=True)
-def main(parts: tuple[str, ...], device: str, tiny: bool = False) -> None:
+def main(parts: tuple[str, ...], device: str = "cuda", tiny: bool = False) -> None:
     """Measure a GPU."""
     target, shared = device_of(device), Path("/dev/shm")
     roomy = shared.is_dir() and shutil.disk_usage(shared).free > 16e9

@@ -1,7 +1,6 @@
 """What a step over a very large batch of pairs costs: against its bare matrix products, and in memory.
 
     python tests/benchmarks/large_batches.py
-    python tests/benchmarks/large_batches.py --pairs 4096 --rounds 5
 
 A linear layer a side over 768-dimensional global features, with InfoNCE and with the sigmoid loss, `data.chunk=2048`.
 Prints a markdown table. One thread of a CPU; its processor time is measured, so that other programs hardly count.
@@ -74,12 +73,12 @@ def times(loss: str, pairs: int, rounds: int) -> tuple[float, float, float]:
 
 
 @click.command()
-@click.option("--pairs", "sizes", multiple=True, type=int, default=(2048, 8192, 32768), show_default=True)
-@click.option("--whole", default=8192, show_default=True, help="Up to how many pairs the whole matrix is tried too.")
-@click.option("--rounds", default=3, show_default=True, help="Of which the median counts; above 10,000 pairs, one.")
 @small(sizes=(64,), whole=64, rounds=1)
-def main(sizes: tuple[int, ...], whole: int, rounds: int) -> None:
-    """Time over the bare products, and peak memory, against the number of pairs."""
+def main(sizes: tuple[int, ...] = (2048, 8192, 32768), whole: int = 8192, rounds: int = 3) -> None:
+    """Time over the bare products, the median of rounds, and peak memory, against the number of pairs.
+
+    The whole matrix is tried with as many pairs as memory has room for; above 10,000 pairs there is one round.
+    """
     torch.set_num_threads(1)
     rows = []
     for loss in LOSSES:
@@ -88,18 +87,8 @@ def main(sizes: tuple[int, ...], whole: int, rounds: int) -> None:
             matrix = f"{freshly(peak_mb, loss, pairs, None):,.0f}" if pairs <= whole else ""
             taken, bare, share = freshly(times, loss, pairs, 1 if pairs > 10_000 else rounds)
             vector = pairs * WIDTH * 4 / 1e6
-            rows.append(
-                [
-                    loss,
-                    f"{pairs:,}",
-                    f"{taken:.2f}",
-                    f"{taken / bare:.2f} (aim {AIM})",
-                    f"{taken / bare / share:.2f}",
-                    f"{ours:,.0f}",
-                    f"{ours / vector:.1f}",
-                    matrix,
-                ]
-            )
+            ratios = [f"{taken / bare:.2f} (aim {AIM})", f"{taken / bare / share:.2f}"]
+            rows.append([loss, f"{pairs:,}", f"{taken:.2f}", *ratios, f"{ours:,.0f}", f"{ours / vector:.1f}", matrix])
             click.echo(f"{loss}, {pairs:,} pairs: done", err=True)
     head = ["loss", "pairs", "step, s", "step / products", "step / products of the whole matrix", "peak, MB"]
     print_table([*head, f"peak, vectors of {WIDTH} a pair", "whole matrix: peak, MB"], rows)

@@ -15,20 +15,19 @@ difference of the means should lie within the seed noise of the whole shuffle.
 """
 
 import itertools
-import json
 import os
 import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from sizes import VOCABULARY, small
+from sizes import VOCABULARY, say, seconds_of, small
 from torch.utils.data import DataLoader
 
 from xret.heads.recipes.recipe import load_recipe
@@ -100,18 +99,6 @@ def epoch_of(batches: Batches, batch_size: int, number: Iterator[int], step: flo
         time.sleep(step)
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Run once and return how long it took."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
-def say(**found: object) -> None:
-    """Print one JSON line."""
-    click.echo(json.dumps(found))
-
-
 @click.group()
 def main() -> None:
     """How fast batches come out of a store, and what a block shuffle costs in quality."""
@@ -119,13 +106,11 @@ def main() -> None:
 
 @main.command()
 @click.option("--images", default=2048, show_default=True)
-@click.option("--regions", default=36, show_default=True)
-@click.option("--channels", default=2048, show_default=True)
-@click.option("--batch-size", default=200, show_default=True)
-@click.option("--rounds", default=3, show_default=True)
 @click.option("--step-ms", default=100.0, show_default=True, help="What a step takes when waiting is measured.")
 @small(images=64, regions=4, channels=16, batch_size=16, rounds=1, step_ms=1.0)
-def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int, step_ms: float) -> None:
+def speed(
+    images: int, step_ms: float, regions: int = 36, channels: int = 2048, batch_size: int = 200, rounds: int = 3
+) -> None:
     """Measure rates against a memory-mapped array, and the share of time that a training waits."""
     with tempfile.TemporaryDirectory() as folder:
         cache = make_store(Path(folder), images, regions, channels)
@@ -165,15 +150,14 @@ def speed(images: int, regions: int, channels: int, batch_size: int, rounds: int
 @click.option("--recipe", default="vsepp", show_default=True)
 @click.option("--set", "settings", multiple=True, help="Recipe keys, KEY=VALUE.")
 @click.option("--seeds", default=3, show_default=True)
-@click.option("--device", default="auto", show_default=True)
 @small(seeds=1, settings=("model.dim=16", "data.batch_size=12", "schedule.epochs=1"))
-def shuffle(store: str, recipe: str, settings: tuple[str, ...], seeds: int, device: str) -> None:
+def shuffle(store: str, recipe: str, settings: tuple[str, ...], seeds: int) -> None:
     """Train with whole and with block-shuffled epochs, and compare the validation RSUM."""
     found: dict[str, list[float]] = {"memory": [], "stream": []}
     with tempfile.TemporaryDirectory() as work:
         for seed, order in itertools.product(range(seeds), found):
             chosen = load_recipe(recipe, [*settings, f"runtime.cache={order}"])
-            summary = train(store, chosen, f"{work}/{order}{seed}", seed=seed, device=device)
+            summary = train(store, chosen, f"{work}/{order}{seed}", seed=seed)
             found[order].append(round(summary.best_rsum, 2))
             say(order=order, seed=seed, rsum=found[order][-1])
     means = {order: round(statistics.mean(rsums), 2) for order, rsums in found.items()}

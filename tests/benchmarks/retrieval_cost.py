@@ -11,13 +11,12 @@ a gallery repeats a few of them, which changes no time. Rounds take turns; the f
     python tests/benchmarks/retrieval_cost.py
 """
 
-import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 import click
 import torch
+from sizes import say, seconds_of, small
 
 from xret.heads.diagnostics.embeddings import cost
 from xret.heads.model import FeatureFacts, Model, build_model
@@ -34,30 +33,27 @@ PAIRS = 1014, 5070  # images and captions of Flickr30K's validation part
 PAPER = {"vse-infty": 159, "setdiv": 168, "scan": 198_121}  # milliseconds of `pairs`, SetDiv's appendix B.1
 
 
-def embed(name: str, small: bool, device: str) -> tuple[Model, Embedding, Embedding]:
+def embed(name: str, settings: tuple[str, ...]) -> tuple[Model, Embedding, Embedding]:
     """Return the model of a recipe, and the embeddings of a few random images and captions."""
     torch.manual_seed(0)
-    recipe = load_recipe(name, ["augment.mix=0", *(["model.dim=16"] if small else [])])
+    recipe = load_recipe(name, ["augment.mix=0", *settings])
     facts = FeatureFacts("roi", CHANNELS, CHANNELS), FeatureFacts("words", None, None, VOCABULARY)
-    model = build_model(recipe, *facts).to(device).eval()
-    local = torch.randn(FEW, REGIONS, CHANNELS, device=device)
-    length = torch.full((FEW,), REGIONS, device=device)
-    images = model.embed_images(Features(length, local, local.mean(1))).embedding
-    token = torch.randint(VOCABULARY, (FEW, WORDS), device=device)
-    captions = model.embed_captions(Features(torch.full((FEW,), WORDS, device=device), token=token)).embedding
-    return model, images, captions
+    model, local = build_model(recipe, *facts).eval(), torch.randn(FEW, REGIONS, CHANNELS)
+    images = model.embed_images(Features(torch.full((FEW,), REGIONS), local, local.mean(1))).embedding
+    token = torch.randint(VOCABULARY, (FEW, WORDS))
+    return model, images, model.embed_captions(Features(torch.full((FEW,), WORDS), token=token)).embedding
 
 
 def repeated(embedding: Embedding, size: int) -> Embedding:
     """Return so many embeddings, of the few that there are."""
-    return each(lambda t: t[torch.arange(size, device=t.device) % FEW], embedding)
+    return each(lambda t: t[torch.arange(size) % FEW], embedding)
 
 
 def search(model: Model, images: Embedding, captions: Embedding, both: bool) -> None:
     """Compare all with all, and take the best images of each caption; with `both` also captions of each image."""
     scores = in_blocks(model.similarity, images, captions)
     for one in (scores.T, scores) if both else (scores.T,):
-        one.topk(min(BEST, one.shape[1])).indices.tolist()  # which waits for a GPU
+        one.topk(min(BEST, one.shape[1])).indices.tolist()
 
 
 def fastest(work: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
@@ -65,29 +61,23 @@ def fastest(work: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]
     times: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(rounds):
         for name, do in work.items():
-            began = time.perf_counter()
-            do()
-            times[name].append(1000 * (time.perf_counter() - began))
+            times[name].append(1000 * seconds_of(do))
     return {name: min(some) for name, some in times.items()}
 
 
 @click.command()
-@click.option("--gallery", default=1000, show_default=True, help="Images of `query`.")
-@click.option("--sizes", default="100,1000,10000", show_default=True, help="Images of `grown`.")
-@click.option("--grow", default="vse-infty,setdiv,scan", show_default=True, help="Systems of `grown` and `pairs`.")
-@click.option(
-    "--rounds", default=10, show_default=True, help="Of `pairs`, which takes SCAN half an hour on a CPU, there is one."
-)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--small", is_flag=True, help="Sixteen dimensions, a few images, one round.")
+@small(gallery=20, galleries=(10, 20), pairs=(20, 100), rounds=1, settings=("model.dim=16",))
 @torch.no_grad()
-def main(gallery: int, sizes: str, grow: str, rounds: int, device: str, small: bool) -> None:
-    """Print one JSON line a measurement."""
-    galleries, pairs = [int(size) for size in sizes.split(",")], PAIRS
-    if small:
-        gallery, galleries, pairs, rounds = 20, [10, 20], (20, 100), 1
+def main(
+    gallery: int = 1000,
+    galleries: tuple[int, ...] = (100, 1000, 10_000),
+    pairs: tuple[int, int] = PAIRS,
+    rounds: int = 10,
+    settings: tuple[str, ...] = (),
+) -> None:
+    """Print one JSON line a measurement; all pairs, which take SCAN half an hour, are compared in a single round."""
     names = [name for name in recipe_names() if "/" not in name]
-    made = {name: embed(name, small, device) for name in names}
+    made = {name: embed(name, settings) for name in names}
 
     def measured(some: list[str], images: int, captions: int, rounds: int) -> dict[str, float]:
         work = {}
@@ -102,13 +92,13 @@ def main(gallery: int, sizes: str, grow: str, rounds: int, device: str, small: b
         for name, taken in sorted(found.items(), key=lambda one: one[1]):
             line = {"what": what, "recipe": name, "images": images, "milliseconds": round(taken, 3)}
             beside = {key: values.get(name) for key, values in more.items()}
-            click.echo(json.dumps(line | {"ratio": round(taken / base, 2)} | beside))
+            say(**line, ratio=round(taken / base, 2), **beside)
 
     macs = {name: cost(images, captions, model.similarity)[0] for name, (model, images, captions) in made.items()}
     show("query", gallery, measured(names, gallery, 1, rounds), macs=macs)
     for size in galleries:
-        show("grown", size, measured(grow.split(","), size, 1, rounds))
-    show("pairs", pairs[0], measured(grow.split(","), *pairs, 1), paper=PAPER)
+        show("grown", size, measured([*PAPER], size, 1, rounds))
+    show("pairs", pairs[0], measured([*PAPER], *pairs, 1), paper=PAPER)
 
 
 if __name__ == "__main__":

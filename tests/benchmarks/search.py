@@ -3,17 +3,16 @@
     python tests/benchmarks/search.py --sets 1000000 --dim 128
 
 Sets are drawn from a mixture of as many centres as a hundredth of the sets (10,000 for 1 M): every element of a set
-is the unit centre plus Gaussian noise, normalised. The noise is such that the sets have the circular variance that
-was asked for; the default is that of a `setdiv` run trained on RSICD (natural logarithm, as `xret eval` prints it).
+is the unit centre plus Gaussian noise, normalised. The noise is such that the sets have the circular variance of a
+`setdiv` run trained on RSICD (natural logarithm, as `xret eval` prints it).
 Queries are other sets of the same mixture, one at a time, compared by smooth-Chamfer.
 
 Exact search is timed in two ways: `exact` by the run's similarity, `product` the bare matrix
 product of its elements, a bound that no exact search gets below. Indexed search is timed whole, re-ranking included,
-from mapped files. All have the same threads; on a machine with other work look at the time of the processors (`cpu`),
-which is the clock's where nothing else runs and there is one thread. Prints a JSON line a step.
+from mapped files. All have one thread; on a machine with other work look at the time of the processors (`cpu`), which
+is the clock's where nothing else runs. Prints a JSON line a step.
 """
 
-import json
 import math
 import resource
 import tempfile
@@ -25,7 +24,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import torch
-from sizes import small
+from sizes import say, small
 from torch import Tensor
 from torch.nn import functional
 
@@ -34,32 +33,25 @@ from xret.heads.modules.similarity import SmoothChamfer
 from xret.heads.retrieval.index import Index, Items, build, search_exactly
 
 K, ALPHA = 10, 16.0
+SIZE, LOG_VARIANCE = 4, -1.71  # of a set; as a `setdiv` run trained on RSICD has it
 PART = 10_000  # sets generated in one go
 
 
 class Mixture:
-    """Sets of `size` unit elements around random centres.
+    """Sets of unit elements around so many random centres."""
 
-    Args:
-        centres: how many.
-        dim: of the elements.
-        size: of the sets.
-        log_variance: natural logarithm of the circular variance of a set.
-    """
-
-    def __init__(self, centres: int, dim: int, size: int, log_variance: float) -> None:
+    def __init__(self, centres: int, dim: int) -> None:
         draw = torch.Generator().manual_seed(0)
         self.centres = functional.normalize(torch.randn(centres, dim, generator=draw), dim=1)
-        self.size = size
         # The mean of n unit elements with cosines c to each other has the squared length (1 + (n - 1) c) / n.
-        cosine = (size * (1 - math.exp(log_variance)) ** 2 - 1) / (size - 1)
+        cosine = (SIZE * (1 - math.exp(LOG_VARIANCE)) ** 2 - 1) / (SIZE - 1)
         self.noise = math.sqrt((1 / cosine - 1) / dim)
 
     def draw(self, count: int, seed: int) -> Tensor:
         """Return sets, `[count, size, dim]`."""
         draw = torch.Generator().manual_seed(seed)
         own = self.centres[torch.randint(len(self.centres), (count,), generator=draw)][:, None]
-        noise = torch.randn(count, self.size, own.shape[-1], generator=draw)
+        noise = torch.randn(count, SIZE, own.shape[-1], generator=draw)
         return functional.normalize(own + self.noise * noise, dim=-1)
 
     def gallery(self, count: int) -> Iterator[Tensor]:
@@ -95,70 +87,44 @@ def product(elements: Tensor, query: Tensor) -> None:
         block @ query[0].T
 
 
-def say(what: str, **figures: Any) -> None:
-    """Print a line."""
-    click.echo(json.dumps({"what": what, **figures}))
-
-
 @click.command()
 @click.option("--sets", default=100_000, show_default=True, type=click.IntRange(min=1000))
-@click.option("--size", default=4, show_default=True, help="Elements of a set.")
-@click.option("--dim", default=128, show_default=True)
-@click.option("--variance", default=-1.71, show_default=True, help="Log circular variance of a set.")
-@click.option("--factory", help="For faiss.index_factory.")
-@click.option("--recall", default=0.99, show_default=True, help="Wanted when the index is built.")
-@click.option("--queries", default=200, show_default=True)
-@click.option("--exact-queries", default=5, show_default=True, help="How many of them exact search is timed with.")
-@click.option("--threads", default=1, show_default=True)
-@click.option("--folder", type=click.Path(path_type=Path), help="Where the index is built; removed at the end.")
-@small(sets=1000, dim=16, queries=4, exact_queries=1)
-def main(
-    sets: int,
-    size: int,
-    dim: int,
-    variance: float,
-    factory: str | None,
-    recall: float,
-    queries: int,
-    exact_queries: int,
-    threads: int,
-    folder: Path | None,
-) -> None:
-    """Build an index, then search with and without it."""
+@click.option("--dim", default=128, show_default=True, help="Of the elements, of which a set has four.")
+@small(sets=1000, dim=16, queries=4, few=1)
+def main(sets: int, dim: int, queries: int = 200, few: int = 5) -> None:
+    """Build an index, then search with and without it; exact search is timed with a few queries."""
     import faiss
 
-    torch.set_num_threads(threads)
-    faiss.omp_set_num_threads(threads)
-    mixture = Mixture(max(10, sets // 100), dim, size, variance)
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    mixture = Mixture(max(10, sets // 100), dim)
     asked, similarity = mixture.draw(queries, 1), SmoothChamfer(ALPHA)
-    say("data", sets=sets, size=size, dim=dim, threads=threads, log_circular_variance=log_circular_variance(asked))
+    say(what="data", sets=sets, size=SIZE, dim=dim, log_circular_variance=log_circular_variance(asked))
 
     def compare(left: Tensor, right: Tensor) -> Tensor:
         return similarity(right, left).T
 
-    if folder:
-        folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+    with tempfile.TemporaryDirectory() as scratch:
         path, begin, cpu = Path(scratch), time.perf_counter(), time.process_time()
         written = Items.write(path, mixture.gallery(sets))
-        facts = build(path, written, mixture.draw(400, 2), compare, similarity, factory=factory, recall=recall)
+        facts = build(path, written, mixture.draw(400, 2), compare, similarity, factory=None, recall=0.99)
         seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
         megabytes = sum(file.stat().st_size for file in path.iterdir()) / 1e6
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        say("build", **seconds, **facts, megabytes=megabytes, peak_mb=peak)
-        index, few = Index(path, facts, similarity), asked[:exact_queries]
+        say(what="build", **seconds, **facts, megabytes=megabytes, peak_mb=peak)
+        index, some = Index(path, facts, similarity), asked[:few]
         truth = [set(rows.tolist()) for rows, _ in search_exactly(asked, index.items, compare, K)]
-        exact, _ = timed(lambda query: search_exactly(query, index.items, compare, K), few)
+        exact, _ = timed(lambda query: search_exactly(query, index.items, compare, K), some)
         elements = index.items[:].flatten(0, 1)
-        bare, _ = timed(lambda query: product(elements, query), few)
-        say("exact", milliseconds=exact._asdict(), product_milliseconds=bare._asdict())
+        bare, _ = timed(lambda query: product(elements, query), some)
+        say(what="exact", milliseconds=exact._asdict(), product_milliseconds=bare._asdict())
         for effort in dict.fromkeys((facts["effort"], 1, 2, 4, 8, 16)):
             index.set_effort(effort)
-            timed(lambda query: index.search(query, K, compare), few)  # warm
+            timed(lambda query: index.search(query, K, compare), some)  # warm
             took, found = timed(lambda query: index.search(query, K, compare), asked)
             hits = sum(len(own & set(rows.tolist())) for (rows, _), own in zip(found, truth, strict=True))
             say(
-                "indexed" if effort == facts["effort"] else "other effort",
+                what="indexed" if effort == facts["effort"] else "other effort",
                 effort=effort,
                 recall_at_10=hits / (K * queries),
                 milliseconds=took._asdict(),

@@ -2,15 +2,13 @@
 
 `scoring`: all images with all captions in blocks, as an evaluation does (COCO 5K by default). `evaluation`: the same,
 and recalls and median ranks in both directions. Rounds take turns; the fastest of each counts. Prints one JSON line a
-similarity: `ratio` is time over the bare product's, `extra_mb` the peak of memory over inputs and result (on a CPU of
-the process, so that it is rough; Linux only).
+similarity: `ratio` is time over the bare product's, `extra_mb` the peak of memory over inputs and result (of the
+process, so that it is rough; Linux only).
 
-    python tests/benchmarks/similarity.py --images 1000 --captions 5000 --part scoring
+    python tests/benchmarks/similarity.py --images 1000 --captions 5000
 """
 
 import ctypes
-import json
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any
 
 import click
 import torch
-from sizes import small
+from sizes import say, seconds_of, small
 from torch import Tensor
 from training_parts import status_mb
 
@@ -27,18 +25,18 @@ from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES, blocks, in_blocks
 
 Embeddings = Tensor | Gaussian | Sequence
-PARTS = ("scoring", "evaluation")
 USUAL = tuple(name for name in SIMILARITIES if name != "cross-attention")  # which takes very much longer
 
 
-def embeddings(kind: str, count: int, elements: int, dim: int, device: str) -> Embeddings:
-    """Return random embeddings of a kind; `elements` is the size of sets and the length of sequences."""
+def embeddings(kind: str, count: int, dim: int) -> Embeddings:
+    """Return random embeddings of a kind: sets of four elements, sequences of twenty."""
     if kind == "vector":
-        return torch.randn(count, dim, device=device)
+        return torch.randn(count, dim)
     if kind == "gaussian":
-        return Gaussian(torch.randn(count, dim, device=device), torch.randn(count, dim, device=device))
-    rows = torch.randn(count, elements, dim, device=device)
-    return rows if kind == "set" else Sequence(rows, torch.full((count,), elements, device=device))
+        return Gaussian(torch.randn(count, dim), torch.randn(count, dim))
+    if kind == "set":
+        return torch.randn(count, 4, dim)
+    return Sequence(torch.randn(count, 20, dim), torch.full((count,), 20))
 
 
 def rows_of(embedding: Embeddings) -> Tensor:
@@ -59,23 +57,8 @@ def evaluation(similarity: Any, images: Embeddings, captions: Embeddings, captio
     recall_table(*ranks(in_blocks(similarity, images, captions), caption_image))
 
 
-def seconds_of(work: Callable[[], Any], device: str) -> float:
-    """Run once and return how long it took."""
-    begin = time.perf_counter()
-    work()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - begin
-
-
-def peak_mb(work: Callable[[], Any], device: str) -> float:
-    """Return by how much memory in use grows at most while `work` runs, in MB."""
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        work()
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - before) / 1e6
+def peak_mb(work: Callable[[], Any]) -> float:
+    """Return by how much the memory of this process grows at most while `work` runs, in MB."""
     ctypes.CDLL(None).malloc_trim(0)  # glibc: what earlier work left is not to be taken for free memory
     Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak begins anew
     before = status_mb("VmRSS")
@@ -86,43 +69,26 @@ def peak_mb(work: Callable[[], Any], device: str) -> float:
 @click.command()
 @click.option("--images", default=5000, show_default=True)
 @click.option("--captions", default=25000, show_default=True)
-@click.option("--elements", default=4, show_default=True, help="Size of the sets.")
-@click.option("--rows", default=20, show_default=True, help="Length of the sequences of cross-attention.")
-@click.option("--dim", default=1024, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
-@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, show_default=True)
-@click.option("--similarity", "names", multiple=True, type=click.Choice(list(SIMILARITIES)), default=USUAL)
 @small(images=20, captions=40, dim=16, rounds=1, names=tuple(SIMILARITIES))
-def main(
-    images: int,
-    captions: int,
-    elements: int,
-    rows: int,
-    dim: int,
-    rounds: int,
-    device: str,
-    parts: tuple[str, ...],
-    names: tuple[str, ...],
-) -> None:
+def main(images: int, captions: int, rounds: int, dim: int = 1024, names: tuple[str, ...] = USUAL) -> None:
     """Print one JSON line a similarity and part."""
     torch.manual_seed(0)
-    caption_image = torch.arange(captions, device=device) * images // captions
+    caption_image = torch.arange(captions) * images // captions
     for name in names:
-        kind, similarity = SIMILARITIES[name].embedding, SIMILARITIES[name]().to(device).eval()
-        size = rows if kind == "sequence" else elements
-        left, right = (embeddings(kind, count, size, dim, device) for count in (images, captions))
+        kind, similarity = SIMILARITIES[name].embedding, SIMILARITIES[name]().eval()
+        left, right = (embeddings(kind, count, dim) for count in (images, captions))
         flat, other, side = rows_of(left), rows_of(right), blocks.side(left, right)
         product = partial(bare, flat, other, (side * len(flat) // images, side * len(other) // captions))
-        for part in parts:
-            work = in_blocks if part == "scoring" else partial(evaluation, caption_image=caption_image)
+        parts = {"scoring": in_blocks, "evaluation": partial(evaluation, caption_image=caption_image)}
+        for part, work in parts.items():
             job = partial(work, similarity, left, right)
-            extra = peak_mb(job, device) - images * captions * 4 / 1e6  # the first run, which also warms up
-            seconds_of(product, device)
-            times = [(seconds_of(job, device), seconds_of(product, device)) for _ in range(rounds)]
+            extra = peak_mb(job) - images * captions * 4 / 1e6  # the first run, which also warms up
+            seconds_of(product)
+            times = [(seconds_of(job), seconds_of(product)) for _ in range(rounds)]
             ours, theirs = (min(column) for column in zip(*times, strict=True))
-            found = {"what": part, "similarity": name, "seconds": round(ours, 4), "bare_seconds": round(theirs, 4)}
-            click.echo(json.dumps({**found, "ratio": round(ours / theirs, 3), "extra_mb": round(extra)}))
+            seconds = {"seconds": round(ours, 4), "bare_seconds": round(theirs, 4)}
+            say(what=part, similarity=name, **seconds, ratio=round(ours / theirs, 3), extra_mb=round(extra))
 
 
 if __name__ == "__main__":

@@ -47,10 +47,9 @@ def pooled_captions(batch: Batch, table: Tensor) -> Batch:
 
 
 @click.command()
-@click.option("--images", default=1024, show_default=True, help="In the generated cache.")
 @click.option("--steps", default=3, show_default=True, help="On which each head is measured.")
 @small(images=40, steps=1, tiny=True)
-def epoch(images: int, steps: int, tiny: bool = False) -> None:
+def epoch(steps: int, images: int = 1024, tiny: bool = False) -> None:
     """An epoch from the cache against one with ResNet-152, frozen, in the loop, on a CPU.
 
     Heads are measured on a few of their own steps, loading from a generated cache included; the network, of random
@@ -90,14 +89,9 @@ def cache_batches(
     cache: Any, take: Step, recipe: Recipe, device: str, placement: Placement = "memory"
 ) -> Iterator[Batch]:
     """Yield full batches of a cache for a head, epoch after epoch."""
+    fields = {"image_fields": take.model.image_fields, "caption_fields": {"token"}}
     batches = stored_batches(
-        cache.image_set(),
-        cache.caption_set(),
-        "train",
-        device=device,
-        image_fields=take.model.image_fields,
-        caption_fields={"token"},
-        placement=placement,
+        cache.image_set(), cache.caption_set(), "train", device=device, placement=placement, **fields
     )
     unit, size = recipe.data.unit, min(recipe.data.batch_size, batches.images)
     for number in itertools.count():

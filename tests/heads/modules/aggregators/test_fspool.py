@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xret.heads.modules.aggregators.fspool import FSPool, interpolation
+from xret.heads.modules.aggregators.fspool import FSPool
 
 
 @settings(max_examples=30)
@@ -28,10 +28,3 @@ def test_weights_are_interpolated(seed, length, pieces):
             values = np.sort(local[b, :rows, column].numpy())[::-1]
             weights = np.interp(places, knots, module.weight[:, column].detach().numpy())
             assert pooled[b, column].item() == pytest.approx((weights * values).sum(), rel=1e-9, abs=1e-12)
-
-
-def test_shares_of_the_knots_add_up_to_one():
-    shares = interpolation(torch.tensor([1, 2, 7]), 7, 4, torch.float64)
-    torch.testing.assert_close(shares.sum(2), torch.ones(3, 7, dtype=torch.float64))
-    assert shares[0, 0].tolist() == [1, 0, 0, 0, 0]
-    assert shares[1, 1].tolist() == [0, 0, 0, 0, 1]

@@ -94,13 +94,6 @@ def test_a_batch_of_many_lengths_is_each_sample_alone(parameters):
         torch.testing.assert_close(pooled[b], one_sample(module, values))
 
 
-def test_a_batch_is_one_pass_over_its_different_lengths():
-    module, passes = make(), []
-    module.gru.register_forward_hook(lambda gru, inputs, output: passes.append(inputs[0].batch_sizes.tolist()))
-    module(torch.randn(64, 5, 3).double(), torch.tensor([5, 2] * 32), None)
-    assert passes == [[2, 2, 1, 1, 1]]
-
-
 @pytest.mark.parametrize("generator", ["cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation"])
 def test_any_length(generator):
     weights = make(generator=generator).coefficients(torch.tensor([1, INDICES + 20]))

@@ -5,9 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xret.heads.modules.aggregators import AGGREGATORS, Average, Global, Max
+from xret.heads.modules.aggregators import Average, Global, Max
 from xret.heads.modules.aggregators.pooling import First, KMax, Last, sorted_rows
-from xret.heads.modules.padding import max_rows, mean_rows
 
 LOCAL = torch.tensor([[[-1.0, 4.0], [-3.0, 2.0], [99.0, 99.0]], [[1.0, 2.0], [3.0, -4.0], [-5.0, 6.0]]])
 LENGTH = torch.tensor([2, 3])
@@ -48,16 +47,3 @@ def test_k_max_is_the_mean_of_the_k_largest(seed, length, k):
         for column in range(3):
             largest = sorted(local[b, :rows, column].tolist(), reverse=True)[:k]
             assert pooled[b, column].item() == pytest.approx(sum(largest) / max(len(largest), 1))
-
-
-def test_k_max_lies_between_maximum_and_average():
-    local, length = torch.randn(3, 5, 4), torch.tensor([5, 2, 1])
-    for k, expected in ((1, max_rows), (5, mean_rows)):
-        torch.testing.assert_close(KMax(4, 4, k=k)(local, length, None).embedding, expected(local, length))
-
-
-def test_registry_says_what_each_needs():
-    said = {name: (part.uses_local, part.uses_global, part.embedding) for name, part in AGGREGATORS.items()}
-    assert said["global"] == (False, True, "vector")
-    assert said["average"] == said["max"] == (True, False, "vector")
-    assert said["pie-net"] == said["pcme"] == (True, True, "set")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from recorded import DTYPES, assert_near, bits, leaf
+from recorded import DTYPES, assert_gradients, assert_near, bits, leaf
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.losses.mmd import MMD
@@ -15,23 +15,15 @@ def mmd(images, captions):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_recorded_mmd(golden, dtype):
+def test_recorded_values(golden, dtype):
     data = golden("triplet_and_regularisers")
-    images, captions = leaf(data, "in_img", dtype), leaf(data, "in_txt", dtype)
-    loss = mmd(images, captions)
-    loss.backward()
-    value, gradient = (1e-9, 1e-7) if dtype is torch.float64 else (0, 1e-3)
-    assert_near(loss, data[f"out{bits(dtype)}_mmd_root_exact"], value, 0 if dtype is torch.float64 else 1e-5)
-    assert_near(images.grad, data[f"grad{bits(dtype)}_mmd_root_exact_img"], gradient)
-    assert_near(captions.grad, data[f"grad{bits(dtype)}_mmd_root_exact_txt"], gradient)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_recorded_mmd_with_one_caption(golden, dtype):
-    data = golden("triplet_and_regularisers")
-    loss = mmd(leaf(data, "single/in_img_set", dtype), leaf(data, "single/in_txt_set", dtype))
-    # The recorded distances of this case come from a matrix product: a point is 1e-8 away from itself.
-    assert_near(loss, data[f"single/out{bits(dtype)}_mmd_root"], 1e-7, 0 if dtype is torch.float64 else 1e-5)
+    leaves = {side: leaf(data, f"in_{side}", dtype) for side in ("img", "txt")}
+    loss, exact = mmd(*leaves.values()), dtype is torch.float64
+    assert_near(loss, data[f"out{bits(dtype)}_mmd_root_exact"], 1e-9, 0 if exact else 1e-5)
+    assert_gradients(data, "mmd_root_exact", loss, leaves, dtype, tolerance=1e-7 if exact else 1e-3)
+    # The recorded distances of one caption an image come from a matrix product: a point is 1e-8 away from itself.
+    single = mmd(*(leaf(data, f"single/in_{side}_set", dtype) for side in leaves))
+    assert_near(single, data[f"single/out{bits(dtype)}_mmd_root"], 1e-7, 0 if exact else 1e-5)
 
 
 def mmd_by_loop(x, y):

@@ -3,19 +3,27 @@
 import os
 
 import numpy as np
-from region_sources import CHANNELS
+import pytest
+from region_sources import ARRAYS, CHANNELS
 
 from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.exchange.importers.source import SourceError
 from xret.pipeline.exchange.importing import ImportOptions, import_features
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.inspect import verify
 
 
 def bring(world, source, format_, url=None, **options):
-    """Import and return summary and cache."""
-    url = str(url or world.folder / "s.zarr")
-    summary = import_features(load_manifest(world.manifest), url, ImportOptions(format_, source, **options))
+    """Import and return summary and cache; of HDF5 the arrays that `World` writes, unless others are named."""
+    url, own = str(url or world.folder / "s.zarr"), {"arrays": ARRAYS} if format_ == "hdf5" else {}
+    summary = import_features(load_manifest(world.manifest), url, ImportOptions(format_, source, **own | options))
     return summary, FeatureCache.open(url)
+
+
+def refused(sentence, *source, error=SourceError, **options):
+    """Assert that an import is refused."""
+    with pytest.raises(error, match=sentence):
+        bring(*source, **options)
 
 
 def assert_holds(cache, expected, extras=(), size=True, dtype=np.float16, kind="roi"):

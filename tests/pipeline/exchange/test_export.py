@@ -1,7 +1,6 @@
 """Exports hold the store's values: read by plain h5py, and imported again."""
 
 import json
-import resource
 from pathlib import Path
 
 import fsspec
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from embedding_sources import Pairs
 from imported import bring
-from region_sources import ARRAYS, World
+from small_disk import small_disk
 from small_store import make_store
 
 from xret.pipeline.errors import OutputError, XretError
@@ -22,14 +21,13 @@ from xret.pipeline.store.sets import ImageSet
 BACK = {name: f"images/{name}" for name in ("local", "boxes", "classes", "scores", "id", "length", "size")}
 
 
-def test_ragged_regions_go_out_and_come_back(tmp_path):
-    world = World(tmp_path / "w", ragged=True)
-    _, cache = bring(world, world.hdf5(), "hdf5", arrays=ARRAYS, dtype="float32")
+def test_ragged_regions_go_out_and_come_back(tmp_path, ragged):
+    _, cache = bring(ragged, ragged.hdf5(), "hdf5", dtype="float32")
     export(cache.url, tmp_path / "out.h5")
     features = cache.image_set()
     with h5py.File(tmp_path / "out.h5") as file:
         assert file["images/local"].chunks == (1, 5, 16)
-        for row, regions in enumerate(world.stored):
+        for row, regions in enumerate(ragged.stored):
             count = file["images/length"][row]
             assert count == len(regions["local"])
             for name in ("local", "boxes", "classes", "scores"):
@@ -40,7 +38,7 @@ def test_ragged_regions_go_out_and_come_back(tmp_path):
         assert file["images"].attrs["fingerprint"] == features.fingerprint
         assert json.loads(file["images"].attrs["identity"]) == features.identity
         assert file.attrs["dataset"] == "world"
-    _, back = bring(world, tmp_path / "out.h5", "hdf5", tmp_path / "back", arrays=BACK, dtype="float32")
+    _, back = bring(ragged, tmp_path / "out.h5", "hdf5", tmp_path / "back", arrays=BACK, dtype="float32")
     rows = np.arange(cache.images)
     for name in ("local", "boxes", "classes", "scores", "size", "length"):
         assert np.array_equal(features.array(name, rows), back.image_set().array(name, rows))
@@ -154,13 +152,9 @@ def test_no_set_and_no_image(tmp_path):
 
 def test_a_damaged_store_and_a_full_disk_leave_nothing(tmp_path):
     url = make_store(tmp_path / "s", train=150, val=0, test=0)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (12000, limits[1]))
-        with pytest.raises(OutputError, match=r"/o cannot be written: .*File too large.*; make room, or take"):
-            export(url, tmp_path / "o")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    too_large = pytest.raises(OutputError, match=r"/o cannot be written: .*File too large.*; make room, or take")
+    with small_disk(12000), too_large:
+        export(url, tmp_path / "o")
     path = Path(url) / FeatureCache.open(url).image_set().path / "local/c.1.0.0"
     data = path.read_bytes()
     path.write_bytes(data[:9] + bytes([data[9] ^ 16]) + data[10:])

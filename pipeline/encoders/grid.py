@@ -41,6 +41,8 @@ class Grid(VisualEncoder):
     _layer: Any = None  # whose map the local features are; None: the last
     _half = False  # let a GPU compute in bfloat16
     _transform: Callable[[Image.Image], Tensor]
+    _mean: Tensor  # of uint8 pixels over 255, and their deviation `_std`; float ones are taken as they are
+    _std: Tensor
 
     def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:
         """Read an image, upright, and `prepare` it; return pixels [3,S,S] on the CPU, and its own (width, height).
@@ -54,6 +56,11 @@ class Grid(VisualEncoder):
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare an image as the network takes it; return pixels [3,S,S], uint8 or float32."""
         return self._transform(image)
+
+    def _prepare_by(self, transform: Callable[[Image.Image], Tensor], mean: Any, std: Any) -> None:
+        """Let `transform` give uint8 pixels, of which a whole batch is scaled and normalised on the device."""
+        self._transform = transform
+        self._mean, self._std = (torch.tensor(one, device=self.device)[:, None, None] for one in (mean, std))
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode a batch of decoded images [B,3,S,S]; return what `features` does."""
@@ -74,8 +81,11 @@ class Grid(VisualEncoder):
         return self._features(pixels, [self._layer])[0]
 
     def _features(self, pixels: Tensor, layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
+        pixels = pixels.to(self.device)
+        if pixels.dtype == torch.uint8:
+            pixels = pixels.float().div_(255).sub_(self._mean).div_(self._std)
         with autocast(self.device, self._half):
-            found = self._run(pixels.to(self.device), layers)
+            found = self._run(pixels, layers)
         return [(_rows(local).float().contiguous(), global_.float()) for local, global_ in found]
 
     @abstractmethod
@@ -137,10 +147,8 @@ class GridEncoder(Grid):
             transforms.CenterCrop(size),
             transforms.PILToTensor(),
         ]
-        self._transform = transforms.Compose(steps)
-        self._mean = torch.tensor(preset.mean, device=device)[:, None, None]
-        self._std = torch.tensor(preset.std, device=device)[:, None, None]
-        self._measure(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+        self._prepare_by(transforms.Compose(steps), preset.mean, preset.std)
+        self._measure(torch.zeros(1, 3, size, size))
         self.identity = {
             "encoder": spec.name,
             "weights": weights_id,
@@ -156,9 +164,8 @@ class GridEncoder(Grid):
         self.versions = library_versions("torch", "torchvision", "PIL")
 
     def _run(self, pixels: Tensor, _layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
-        pixels = pixels.contiguous(memory_format=torch.channels_last)
         try:
-            self.network(pixels.float().div_(255).sub_(self._mean).div_(self._std))
+            self.network(pixels.contiguous(memory_format=torch.channels_last))
         except _Reached as reached:
             maps = reached.maps
         if maps.ndim == 3:  # of a vision transformer the tokens [B,1+N,C], the class token first

@@ -36,6 +36,14 @@ def prepared(encoder, photographs):
     return torch.stack([encoder.decode(path)[0] for path in photographs])
 
 
+def are_pixels(encoder, photographs, pixels):
+    """Assert that pictures travel as uint8, and give the features of these pixels of a library's own transform."""
+    ours = prepared(encoder, photographs)
+    assert ours.dtype == torch.uint8 and ours.shape == pixels.shape
+    for found, expected in zip(encoder.encode(ours), encoder.encode(pixels), strict=True):
+        assert np.array_equal(found, expected)
+
+
 def close(found, expected, tolerance=1e-5):
     expected = np.asarray(expected)
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())

@@ -7,7 +7,7 @@ import open_clip
 import pytest
 import small_open_clip
 import torch
-from encoder_contract import close, image_encoder, prepared, refused, text_encoder
+from encoder_contract import are_pixels, close, image_encoder, prepared, refused, text_encoder
 from PIL import Image
 from small_checkpoints import TEXT, save_text_model
 from small_open_clip import save_clip
@@ -46,7 +46,7 @@ def documented(name, file, photographs=(), **options):
 def test_image_features_are_those_of_the_documented_call(made, photographs, name):
     encoder = image_tower(name, made(save_clip, name))
     model, pixels = documented(name, made(save_clip, name), photographs)
-    assert torch.equal(prepared(encoder, photographs), pixels)
+    are_pixels(encoder, photographs, pixels)
     local, global_ = encoder.encode(pixels)
     close(global_, model.encode_image(pixels))
     maps = model.visual.forward_intermediates(pixels, normalize_intermediates=name in ("small-ViT", "small-timm"))
@@ -119,13 +119,13 @@ def test_other_layers_of_texts(vit):
 def test_pictures_of_another_size_and_whole_ones(vit, photographs):
     encoder = image_tower("small-ViT", vit, 64)
     model, pixels = documented("small-ViT", vit, photographs, force_image_size=64)
-    assert torch.equal(prepared(encoder, photographs), pixels)
+    are_pixels(encoder, photographs, pixels)
     close(encoder.encode(pixels)[1], model.encode_image(pixels))
     assert encoder.grid == (8, 8)
     assert image_tower("small-ViT", vit, 32).identity == image_tower("small-ViT", vit).identity
     whole = image_tower("small-ViT", vit, whole=True)
     _, pixels = documented("small-ViT", vit, photographs, image_resize_mode="squash")
-    assert torch.equal(prepared(whole, photographs), pixels)
+    are_pixels(whole, photographs, pixels)
     assert whole.identity["preprocessing"]["stretch"] == 32
 
 
@@ -148,7 +148,7 @@ def test_a_tag_fetches_the_hubs_weights_and_says_how_pictures_are_prepared(vit, 
     encoder = image_tower("small-ViT/own", "imagenet")
     assert asked == {"own/clip/"}
     model, pixels = documented("small-ViT", "own", photographs)
-    assert torch.equal(prepared(encoder, photographs), pixels)
+    are_pixels(encoder, photographs, pixels)
     with torch.inference_mode():
         close(encoder.encode(pixels)[1], model.encode_image(pixels))
     assert encoder.name == "small-ViT-own" and encoder.identity["preprocessing"]["stretch"] == 32
@@ -210,7 +210,7 @@ def test_random_weights_are_those_of_the_library(photographs, capfd, caplog):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
         model = open_clip.create_model("small-ViT", force_custom_text=True).eval()
-    pixels = prepared(encoder, photographs)
+    pixels = prepared(encoder, photographs) / 255
     close(encoder.encode(pixels)[1], model.encode_image(pixels))
     text = text_tower("small-ViT", "random:4")
     assert encoder.identity["weights"] == text.identity["weights"] == "random:4"

@@ -5,7 +5,7 @@ import sys
 import pytest
 import timm
 import torch
-from encoder_contract import close, image_encoder, prepared, refused
+from encoder_contract import are_pixels, close, image_encoder, prepared, refused
 from PIL import Image
 from safetensors.torch import save_file
 from small_timm import save_timm_model
@@ -50,7 +50,7 @@ def test_features_are_those_of_the_documented_call(file_of, photographs, name):
     grid, before = EXPECTED[name]
     encoder = load(name, file_of(name))
     _, pixels, features, pooled = documented(name, file_of(name), photographs)
-    assert torch.equal(prepared(encoder, photographs), pixels)
+    are_pixels(encoder, photographs, pixels)
     local, global_ = encoder.encode(pixels)
     if features.ndim == 4:  # Swin's channels stand last
         features = features.flatten(1, 2) if "swin" in name else features.flatten(2).transpose(1, 2)
@@ -87,7 +87,7 @@ def test_pictures_of_another_size(file_of, photographs, name, side, grid):
     config = timm.data.resolve_model_data_config(model, {"input_size": (3, side, side)})
     transform = timm.data.create_transform(**config, is_training=False)
     pixels = torch.stack([transform(Image.open(path)) for path in photographs])
-    assert torch.equal(prepared(encoder, photographs), pixels)
+    are_pixels(encoder, photographs, pixels)
     with torch.inference_mode():
         close(encoder.encode(pixels)[1], model.forward_head(model.forward_features(pixels), pre_logits=True))
     plain = load(name, file_of(name)).identity
@@ -107,7 +107,7 @@ def test_whole_pictures_where_a_tag_cuts_or_pads(photographs, name, side):
     encoder = load(name, "random:0", whole=True)
     config = timm.data.resolve_model_data_config(timm.create_model(name))
     transform = timm.data.create_transform(**{**config, "crop_mode": "squash", "crop_pct": 1.0}, is_training=False)
-    assert torch.equal(prepared(encoder, photographs), torch.stack([transform(Image.open(p)) for p in photographs]))
+    are_pixels(encoder, photographs, torch.stack([transform(Image.open(path)) for path in photographs]))
     seen = encoder.identity["preprocessing"]
     assert seen["stretch"] == side and not {"crop", "pad"} & seen.keys()
 
@@ -117,7 +117,7 @@ def test_random_weights_follow_from_the_seed_as_in_timm(photographs):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = timm.create_model("small_eva").eval()
-    pixels = prepared(encoder, photographs)
+    pixels = prepared(encoder, photographs) / 255
     with torch.inference_mode():
         close(encoder.encode(pixels)[0], model.forward_features(pixels)[:, 1:])
     assert encoder.identity["weights"] == "random:5"

@@ -1,11 +1,15 @@
 """Trainings of a moment, and all of a run that must repeat."""
 
+from contextlib import contextmanager
+
+import pytest
 import torch
 from safetensors.torch import load_file
 
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
+from xret.heads.training.objective import Objective
 
 SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
 
@@ -17,6 +21,22 @@ HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
 def recipe_of(name="setdiv", epochs=3, *settings):
     heads = [*HEADS, "optimizer.aggregator_lr=0.5"] if name == "setdiv" else []
     return load_recipe(name, [*SMALL, *heads, f"schedule.epochs={epochs}", *settings])
+
+
+@contextmanager
+def stopped_after(steps):
+    """Stop the training in the block, as Ctrl-C does, once it has computed so many losses."""
+    calls, original = [], Objective.__call__
+
+    def stopping(*arguments):
+        calls.append(arguments)
+        if len(calls) > steps:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Objective, "__call__", stopping)
+        yield
 
 
 def numbers(run):

@@ -20,7 +20,7 @@ from small_ablations import (
     numbers,
     plan_of,
     weights,
-)  # fmt: skip
+)
 from small_store import make_store
 
 from xret.heads.ablation import ablation as module

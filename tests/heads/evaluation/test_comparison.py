@@ -4,9 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from captioned_store import make_captioned_store
 from command_line import refused, run
-from plain_evaluation import plain_similarity, run_on
+from plain_evaluation import plain_similarity
 
 from xret.heads.evaluation import comparison, pairs, scoring
 from xret.heads.evaluation.comparison import bootstrap, compare_runs
@@ -63,24 +62,17 @@ def test_a_run_does_not_differ_from_itself(vsepp):
     assert "better" not in str(found)
 
 
-def test_queries_are_matched_by_their_ids_and_others_are_refused(setdiv, vsepp, tmp_path):
-    there = make_captioned_store(tmp_path / "there.zarr", captions=3)
-    turned = make_captioned_store(tmp_path / "turned.zarr", captions=3, order=[*range(7, 12), *range(7)])
-    one, two = run_on(vsepp, there, tmp_path / "one"), run_on(vsepp, turned, tmp_path / "two")
+def test_queries_are_matched_by_their_ids_and_others_are_refused(setdiv, vsepp, elsewhere):
+    one, two = elsewhere(vsepp, "one"), elsewhere(vsepp, "two", order=[*range(7, 12), *range(7)])
     found = compare_runs(one, two, device="cpu")
     expected = [evaluate(run, device="cpu").results[0].rsum for run in (one, two)]
     assert [found.differences[-1].first, found.differences[-1].second] == pytest.approx(expected)
-    other = make_captioned_store(tmp_path / "other.zarr", captions=2)
     with pytest.raises(RunError, match="cannot be compared: of 12 and 12 images"):
-        compare_runs(one, run_on(setdiv, other, tmp_path / "three"), device="cpu")
+        compare_runs(one, elsewhere(setdiv, "three", captions=2), device="cpu")
 
 
-def test_no_matrix_of_all_pairs_is_made_of_a_large_split(vsepp, tmp_path, monkeypatch):
-    stores = [
-        make_captioned_store(tmp_path / "there.zarr", captions=3),
-        make_captioned_store(tmp_path / "turned.zarr", captions=3, order=[*range(7, 12), *range(7)]),
-    ]
-    runs = [run_on(vsepp, store, tmp_path / f"run{number}") for number, store in enumerate(stores)]
+def test_no_matrix_of_all_pairs_is_made_of_a_large_split(vsepp, elsewhere, monkeypatch):
+    runs = elsewhere(vsepp, "one"), elsewhere(vsepp, "two", order=[*range(7, 12), *range(7)])
     expected, rows = compare_runs(*runs, device="cpu"), []
     monkeypatch.setattr(scoring, "WHOLE", 0)
     monkeypatch.setattr(pairs, "side", lambda *_: 5)

@@ -86,12 +86,3 @@ def test_without_rows_the_global_feature_is_the_same():
     made = adapter(cached(), uses_local=False)
     assert made.local is None
     torch.testing.assert_close(made.global_, adapter(cached()).global_)
-
-
-def test_linear_layers_over_each_set_are_one_over_all_of_them():
-    torch.manual_seed(0)
-    adapter = JoinedAdapter([RowsAdapter(6, 6, 8, global_="cached"), RowsAdapter(5, 5, 8, global_="cached")], 8)
-    one, other = torch.randn(3, 6), torch.randn(3, 5)
-    made = adapter([Features(LENGTH, global_=one), Features(LENGTH, global_=other)], uses_local=False)
-    weight = torch.cat([own.layer.weight for own in adapter.sets], 1) / 2
-    torch.testing.assert_close(made.global_, torch.cat([one, other], 1) @ weight.T)

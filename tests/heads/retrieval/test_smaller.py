@@ -86,17 +86,6 @@ def test_an_index_of_bytes_ranks_by_them_and_tells_what_that_costs(made, tmp_pat
     assert min(one["whole_recall"] for one in facts.values()) < 1
 
 
-def test_all_dimensions_change_nothing(made, tmp_path):
-    retriever = Retriever(made.run("setdiv"))
-    width = retriever.gallery.images.shape[-1]
-    told = export_embeddings(retriever, tmp_path / "e.safetensors", dims=width)
-    arrays = load_file(tmp_path / "e.safetensors")
-    turned = arrays["images"].reshape(-1, width) @ arrays["captions"].reshape(-1, width).T
-    plain = [unit(one.numpy()).reshape(-1, width) for one in (retriever.gallery.images, retriever.gallery.captions)]
-    np.testing.assert_allclose(turned, plain[0] @ plain[1].T, atol=1e-4)
-    assert told["mean_recall"]["after"] == pytest.approx(told["mean_recall"]["before"], abs=2)
-
-
 def test_the_command(made, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     words = ("export", made.run(), "--dims", "4", "--dtype", "int8")

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from small_store import make_store
-from small_trainings import assert_equal, numbers
+from small_trainings import assert_equal, numbers, stopped_after
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
@@ -62,21 +62,11 @@ def test_every_sample_of_both_is_learnt_and_the_first_validates(stores, whole, t
     assert (result.images, result.rsum) == (12, pytest.approx(info.best_rsum))
 
 
-def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(stores, whole, tmp_path, monkeypatch):
-    left, original = [7], Objective.__call__
-
-    def stop(self, batch, now):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return original(self, batch, now)
-
-    monkeypatch.setattr(Objective, "__call__", stop)
+def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(stores, whole, tmp_path):
     out, words = tmp_path / "run", {"device": "cpu", "also": [stores[1]]}
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_after(7):
         train(stores[0], recipe_of("runtime.checkpoint_steps=1"), out, **words)
     assert torch.load(out / "checkpoint.pt", weights_only=True)["state"]["steps"] == 2  # of five in an epoch
-    monkeypatch.undo()
     with pytest.raises(RunError, match=r"begun otherwise: also is \['small \w{8}'\] there and None now"):
         train(stores[0], recipe_of(), out, device="cpu", resume=True)
     moved = [str(shutil.copytree(url, tmp_path / f"{name}.zarr")) for url, name in zip(stores, "ab", strict=True)]

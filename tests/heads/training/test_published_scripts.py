@@ -49,19 +49,14 @@ def test_what_acts_in_training_alone_leaves_evaluation_as_it_is(store):
 def test_the_rate_of_each_step_is_set(store, tmp_path, monkeypatch):
     seen, set_rates = [], trainer.set_rates
     monkeypatch.setattr(trainer, "set_rates", lambda o, s, lr, now: (seen.append((now, lr)), set_rates(o, s, lr, now)))
-    recipe = recipe_of("schedule.by=step", "optimizer.lr=0.5")
+    recipe = recipe_of("schedule.by=step", "schedule.warmup_epochs=2", "optimizer.lr=0.5")
     train(store, recipe, tmp_path / "run", device="cpu")
     assert [now for now, _ in seen] == pytest.approx([0, 1 / 3, 2 / 3, 1, 4 / 3, 5 / 3])
     assert [lr for _, lr in seen] == [learning_rate(recipe.schedule, 0.5, now) for now, _ in seen]
     assert len({lr for _, lr in seen}) == 6
-    # An epoch's line has the rate of its last step.
-    assert [line["lr"] for line in Run(tmp_path / "run").metrics()] == pytest.approx([seen[2][1], seen[5][1]])
-
-
-def test_metrics_have_the_rate_that_the_warm_up_leaves(store, tmp_path):
-    recipe = recipe_of("schedule=constant", "schedule.warmup_epochs=2", "optimizer.lr=0.5")
-    train(store, recipe, tmp_path / "run", device="cpu")  # three steps an epoch
-    assert [line["lr"] for line in Run(tmp_path / "run").metrics()] == pytest.approx([0.5 * 2 / 6, 0.5 * 5 / 6])
+    # An epoch's line has the rate of its last step, as the warm-up leaves it.
+    lasts = [seen[2][1] * 2 / 6, seen[5][1] * 5 / 6]
+    assert [line["lr"] for line in Run(tmp_path / "run").metrics()] == pytest.approx(lasts)
 
 
 @pytest.mark.parametrize("augment", [["mask_words=1"], ["text=0.6"], ["text=0.6", "mask_words=1"]])

@@ -5,7 +5,7 @@ import torch
 from small_runs import make_pictures
 from small_runs import make_store as extracted
 from small_store import make_store
-from small_trainings import assert_equal, numbers, recipe_of
+from small_trainings import assert_equal, numbers, recipe_of, stopped_after
 
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.plan import make_plan
@@ -50,21 +50,12 @@ def test_a_step_reads_the_view_that_is_drawn(store, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["auto", "memory", "stream"])
-def test_a_training_that_was_stopped_goes_on_exactly(store, tmp_path, monkeypatch, place):
+def test_a_training_that_was_stopped_goes_on_exactly(store, tmp_path, place):
     settings = "runtime.checkpoint_steps=2", f"runtime.cache={place}"
     whole = run_of(store, tmp_path / "whole", *settings)
     if place == "memory":
         assert_equal(whole, run_of(store, tmp_path / "auto"))  # wherever the features lie
-    calls, original = [], Objective.__call__
-
-    def stopping(objective, batch, now):
-        calls.append(now)
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        return original(objective, batch, now)
-
-    monkeypatch.setattr(Objective, "__call__", stopping)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_after(5):
         run_of(store, tmp_path / "run", *settings)
     assert_equal(run_of(store, tmp_path / "run", *settings, resume=True), whole)
 

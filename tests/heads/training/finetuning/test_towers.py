@@ -11,6 +11,7 @@ from edited_runs import edited
 from encoder_contract import image_encoder, text_encoder
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from small_bert import save_bert
 from small_checkpoints import CROP, save_image_model, save_text_model
 from small_timm import save_timm_model
 from torchvision.transforms import RandomResizedCrop
@@ -37,8 +38,10 @@ PAIRS = {
     "cropped": ("hf:cropped", "hf:t5"),
     "timm": ("timm:small_swin.squashed", "hf:clip"),
     "open_clip": ("open_clip:small-ViT", "open_clip:small-ViT"),
+    "words": ("resnet18", "words"),
+    "bert": ("resnet18", "bert"),
 }
-FILES = {"timm": "swin.pth", "open_clip": "clip.pt"}
+FILES = {"timm": "swin.pth", "open_clip": "clip.pt", "bert": "bert"}
 
 
 class Made:
@@ -48,6 +51,7 @@ class Made:
         self.folder, self.manifest = folder, dataset(folder=folder / "tiny", train=12, val=6, test=6)
         for family in ("clip", "siglip", "t5"):
             save_text_model(folder / family, family)
+        save_bert(folder / "bert")
         save_image_model(folder / "oblong", "dinov2")
         file = folder / "oblong" / "preprocessor_config.json"
         sizes = {"crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}
@@ -62,7 +66,9 @@ class Made:
         library, _, model = name.partition(":")
         if library == "hf":
             return f"hf:{self.folder / model}", None
-        return name, str(self.folder / FILES[library])
+        if name == "resnet18":
+            return name, "random:0"
+        return name, str(self.folder / FILES[library]) if library in FILES else None
 
     def weights(self, pair):
         """Return how a later command names the weights of a pair."""
@@ -73,6 +79,7 @@ class Made:
         url = self.folder / f"{pair}-{dtype}{more}.zarr"
         if not url.exists():
             words = {"dtype": dtype, "device": "cpu", "whole": pair == "whole"}
+            words |= {"image_size": 64} if PAIRS[pair][0] == "resnet18" else {}
             for side, name in zip(("visual", "text"), PAIRS[pair], strict=True):
                 words[side], file = self.named(name)
                 words |= {f"{side}_weights": file} if file else {}
@@ -134,6 +141,9 @@ def state_of(run):
         ("whole", BOTH, "float32", 1e-5, "vse-infty", {}),
         ("timm", ["image"], "float32", 1e-5, "vse-infty", {}),
         ("open_clip", BOTH, "float32", 1e-5, "vse-infty", {}),
+        ("words", ["image"], "float32", 1e-5, "vse-infty", {"adapter.words.word_dim": 8}),
+        ("bert", ["text"], "float32", 1e-5, "vsepp", {}),
+        ("bert", BOTH, "float16", 2e-3, "vse-infty", {}),
     ],
 )
 def test_before_a_backbone_has_learnt_a_step_is_the_caches(made, tune, pair, sides, dtype, tolerance, recipe, settings):

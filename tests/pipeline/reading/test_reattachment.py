@@ -17,7 +17,7 @@ from xret.pipeline.store.store import open_for_writing
 
 def test_a_saved_grid_of_bottom_up_attention_is_read_as_any_weights(tmp_path):
     encoder, path = image_encoder("butd-grid", "random:0", 64), tmp_path / "backbone.safetensors"
-    pixels = torch.randint(256, (2, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    pixels = 255 * torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))  # float32, as it decodes them
     with torch.no_grad():
         for parameter in encoder.network.parameters():
             parameter.mul_(1.01)

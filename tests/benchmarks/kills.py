@@ -1,6 +1,7 @@
 """Kill commands at random moments, resume them, and compare the values that they leave with an undisturbed command's.
 
     PYTHONPATH=tests/support OMP_NUM_THREADS=1 python tests/benchmarks/kills.py --kills 40
+    PYTHONPATH=tests/support OMP_NUM_THREADS=1 python tests/benchmarks/kills.py --kills 40 --only extract,ablate
 
 Values are compared through the public interface, not files: features, weights, losses, scores. All processes are
 forked from one that has imported the libraries and started no thread.
@@ -15,17 +16,20 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+import h5py  # noqa: F401  (what takes long to import is imported once, here)
 import torch
-import torchvision  # noqa: F401  (what takes long to import is imported once, here)
+import torchvision  # noqa: F401
 import unchanged
 import zarr  # noqa: F401
 from safetensors.numpy import load_file
 
 import xret
+from xret.cli import main as command
 
 MOST_IN_ROUND = 6  # kills, after which it is let through
 # Of 0.9 MB a picture, so that there are several chunks.
@@ -33,34 +37,65 @@ LARGE = {"visual": "mobilenet_v3_small", "visual_weights": "random:0", "views": 
 SMALL = {"model.dim": 16, "data.batch_size": 12, "schedule.epochs": 4}
 
 
-def prepare(names, given):
-    """Make what the commands read."""
-    manifest = unchanged.make_pictures(given / "data", 20, 6)
-    if names != ["extract"]:
-        models = unchanged.make_models(given / "models")
-        unchanged.extract(manifest, given / "training.zarr", models, visual="hf:{vit}", text="words", dtype="float32")
+@dataclass(frozen=True)
+class Given:
+    """What the commands read."""
+
+    folder: Path
+
+    @property
+    def manifest(self):
+        return self.folder / "data" / "pictures.yaml"
+
+    @property
+    def store(self):
+        return self.folder / "training.zarr"
+
+    @property
+    def run(self):
+        return self.folder / "run"
+
+    def prepare(self, names):
+        manifest = unchanged.make_pictures(self.folder / "data", 20, 6)
+        if names == ["extract"]:
+            return
+        models = unchanged.make_models(self.folder / "models")
+        unchanged.extract(manifest, self.store, models, visual="hf:{vit}", text="words", dtype="float32")
+        xret.train(self.store, recipe="vsepp", out=self.run, settings={**SMALL, "schedule.epochs": 1}, device="cpu")
+        command(["cache", "export", str(self.store), f"--out={self.folder / 'e.h5'}"], standalone_mode=False)
 
 
 def extract(given, out):
-    unchanged.extract(given / "data" / "pictures.yaml", out / "s.zarr", **LARGE, text="words")
+    unchanged.extract(given.manifest, out / "s.zarr", **LARGE, text="words")
+
+
+def import_(given, out):
+    """Import what was exported."""
+    arrays = "--arrays=local=images/local,length=images/length,id=images/file_name"
+    words = ["import", given.manifest, f"--store={out / 'i.zarr'}", "--from=hdf5", f"--source={given.folder / 'e.h5'}"]
+    command([*map(str, words), arrays], standalone_mode=False)
 
 
 def train(given, out):
-    xret.train(
-        given / "training.zarr", recipe="setdiv", out=out / "run", settings=SMALL, device="cpu", seed=1, resume=True
+    xret.train(given.store, recipe="setdiv", out=out / "run", settings=SMALL, device="cpu", seed=1, resume=True)
+
+
+def finetune(given, out):
+    settings = {"schedule.epochs": 2, "finetune.image_lr": 0.01}
+    options = {"data_root": given.folder / "data", "visual_weights": str(given.folder / "models" / "vit")}
+    xret.finetune(
+        given.run, out=out / "run", reattach=["image"], settings=settings, device="cpu", resume=True, **options
     )
 
 
 def ablate(given, out):
     vary = {"loss.triplet.margin": [0.1, 0.2]}
     settings = {**SMALL, "schedule.epochs": 2}
-    found = xret.ablate(
-        given / "training.zarr", recipe="vsepp", out=out / "cells", vary=vary, settings=settings, device="cpu"
-    )
+    found = xret.ablate(given.store, recipe="vsepp", out=out / "cells", vary=vary, settings=settings, device="cpu")
     (out / "table.txt").write_text(str(found).replace(str(out), "OUT"))
 
 
-CASES = {"extract": extract, "train": train, "ablate": ablate}
+CASES = {"extract": extract, "import": import_, "train": train, "finetune": finetune, "ablate": ablate}
 
 
 def outcome(out):
@@ -137,20 +172,23 @@ def finish(work, out, loud, kill_after=None):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=40, help="of all commands together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="extract,train,ablate", help=f"of {', '.join(CASES)}; separated by commas")
     parser.add_argument("--loud", action="store_true", help="let the commands print")
     parser.add_argument("--small", action="store_true", help="one kill of one command, which says nothing")
     asked = parser.parse_args()
-    all_kills, names = (1, ["extract"]) if asked.small else (asked.kills, list(CASES))
+    if asked.small:
+        asked.kills, asked.only = 1, "extract"
     torch.set_num_threads(1)
-    dice = random.Random(0)
+    names, dice = asked.only.split(","), random.Random(asked.seed)
     with tempfile.TemporaryDirectory() as folder:
-        given = Path(folder) / "given"
-        if finish(partial(prepare, names), given, asked.loud) != 0:
+        given = Given(Path(folder) / "given")
+        if finish(lambda _: given.prepare(names), given.folder, asked.loud) != 0:
             raise SystemExit("what the commands read cannot be made; --loud shows why")
         print(f"{'command':10} {'seconds':>10} {'rounds':>7} {'kills':>6} {'equal':>6}", flush=True)
         different = 0
         for number, name in enumerate(names):
-            kills = all_kills // len(names) + (number < all_kills % len(names))
+            kills = asked.kills // len(names) + (number < asked.kills % len(names))
             different += attack(name, given, Path(folder) / name, kills, dice, asked.loud)
     raise SystemExit(f"{different} rounds ended otherwise" if different else 0)
 

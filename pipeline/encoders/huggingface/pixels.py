@@ -51,7 +51,7 @@ class Pixels:
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Return the pixels of an RGB picture, float32 [3,H,W]."""
-        return self._processed(image)["pixel_values"][0]
+        return self._processed(image)["pixel_values"][0].float()
 
     def _processed(self, image: Image.Image) -> Any:
         return self.processor(images=image, return_tensors="pt", **self._sizes)

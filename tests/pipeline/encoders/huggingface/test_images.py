@@ -89,6 +89,12 @@ def test_another_layer_gives_its_states_and_the_same_global_feature(checkpoint, 
     assert encoder.grid[0] * encoder.grid[1] == encoder.rows == local.shape[1]
 
 
+def test_a_processor_that_leaves_bytes(copy, photographs):
+    folder = change(copy(save_image_model, "clip"), do_rescale=False, do_normalize=False)
+    _, found = documented(folder, photographs)
+    close(load(folder).encode(prepared(load(folder), photographs))[1], found.pooler_output.flatten(1))
+
+
 @pytest.mark.parametrize("family", ["clip", "vit", "dinov2"])
 def test_pictures_of_another_size(checkpoint, photographs, family):
     encoder = load(checkpoint(family), 48)

@@ -43,13 +43,9 @@ def recalls_of_thirds(run: str, store: str, captions: str, split: str) -> list[f
     third = torch.empty(len(far), dtype=torch.long)
     third[far.argsort()] = torch.arange(len(far)) * len(THIRDS) // len(far)
     ways = [torch.stack([hits(way, k, "mean") for k in (1, 5, 10)], 1).double() for way in scored.ranks()]
-    return [
-        100
-        * float(
-            torch.cat([way[of == number].mean(0) for way, of in zip(ways, (third, third[owner]), strict=True)]).mean()
-        )
-        for number in range(len(THIRDS))
-    ]
+    of_way = (third, third[owner])
+    means = [[way[of == number].mean() for way, of in zip(ways, of_way, strict=True)] for number in range(len(THIRDS))]
+    return [100 * float(torch.stack(both).mean()) for both in means]
 
 
 def disagreement(vectors: Tensor, owner: Tensor) -> Tensor:

@@ -151,6 +151,11 @@ def test_infinite_scores_are_ranked_and_nan_is_refused_by_place():
         metrics.ranks(similarity, torch.tensor([0, 1, 2, 2]))
 
 
+def test_median_of_an_even_number_lies_between():
+    better = torch.tensor([0, 3, 1, 100])
+    assert metrics.median_rank(metrics.Ranks(better, torch.zeros_like(better), torch.ones_like(better))) == 3
+
+
 def test_folds_are_consecutive_and_see_only_themselves(monkeypatch):
     assert [image for fold in metrics.FOLDS for image in fold] == list(range(5000))
     assert [len(fold) for fold in metrics.FOLDS] == [1000] * 5

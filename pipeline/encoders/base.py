@@ -97,10 +97,20 @@ def turns_upright(identity: dict[str, Any]) -> bool:
 
 
 def encode_layers(encoders: Sequence[Any], batch: Any) -> list[Any]:
-    """Return what each encoder's `encode` gives; those of several layers of a network share one pass through it."""
-    first, *others = encoders
-    found: list[Any] = first.encode_layers(batch, encoders) if others else [first.encode(batch)]
-    return found
+    """Return what each encoder's `encode` gives, as tensors on its device; regions are on the host.
+
+    Encoders of several layers of a network share one pass through it.
+    """
+    import torch
+
+    first = encoders[0]
+    if hasattr(first, "encode_layers"):
+        found: list[Any] = first.encode_layers(batch, encoders)
+        return found
+    encoded = first.encode(batch)
+    if isinstance(encoded, list):
+        return [encoded]
+    return [tuple(torch.from_numpy(np.require(one, np.float32, ["C", "W"])) for one in encoded)]
 
 
 def in_passes(layers: Iterable[int], normed: int | None) -> list[list[int]]:

@@ -64,13 +64,12 @@ class Grid(VisualEncoder):
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode a batch of decoded images [B,3,S,S]; return what `features` does."""
-        return self.encode_layers(pixels, [self])[0]
+        return to_host(*self.encode_layers(pixels, [self])[0])
 
     @torch.inference_mode()
-    def encode_layers(self, pixels: Tensor, encoders: "Sequence[Grid]") -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return what `encode` of each encoder does; they differ in their layers alone."""
-        found = self._features(pixels, [one._layer for one in encoders])
-        return [to_host(local, global_) for local, global_ in found]
+    def encode_layers(self, pixels: Tensor, encoders: "Sequence[Grid]") -> list[tuple[Tensor, Tensor]]:
+        """Return what `encode` of each encoder does, on the device; they differ in their layers alone."""
+        return self._features(pixels, [one._layer for one in encoders])
 
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch of decoded images [B,3,S,S], so that gradients reach `network`.

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ..data.images import AnyPicture, PictureFile, frame_names, open_image
 from ..data.regions import Regions
+from ..device import to_host
 from ..errors import EncoderError, SampleError
 from .base import encode_layers
 from .spec import EncoderSpec
@@ -77,17 +78,18 @@ class PoolEncoder(Wrapper):
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode a batch of decoded images [B,3,H,W]; return the pooled cells [B,N,C] and global features [B,D]."""
-        return self.encode_layers(pixels, [self])[0]
+        return to_host(*self.encode_layers(pixels, [self])[0])
 
-    def encode_layers(self, pixels: Tensor, encoders: "Sequence[PoolEncoder]") -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return what `encode` of each encoder does."""
+    @torch.inference_mode()
+    def encode_layers(self, pixels: Tensor, encoders: "Sequence[PoolEncoder]") -> list[tuple[Tensor, Tensor]]:
+        """Return what `encode` of each encoder does, on the device."""
         found = encode_layers([one._encoder for one in encoders], pixels)
         return [(one._pooled(local), global_) for one, (local, global_) in zip(encoders, found, strict=True)]
 
-    def _pooled(self, local: np.ndarray) -> np.ndarray:
-        maps = torch.from_numpy(local).transpose(1, 2).unflatten(2, self.cells)
+    def _pooled(self, local: Tensor) -> Tensor:
+        maps = local.transpose(1, 2).unflatten(2, self.cells)
         pooled = functional.avg_pool2d(maps, self._pool, ceil_mode=True, count_include_pad=False)
-        return pooled.flatten(2).transpose(1, 2).contiguous().numpy()
+        return pooled.flatten(2).transpose(1, 2).contiguous()
 
 
 class ViewsEncoder(Wrapper):
@@ -120,15 +122,16 @@ class ViewsEncoder(Wrapper):
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode the views [B,V,3,S,S] of a batch: local [B,V,N,C] and global features [B,V,C], float32."""
-        return self.encode_layers(pixels, [self])[0]
+        return to_host(*self.encode_layers(pixels, [self])[0])
 
-    def encode_layers(self, pixels: Tensor, encoders: "Sequence[ViewsEncoder]") -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return what `encode` of each encoder does."""
+    @torch.inference_mode()
+    def encode_layers(self, pixels: Tensor, encoders: "Sequence[ViewsEncoder]") -> list[tuple[Tensor, Tensor]]:
+        """Return what `encode` of each encoder does, on the device."""
         within = [one._encoder for one in encoders]
         # View 0 goes through the network in the batch in which a set of one view has it, and has the same bytes.
         views = [encode_layers(within, pixels[:, view]) for view in range(self.views)]
         stacks = [zip(*of_layer, strict=True) for of_layer in zip(*views, strict=True)]
-        return [(np.stack(local, axis=1), np.stack(global_, axis=1)) for local, global_ in stacks]
+        return [(torch.stack(local, 1), torch.stack(global_, 1)) for local, global_ in stacks]
 
 
 def _dihedral(_encoder: Any, _image: Image.Image, whole: Tensor, _key: str, view: int) -> Tensor:
@@ -211,6 +214,6 @@ class FramesEncoder(Wrapper):
         """Encode decoded videos, some frames at a time; return the features of each one's frames, float32 [n,C]."""
         frames = [frame for video in decoded for frame in video]
         batches = (torch.stack(frames[first : first + _AT_ONCE]) for first in range(0, len(frames), _AT_ONCE))
-        features = [self._encoder.encode(batch)[1] for batch in batches]
+        features = [encode_layers([self._encoder], batch)[0][1].cpu() for batch in batches]
         bounds = np.cumsum([len(video) for video in decoded])[:-1]
-        return [Regions(local) for local in np.split(np.concatenate(features), bounds)]
+        return [Regions(local) for local in np.split(torch.cat(features).numpy(), bounds)]

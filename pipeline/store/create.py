@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,19 +26,22 @@ def require_dtype(dtype: str) -> None:
         raise CacheError(f"--dtype {dtype}: {why}choose float16, which reaches up to 65,504, or float32")
 
 
-def misfit(values: np.ndarray, dtype: Any) -> tuple[int, str] | None:
+def misfit(peaks: np.ndarray, rows_where: Callable[[np.ndarray], np.ndarray], dtype: Any) -> tuple[int, str] | None:
     """Return the first sample of finite features [n,…,C] that a dtype cannot hold, and why; None where all fit.
+
+    `peaks` [n,…] has the largest magnitude of each row of C values; `rows_where` takes a mask [n,…] to the rows there.
 
     It cannot hold a value beyond it, nor a row of C values that would be off by more than a hundredth of its length:
     such values are near its smallest, or become 0. A few tiny values in a row of larger ones are no loss.
     """
-    peaks = np.abs(values).max(axis=-1, initial=0)
     limits = np.finfo(dtype)
     if (large := np.argwhere(peaks > float(limits.max))).size:
         return int(large[0][0]), f"a value of {peaks[tuple(large[0])]:.3g} is beyond {limits.dtype}"
     # Above this peak, even a million values that are each off by half the smallest step are off by less.
     small = (peaks > 0) & (peaks < 1e5 * float(limits.smallest_subnormal))
-    rows = values[small].astype(np.float64)
+    if not small.any():
+        return None
+    rows = rows_where(small).astype(np.float64)
     lost = np.linalg.norm(rows - rows.astype(dtype), axis=-1) > 1e-2 * np.linalg.norm(rows, axis=-1)
     if lost.any():
         place = np.argwhere(small)[lost][0]

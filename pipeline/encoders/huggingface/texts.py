@@ -87,18 +87,18 @@ class TokenEncoder(TextEncoder):
 
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         """Encode captions as `tokenize` gives them: states, packed [sum of lengths,C], and global features [B,D]."""
-        return self.encode_layers(ids, [self])[0]
+        return to_host(*self.encode_layers(ids, [self])[0])
 
     @torch.inference_mode()
     def encode_layers(
         self, ids: Sequence[Sequence[int]], encoders: "Sequence[TokenEncoder]"
-    ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return what `encode` of each encoder does; they differ in their layers alone."""
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return what `encode` of each encoder does, on the device; they differ in their layers alone."""
         length = torch.tensor([len(caption) for caption in ids])
         token = nn.utils.rnn.pad_sequence([torch.tensor(list(caption)) for caption in ids], True)
         found = self._features(token, length, [one._layer for one in encoders])
         inside = (torch.arange(token.shape[1]) < length[:, None]).to(self.device)
-        return [to_host(states[inside], pooled) for states, pooled in found]
+        return [(states[inside], pooled) for states, pooled in found]
 
     def features(self, token: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a padded batch of ids [B,N] and their lengths [B], int64, so that gradients reach `network`.

@@ -161,7 +161,7 @@ def require_fitting(values: np.ndarray, dtype: np.dtype[Any]) -> None:
             f"values of {absurd[0]:.3g} are no features: the bytes are in another order, or of another type, than the"
             " source says; write it again"
         )
-    if (found := misfit(values, dtype)) is not None:
+    if (found := misfit(peaks, values.__getitem__, dtype)) is not None:
         raise CacheError(f"{found[1]}; import with --dtype float32")
 
 

@@ -359,6 +359,58 @@ def test_a_value_beyond_the_dtype_names_the_picture(manifest, tmp_path):
         extract(manifest, tmp_path / "s.zarr", huge)
 
 
+NAN, LARGE = "the encoder gave NaN or infinity", "beyond float16; extract with --dtype float32"
+TINY = "values of 1e-08 at most are too small for float16; extract with --dtype float32"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({(0, 1, 1, 2): 1e5, (0, 3, 0, 5): np.nan}, f"'3.jpg': {NAN}"),
+        ({(0, 1, 1, 2): -np.inf}, f"'1.jpg': {NAN}"),
+        ({(0, 2, 3, 15): -7e4, (1, 0, 0): np.nan}, f"'2.jpg': a value of 7e+04 is {LARGE}"),
+        ({(1, 4, 0): 65520.0}, f"'4.jpg': a value of 6.55e+04 is {LARGE}"),
+        ({(0, 5, 2): 1e-8}, f"'5.jpg': {TINY}"),
+        ({(1, 5): -1e-8, (1, 6): 1e-8}, f"'5.jpg': {TINY}"),
+        ({(0, 2, 3, 15): 65504.0, (0, 1, 0): 0.0, (1, 1): 1e-5, (0, 5, 2, 1): 1e-8, (0, 3, 1): 3e-3}, None),
+    ],
+)
+def test_what_the_dtype_cannot_hold_is_refused_and_the_rest_is_cast(
+    changes, sentence, tiny_dataset, tmp_path, monkeypatch
+):
+    """The sentences follow from the definition: a value beyond float16, a row that is off by more than 1%."""
+    use_for_images(monkeypatch, encoder := SmallEncoder())
+    random = np.random.default_rng(0)
+    made = random.standard_normal((8, 4, 16), np.float32), random.standard_normal((8, 16), np.float32)
+    for (which, *place), value in changes.items():
+        made[which][tuple(place)] = value
+    encoder.encode = lambda pixels: made
+    manifest, options = load_manifest(tiny_dataset(train=8)), replace(IMAGES, batch_size=8)
+    if sentence is not None:
+        with pytest.raises(CacheError) as caught:
+            extract(manifest, tmp_path / "s.zarr", options)
+        assert sentence in str(caught.value)
+        return
+    extract(manifest, tmp_path / "s.zarr", options)
+    features = FeatureCache.open(str(tmp_path / "s.zarr")).image_set()
+    for stored, values in zip((features.local, features.global_), made, strict=True):
+        assert np.asarray(stored(np.arange(8))).tobytes() == values.astype(np.float16).tobytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_gpu_stores_what_its_encoder_gives(dtype, tiny_dataset, tmp_path):
+    manifest, visual = load_manifest(tiny_dataset(train=18)), replace(IMAGES.visual, dtype=dtype)
+    extract(manifest, tmp_path / "s.zarr", replace(IMAGES, device="cuda", batch_size=4, visual=visual))
+    encoder = load_visual(visual, "cuda")
+    pixels = [encoder.decode(manifest.images / f"{number}.jpg")[0] for number in range(18)]
+    encoded = [encoder.encode(torch.stack(pixels[first : first + 4])) for first in range(0, 18, 4)]
+    features = FeatureCache.open(str(tmp_path / "s.zarr")).image_set()
+    for stored, values in zip((features.local, features.global_), zip(*encoded, strict=True), strict=True):
+        assert np.array_equal(stored(np.arange(18)), np.concatenate(values).astype(dtype))
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

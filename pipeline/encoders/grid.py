@@ -80,7 +80,7 @@ class Grid(VisualEncoder):
         return self._features(pixels, [self._layer])[0]
 
     def _features(self, pixels: Tensor, layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
-        pixels = pixels.to(self.device)
+        pixels = pixels.to(self.device, non_blocking=True)
         if pixels.dtype == torch.uint8:
             pixels = pixels.float().div_(255).sub_(self._mean).div_(self._std)
         with autocast(self.device, self._half):

@@ -243,7 +243,7 @@ def encode_images(station: Station, batch: Batch, receipt: Receipt | None = None
     if decoded:
         wanted = sorted({k for item, _ in decoded for k, _ in item.chunk.lacking(item.at)})
         pictures, names = [one for _, one in decoded], [item.name for item, _ in decoded]
-        together = torch.stack(pictures) if station.encoders[0].kind == "grid" else pictures
+        together = _stacked(pictures, station.device) if station.encoders[0].kind == "grid" else pictures
         for k, of_set in zip(wanted, _encode(station, wanted, together, (names, names), receipt), strict=True):
             rows = [dict(item.chunk.lacking(item.at)).get(k) for item, _ in decoded]
             _put(rows, [item for item, _ in decoded], of_set, station.sets[k])
@@ -371,6 +371,14 @@ def _encode(
         return [(local(names[0]), global_(names[1])) for local, global_ in begun]
 
 
+def _stacked(pictures: list[Tensor], device: str) -> Tensor:
+    """Return pixels [B,…] of the host; from pinned memory a GPU takes them while the host goes on."""
+    if device == "cpu":
+        return torch.stack(pictures)
+    shape, dtype = (len(pictures), *pictures[0].shape), pictures[0].dtype
+    return torch.stack(pictures, out=torch.empty(shape, dtype=dtype, pin_memory=True))
+
+
 def _begin(values: Tensor, dtype: str) -> Callable[[list[str]], np.ndarray]:
     """Begin to bring features [n,…,C] from their device in the dtype of a set; what is returned waits for them.
 
@@ -383,7 +391,8 @@ def _begin(values: Tensor, dtype: str) -> Callable[[list[str]], np.ndarray]:
     found, stored = start_reading(peaks), start_reading(values.to(getattr(torch, dtype)))
 
     def rows_where(mask: np.ndarray) -> np.ndarray:
-        return values[torch.from_numpy(mask)].cpu().numpy()
+        with encoding(str(values.device)):
+            return values[torch.from_numpy(mask)].cpu().numpy()
 
     def read(names: list[str]) -> np.ndarray:
         _check_range(found().numpy(), rows_where, dtype, names)

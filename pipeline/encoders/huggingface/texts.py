@@ -97,8 +97,10 @@ class TokenEncoder(TextEncoder):
         length = torch.tensor([len(caption) for caption in ids])
         token = nn.utils.rnn.pad_sequence([torch.tensor(list(caption)) for caption in ids], True)
         found = self._features(token, length, [one._layer for one in encoders])
-        inside = (torch.arange(token.shape[1]) < length[:, None]).to(self.device)
-        return [(states[inside], pooled) for states, pooled in found]
+        # The places are found on the host: a GPU asked for them would have to be waited for.
+        inside = (torch.arange(token.shape[1]) < length[:, None]).flatten().nonzero()[:, 0]
+        inside = inside.to(self.device, non_blocking=True)
+        return [(states.flatten(0, 1)[inside], pooled) for states, pooled in found]
 
     def features(self, token: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a padded batch of ids [B,N] and their lengths [B], int64, so that gradients reach `network`.
@@ -108,7 +110,8 @@ class TokenEncoder(TextEncoder):
         return self._features(token, length, [self._layer])[0]
 
     def _features(self, token: Tensor, length: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
-        token, length = token.to(self.device), length.to(self.device)[:, None]
+        token = token.to(self.device, non_blocking=True)
+        length = length.to(self.device, non_blocking=True)[:, None]
         inputs = nn.functional.pad(token, (0, max(self._width - token.shape[1], 0)))
         inside = torch.arange(inputs.shape[1], device=self.device) < length
         found = self._run(inputs.masked_fill(~inside, self._pad), inside, layers)

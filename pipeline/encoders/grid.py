@@ -19,6 +19,7 @@ from ..data.images import LONGEST, AnyPicture, open_image
 from ..device import to_host
 from ..errors import EncoderError
 from .base import VisualEncoder, library_versions
+from .captured import Captured
 from .registry import unknown
 from .spec import EncoderSpec
 from .weights import autocast, digest, load_network, noise_images, settle_norms
@@ -40,6 +41,7 @@ class Grid(VisualEncoder):
     device: str
     _layer: Any = None  # whose map the local features are; None: the last
     _half = False  # let a GPU compute in bfloat16
+    _captured: Captured | None = None
     _transform: Callable[[Image.Image], Tensor]
     _mean: Tensor  # of uint8 pixels over 255, and their deviation `_std`; float ones are taken as they are
     _std: Tensor
@@ -64,12 +66,21 @@ class Grid(VisualEncoder):
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """Encode a batch of decoded images [B,3,S,S]; return what `features` does."""
-        return to_host(*self.encode_layers(pixels, [self])[0])
+        with torch.inference_mode():
+            return to_host(*self.features(pixels))
 
     @torch.inference_mode()
     def encode_layers(self, pixels: Tensor, encoders: "Sequence[Grid]") -> list[tuple[Tensor, Tensor]]:
-        """Return what `encode` of each encoder does, on the device; they differ in their layers alone."""
-        return self._features(pixels, [one._layer for one in encoders])
+        """Return what `encode` of each encoder does, on the device; they differ in their layers alone.
+
+        On a GPU the network's weights keep their place in memory from the second batch on, see `Captured`.
+        """
+        layers = [one._layer for one in encoders]
+        if self.device == "cpu":
+            return self._features(pixels, layers)
+        if self._captured is None:
+            self._captured = Captured()
+        return self._captured(self._features, pixels, layers, self.device)
 
     def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Encode a batch of decoded images [B,3,S,S], so that gradients reach `network`.

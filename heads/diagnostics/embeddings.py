@@ -145,7 +145,7 @@ def gpo_coefficients(branch: nn.Module, length: Tensor) -> dict[str, dict[int, t
     found = {}
     for name, part in branch.named_modules():
         if isinstance(part, GPO) and not part.feature_input:
-            weights = part.coefficients(lengths)
+            weights = part.coefficients(lengths, int(lengths.max()))
             rows = (weights.mean(2) if weights.ndim == 3 else weights).tolist()
             known = zip(lengths.tolist(), samples.tolist(), rows, strict=True)
             found[name] = {n: (count, row[:n]) for n, count, row in known}

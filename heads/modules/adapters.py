@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from .cached_input import CachedInput
 from .dropout import dropout as dropped
-from .padding import max_rows, mean_rows, on_valid_rows, valid_rows, with_ends
+from .padding import max_rows, mean_rows, valid_rows, with_ends
 from .parameters import Deep, Part, Rate, Width
-from .projections import Layers, projection
+from .projections import Layers, on_valid_rows, projection
 from .recurrence import run_packed
 from .registry import Registry
 

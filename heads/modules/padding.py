@@ -4,15 +4,13 @@ A batch of samples with different numbers of rows is padded to the longest. The 
 valid, those after them are padding, and whatever stands there changes no result. A sample may have no row at all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
-
-from ...pipeline.device import on_host, send
 
 
 def valid_rows(rows: Tensor, length: Tensor) -> Tensor:
@@ -35,7 +33,7 @@ def with_ends(token: Tensor, length: Tensor, start: int, end: int) -> tuple[Tens
     """Return `token [B, N]` with `start` before and `end` after each sample's valid ids, `[B, N + 2]`, and lengths."""
     longer = functional.pad(token, (1, 1))
     longer[:, 0] = start
-    length = send(on_host(length) + 2, token.device)
+    length = length + 2
     return longer.scatter(1, length[:, None] - 1, end), length
 
 
@@ -51,7 +49,7 @@ def rows_of_all(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
     rows = torch.cat([own for own, _ in parts], 1)
     padding = torch.cat([~valid_rows(own, length) for own, length in parts], 1)
     order = padding.int().argsort(dim=1, stable=True)  # the valid ones first, as they stand
-    number = send(torch.stack([on_host(length) for _, length in parts]).sum(0), rows.device)
+    number = torch.stack([length for _, length in parts]).sum(0)
     return zero_padding(rows.gather(1, order[..., None].expand_as(rows)), number), number
 
 
@@ -85,26 +83,8 @@ def softmax(scores: Tensor, valid: Tensor, axis: int) -> Tensor:
     return weights.masked_fill(~valid, 0)
 
 
-def on_valid_rows(layer: Callable[[Tensor], Tensor], rows: Tensor, length: Tensor) -> Tensor:
-    """Apply `layer` to all valid rows of a batch at once and return `[B, N, D]`, zero on padding.
-
-    Padding stays out of the statistics of a batch normalisation.
-
-    Args:
-        layer: takes `[R, C]` to `[R, D]`.
-        rows: `[B, N, C]`.
-        length: `[B]`.
-    """
-    flat, inside = rows.flatten(0, 1), torch.arange(rows.shape[1]) < on_host(length)[:, None]
-    if inside.all():
-        return layer(flat).unflatten(0, rows.shape[:2])
-    there, back = ways(inside.flatten().nonzero()[:, 0], len(flat), rows.device)
-    made = layer(MovedRows.apply(flat, there, back))
-    return MovedRows.apply(made, back, there).unflatten(0, rows.shape[:2])
-
-
 class MovedRows(torch.autograd.Function):
-    """Some rows of a matrix, or all of them with rows of zeros between, by the `ways` there and back.
+    """Some rows of a matrix, or all of them with rows of zeros between, by the ways there and back (`way_back`).
 
     No row is taken twice, so that its gradient is another gather, which nobody has to sort.
     """
@@ -128,8 +108,6 @@ def _rows_at(rows: Tensor, places: Tensor) -> Tensor:
     return rows.index_select(0, places)
 
 
-def ways(chosen: Tensor, number: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the way from `number` rows to those `chosen [R]` of them, and the way back: R for what is not chosen."""
-    back = torch.full((number,), len(chosen)).scatter(0, chosen, torch.arange(len(chosen)))
-    there, back = send(torch.cat([chosen, back]), device).split([len(chosen), number])
-    return there, back
+def way_back(chosen: Tensor, number: int) -> Tensor:
+    """Return the way back from those `chosen [R]` of `number` rows to all of them: R for what is not chosen."""
+    return torch.full((number,), len(chosen)).scatter(0, chosen, torch.arange(len(chosen)))

@@ -1,12 +1,16 @@
 """Layers from a cached vector to one of the embedding's width: what adapters apply to rows and global features."""
 
+from collections.abc import Callable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm as normalise
 from torch.nn.functional import relu6
 
+from ...pipeline.device import on_host
 from .dropout import Dropout
+from .padding import MovedRows, valid_rows, way_back
 
 Layers = Literal["linear", "mlp", "mlp-on-linear", "gated", "blocks"]
 
@@ -49,11 +53,32 @@ def projection(
 class RowNorm(nn.BatchNorm1d):
     """Batch normalisation of rows; a single one, which has no deviation, is normalised by the running statistics."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `[R, C]` of `x [R, C]`."""
-        if self.training and len(x) == 1:
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Return `[R, C]` of `x [R, C]`; its statistics are of the `valid [R]` rows alone, None: of all."""
+        if not self.training:
+            return super().forward(x)
+        if valid is not None:
+            return self._among(x, valid)
+        if len(x) == 1:
             return normalise(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         return super().forward(x)
+
+    def _among(self, x: Tensor, valid: Tensor) -> Tensor:
+        """Normalise by the statistics of the valid rows, whose number the host never learns."""
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        assert self.momentum is not None
+        rows = x.to(torch.promote_types(x.dtype, torch.float32))
+        count = valid.sum().clamp(min=1)
+        several, share = count > 1, (valid.to(rows.dtype) / count)[:, None]
+        mean = torch.where(several, (share * rows).sum(0), self.running_mean)
+        centred = rows - mean
+        variance = torch.where(several, (share * centred.square()).sum(0), self.running_var)
+        with torch.no_grad():  # a single row leaves them as they are
+            self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+            unbiased = variance * count / (count - 1).clamp(min=1)
+            self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+            self.num_batches_tracked.add_(several)
+        return torch.addcmul(self.bias, centred, self.weight * (variance + self.eps).rsqrt()).to(x.dtype)
 
 
 class ResidualPerceptron(nn.Module):
@@ -76,10 +101,44 @@ class ResidualPerceptron(nn.Module):
             nn.Linear(hidden, dim),
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `[R, dim]` of `x [R, channels]`."""
+    def forward(self, x: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Return `[R, dim]` of `x [R, channels]`; rows are normalised over the `valid [R]` ones, None: over all."""
         straight = self.linear(x)
-        return straight + self.mlp(straight if self.on_linear else x)
+        widen, norm, between, narrow = self.mlp
+        hidden = widen(straight if self.on_linear else x)
+        hidden = norm(hidden, valid) if isinstance(norm, RowNorm) else norm(hidden)
+        return straight + narrow(between(hidden))
+
+
+def on_valid_rows(layer: Callable[..., Tensor], rows: Tensor, length: Tensor) -> Tensor:
+    """Apply `layer` to all valid rows of a batch at once and return `[B, N, D]`, zero on padding.
+
+    Padding stays out of the statistics of a batch normalisation.
+
+    Args:
+        layer: takes `[R, C]` to `[R, D]`, each row by itself but for a `RowNorm`, alone or in a `ResidualPerceptron`.
+        rows: `[B, N, C]`.
+        length: `[B]`.
+    """
+    if not rows.is_cpu:
+        return on_all_rows(layer, rows, length)
+    flat, inside = rows.flatten(0, 1), torch.arange(rows.shape[1]) < on_host(length)[:, None]
+    if inside.all():
+        return layer(flat).unflatten(0, rows.shape[:2])
+    there = inside.flatten().nonzero()[:, 0]
+    back = way_back(there, len(flat))
+    made = layer(MovedRows.apply(flat, there, back))
+    return MovedRows.apply(made, back, there).unflatten(0, rows.shape[:2])
+
+
+def on_all_rows(layer: Callable[..., Tensor], rows: Tensor, length: Tensor) -> Tensor:
+    """Return what `on_valid_rows` does, but apply the layer to padding, too, as long as no shape depends on lengths."""
+    valid = valid_rows(rows, length)
+    padding = ~valid[..., None]
+    flat = rows.masked_fill(padding, 0).flatten(0, 1)
+    across = isinstance(layer, RowNorm | ResidualPerceptron)
+    made = layer(flat, valid.flatten()) if across else layer(flat)
+    return made.unflatten(0, rows.shape[:2]).masked_fill(padding, 0)
 
 
 class GatedPerceptron(nn.Module):

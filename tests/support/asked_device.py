@@ -19,11 +19,16 @@ _COPIES = {aten._to_copy.default, aten.copy_.default}
 
 
 class Asked(TorchDispatchMode):
-    """Counts the operations of the device that are no views, and refuses what would make the host wait."""
+    """Counts the operations of the device that are no views, and refuses what would make the host wait.
+
+    Attributes:
+        operations: how often each was launched.
+        copies: how many of them read the host's memory: a graph that is replayed would read what stands there then.
+    """
 
     def __init__(self):
         super().__init__()
-        self.operations = Counter()
+        self.operations, self.copies = Counter(), 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         given, made = _tensors((args, kwargs)), func(*args, **(kwargs or {}))
@@ -31,6 +36,7 @@ class Asked(TorchDispatchMode):
         if any(one.is_meta for one in out):
             if any(one.ndim and not one.is_meta for one in given):
                 assert func in _COPIES and (kwargs or {}).get("non_blocking"), f"{func} waits for values of the host"
+            self.copies += func in _COPIES and any(not one.is_meta for one in given)
             if not func.is_view and func not in _NOTHING:
                 self.operations[str(func)] += 1
         else:

@@ -12,7 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ....pipeline.device import on_host, send
 from ..padding import softmax, valid_rows
 from ..positions import sinusoids
 from ..recurrence import run_packed
@@ -79,26 +78,34 @@ class GPO(Pooling):
 
     def pool(self, local: Tensor, length: Tensor) -> Tensor:
         """Return the weighted sum of the sorted rows (eq. 2)."""
-        rows = sorted_rows(local, length)
+        rows, length = sorted_rows(local, length), length.to(local.device).clamp(min=1)
+        if rows.is_cpu:  # a GPU is not asked for the longest
+            rows = rows[:, : int(length.max())]
+        samples, number = rows.shape[:2]
         if self.feature_input:
-            weights = self.coefficients(length, rows)
-        else:  # samples of the same length share their coefficients
-            lengths, which = on_host(length).unique(return_inverse=True)
-            weights = self.coefficients(send(lengths, rows.device)).index_select(0, send(which, rows.device))
-        rows = rows[:, : weights.shape[1]]
+            weights = self.coefficients(length, number, rows)
+        elif rows.is_cpu:  # samples of the same length share their coefficients
+            lengths, which = length.unique(return_inverse=True)
+            weights = self.coefficients(lengths, number).index_select(0, which)
+        elif number > samples:
+            weights = self.coefficients(length, number)
+        else:
+            every = torch.arange(1, number + 1, device=length.device)
+            weights = self.coefficients(every, number).index_select(0, length - 1)
         weights = weights.to(rows.dtype)
         return (weights * rows).sum(1) if self.per_dimension else (weights[:, None] @ rows)[:, 0]
 
-    def coefficients(self, length: Tensor, rows: Tensor | None = None) -> Tensor:
+    def coefficients(self, length: Tensor, number: int, rows: Tensor | None = None) -> Tensor:
         """Return the weight of each rank, from the largest value to the smallest, for samples of these lengths.
 
         Args:
             length: `[B]`; 0 counts as 1.
+            number: of ranks N, no less than any length.
             rows: sorted rows `[B, N, D]`, which are needed (and used) where `feature_input` is true.
 
         Returns:
-            `[B, N]`, or `[B, N, D]` where `per_dimension` is true; N is the largest length. Every sample's first
-            `length[b]` add up to one, the others are 0.
+            `[B, N]`, or `[B, N, D]` where `per_dimension` is true. Every sample's first `length[b]` add up to one, the
+            others are 0.
 
         Raises:
             ValueError: `feature_input` is true, but there are no rows.
@@ -107,9 +114,8 @@ class GPO(Pooling):
             rows = None
         elif rows is None:
             raise ValueError("GPO: with feature_input the coefficients depend on the sample: give its sorted rows")
-        known = on_host(length).clamp(min=1)
-        length = send(known, next(self.parameters()).device)
-        scores = self._scores(length, int(known.max()), rows)
+        length = length.to(next(self.parameters()).device).clamp(min=1)
+        scores = self._scores(length, number, rows)
         weights = softmax(scores / TEMPERATURE, valid_rows(scores, length)[..., None], 1)
         return weights if self.per_dimension else weights[..., 0]
 
@@ -124,7 +130,7 @@ class GPO(Pooling):
             positions = cos_sin_positions(number, POSITION_DIM, next(self.parameters()))
         inputs = positions.expand(len(length), -1, -1)
         if rows is not None:
-            inputs = torch.cat([inputs, rows[:, :number].to(inputs)], dim=2)
+            inputs = torch.cat([inputs, rows.to(inputs)], dim=2)
         if self.generator == "cos-sin-mlp":
             return self.mlp(inputs)
         states, _ = run_packed(self.gru, inputs, length)

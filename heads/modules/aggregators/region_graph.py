@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..embedding import Sequence
-from ..padding import on_valid_rows, valid_rows, zero_padding
-from ..projections import RowNorm
+from ..padding import valid_rows, zero_padding
+from ..projections import RowNorm, on_valid_rows
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .pooling import Average
 from .sequence_pooling import Seq2Seq

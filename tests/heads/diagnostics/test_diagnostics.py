@@ -113,7 +113,7 @@ def test_a_gaussian_has_the_coefficients_of_mean_and_variance(trained):
     run = trained("pcmepp")
     found = diagnose(run, device="cpu").tables
     model = Run(run).model(torch.device("cpu"))
-    weights = model.image.aggregator.mean.coefficients(torch.tensor([4]))[0]
+    weights = model.image.aggregator.mean.coefficients(torch.tensor([4]), 4)[0]
     ((rows, *values),) = found["coefficients of image aggregator.mean"].rows
     assert (rows, values) == ("4 rows", pytest.approx(weights.tolist()))
     assert "coefficients of image aggregator.log_variance" in found
@@ -128,7 +128,7 @@ def test_long_coefficients_are_shown_at_ten_ranks_of_the_most_frequent_lengths()
     seen = SimpleNamespace(model=SimpleNamespace(image=branch, text=nothing), image=sides[0], text=sides[1])
     (table,) = coefficient_tables(seen).values()
     assert [row[0] for row in table.rows] == ["4 rows", "5 rows", "6 rows", "31 rows"]
-    weights = branch.coefficients(torch.tensor([31]))[0].tolist()
+    weights = branch.coefficients(torch.tensor([31]), 31)[0].tolist()
     assert table.rows[3][1:] == pytest.approx([weights[round(30 * k / 9)] for k in range(10)])
     assert table.rows[0][5:] == [None] * 6
 

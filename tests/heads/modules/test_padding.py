@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xret.heads.modules.padding import last_row, on_valid_rows, softmax, valid_rows, zero_padding
+from xret.heads.modules.padding import last_row, softmax, valid_rows, zero_padding
 
 LENGTH = torch.tensor([2, 0, 3])
 
@@ -31,19 +31,3 @@ def test_softmax_is_that_of_the_valid_scores_alone():
     weights.square().sum().backward()
     assert scores.grad.isfinite().all()
     assert (scores.grad[1] == 0).all()
-
-
-def test_a_layer_sees_valid_rows_alone():
-    rows = torch.randn(3, 3, 2)
-    seen = []
-
-    def layer(some):
-        seen.append(some)
-        return some @ torch.ones(2, 4)
-
-    made = on_valid_rows(layer, rows.requires_grad_(), LENGTH)
-    (some,) = seen
-    assert torch.equal(some, torch.cat([rows[0, :2], rows[2]]))
-    torch.testing.assert_close(made, zero_padding(rows.sum(2, keepdim=True).expand(-1, -1, 4), LENGTH))
-    made.sum().backward()
-    assert torch.equal(rows.grad != 0, valid_rows(rows, LENGTH)[..., None].expand_as(rows))

@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 from xret.heads.modules.adapters import RowsAdapter, WordsAdapter
-from xret.heads.modules.projections import GatedPerceptron, RowNorm, projection
+from xret.heads.modules.padding import valid_rows, zero_padding
+from xret.heads.modules.projections import GatedPerceptron, RowNorm, on_all_rows, on_valid_rows, projection
 
+LENGTH = torch.tensor([2, 0, 3])
 LAYERS = ["linear", "mlp", "mlp-on-linear", "gated", "blocks"]
 
 
@@ -104,3 +106,80 @@ def test_a_single_row_is_normalised_by_the_running_statistics():
     assert torch.equal(norm(batch[:1]), reference.eval()(batch[:1]))
     assert torch.equal(norm.running_mean, reference.running_mean)
     assert torch.equal(norm.running_var, reference.running_var)
+
+
+def test_statistics_of_valid_rows_are_those_of_a_batch_norm_over_them():
+    torch.manual_seed(0)
+    norm, reference = filled(RowNorm(5)), filled(nn.BatchNorm1d(5))
+    for valid in ([1, 0, 1, 1, 0, 0, 1], [0, 0, 1, 1, 0, 0, 0], [1] * 7):
+        valid = torch.tensor(valid, dtype=torch.bool)
+        x = 3 + 2 * torch.randn(7, 5, dtype=torch.float64)
+        gradients = []
+        for layer, rows in ((norm, x.clone().requires_grad_()), (reference, x[valid].requires_grad_())):
+            layer.zero_grad()
+            made = layer(rows, valid)[valid] if layer is norm else layer(rows)
+            (made * torch.linspace(-1, 2, made.numel()).view_as(made)).sum().backward()
+            ours = rows.grad[valid] if layer is norm else rows.grad
+            gradients.append([made, ours, layer.weight.grad.clone(), layer.bias.grad.clone()])
+            assert layer is reference or not rows.grad[~valid].any()
+        for ours, theirs in zip(*gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+        for name, theirs in reference.named_buffers():
+            torch.testing.assert_close(dict(norm.named_buffers())[name], theirs)
+    torch.testing.assert_close(norm.eval()(x, valid), reference.eval()(x))
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_single_valid_row_is_normalised_by_the_running_statistics(count):
+    norm = filled(RowNorm(5))
+    norm(3 + 2 * torch.randn(6, 5, dtype=torch.float64))
+    before = {name: value.clone() for name, value in norm.named_buffers()}
+    x, valid = torch.randn(4, 5, dtype=torch.float64, requires_grad=True), torch.arange(4) < count
+    made = norm(x, valid)
+    torch.testing.assert_close(made[valid], norm(x[:1])[:count])
+    assert all(torch.equal(value, before[name]) for name, value in norm.named_buffers())
+    made[valid].sum().backward()
+    assert x.grad.isfinite().all() and bool(x.grad[0].any()) == bool(count)
+
+
+def test_statistics_under_mixed_precision_are_exact():
+    norm, reference = RowNorm(5), nn.BatchNorm1d(5)
+    x, valid = (1000 + torch.randn(600, 5)).bfloat16(), torch.arange(600) < 400
+    made = norm(x, valid)
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made[valid].float(), reference(x[valid].float()), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(norm.running_var, reference.running_var)
+
+
+def test_a_layer_sees_valid_rows_alone():
+    rows = torch.randn(3, 3, 2)
+    seen = []
+
+    def layer(some):
+        seen.append(some)
+        return some @ torch.ones(2, 4)
+
+    made = on_valid_rows(layer, rows.requires_grad_(), LENGTH)
+    (some,) = seen
+    assert torch.equal(some, torch.cat([rows[0, :2], rows[2]]))
+    torch.testing.assert_close(made, zero_padding(rows.sum(2, keepdim=True).expand(-1, -1, 4), LENGTH))
+    made.sum().backward()
+    assert torch.equal(rows.grad != 0, valid_rows(rows, LENGTH)[..., None].expand_as(rows))
+
+
+@pytest.mark.parametrize("garbage", [7.0, torch.nan])
+@pytest.mark.parametrize("length", [[2, 0, 3], [1, 0, 0], [4, 4, 4], [1, 2, 1]])
+@pytest.mark.parametrize("layers", [*LAYERS, "norm"])
+def test_with_padding_computed_values_and_gradients_are_the_same(layers, length, garbage):
+    length, rows = torch.tensor(length), torch.randn(3, 4, 6, dtype=torch.float64)
+    rows = rows.masked_fill(~valid_rows(rows, length)[..., None], garbage)
+    found = []
+    for form in (on_valid_rows, on_all_rows):
+        layer = filled(RowNorm(6) if layers == "norm" else projection(layers, 6, 8, depth=2))
+        own = rows.clone().requires_grad_()
+        made = form(layer, own, length)
+        (made * torch.linspace(-1, 2, made.numel()).view_as(made)).sum().backward()
+        gradients = [own.grad, *(weight.grad for weight in layer.parameters())]
+        found.append([made.detach(), *gradients, *layer.buffers()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

@@ -41,7 +41,7 @@ def test_recorded_values(golden, monkeypatch, case, dtype):
 
     outputs = {
         "pooled": pooled,
-        "weights": module.coefficients(length),
+        "weights": module.coefficients(length, int(length.max())),
         "positions": cos_sin_positions(int(length.max()), position_dim, pooled),
     }
     for name, actual in outputs.items():
@@ -96,7 +96,7 @@ def test_a_batch_of_many_lengths_is_each_sample_alone(parameters):
 
 @pytest.mark.parametrize("generator", ["cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation"])
 def test_any_length(generator):
-    weights = make(generator=generator).coefficients(torch.tensor([1, INDICES + 20]))
+    weights = make(generator=generator).coefficients(torch.tensor([1, INDICES + 20]), INDICES + 20)
     assert weights.shape == (2, INDICES + 20)
     assert weights.isfinite().all()
     assert weights[0, 0] == 1
@@ -112,4 +112,4 @@ def test_refuses_what_cannot_be():
     with pytest.raises(ValueError, match="GPO: feature_input is true, but must be false"):
         GPO(3, 3, generator="interpolation", feature_input=True)
     with pytest.raises(ValueError, match="the coefficients depend on the sample: give its sorted rows"):
-        make(feature_input=True).coefficients(torch.tensor([2]))
+        make(feature_input=True).coefficients(torch.tensor([2]), 2)

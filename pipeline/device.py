@@ -3,7 +3,7 @@
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -90,9 +90,14 @@ def drawing(device: torch.device, *seed: int) -> Iterator[None]:
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
-    """Return values of the host on a device, without waiting for it; `on_host` gives them back."""
+    """Return values of the host on a device, without waiting for it; `on_host` gives them back.
+
+    RuntimeError while a CUDA graph is recorded, which would repeat these values with every batch.
+    """
     if device.type == "cpu":
         return values
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("values of the host are sent while a CUDA graph is recorded")
     return known(values.pin_memory().to(device, non_blocking=True), values)
 
 
@@ -121,6 +126,14 @@ def start_reading(values: Tensor) -> Callable[[], Tensor]:
         return host
 
     return read
+
+
+def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return copies in the host's memory; from a GPU they come together, into pinned memory, which torch uses again."""
+    made = [one.detach().to("cpu", non_blocking=True, copy=True) for one in tensors]
+    for device in {one.device for one in tensors if one.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
+    return made
 
 
 def to_host(local: Tensor, global_: Tensor) -> tuple[np.ndarray, np.ndarray]:

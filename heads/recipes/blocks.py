@@ -114,6 +114,7 @@ class Runtime:
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     cache: Literal["auto", "memory", "stream"] = "auto"  # where the features lie while training
     checkpoint_steps: Count | None = None  # between two checkpoints; null: an epoch
+    capture: Literal["auto", "off"] = "auto"  # steps as CUDA graphs, where the device is a GPU
     log: Literal["none", "tensorboard", "wandb"] = "none"  # beside metrics.jsonl
 
 

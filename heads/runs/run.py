@@ -36,7 +36,7 @@ from ..recipes.blocks import Recipe
 from ..recipes.own import file_of
 from .info import BRANCHES, FORMAT, BranchName, RunInfo
 
-MAY_CHANGE = ("runtime.cache", "runtime.checkpoint_steps", "runtime.log")  # when a run is resumed
+MAY_CHANGE = ("runtime.cache", "runtime.checkpoint_steps", "runtime.capture", "runtime.log")  # when a run is resumed
 EMBEDDINGS = "embeddings"  # below it searches of folders of pictures keep theirs, also while another process trains
 WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.pt"
 _REMEDY = "make room, or take another --out"

@@ -8,9 +8,11 @@ are interpolated by the same share.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ...pipeline.device import on_host, send
 from ...pipeline.reading.end_to_end import MASKED, REPLACED
@@ -19,6 +21,7 @@ from ..modules.padding import mean_rows, zero_padding
 from ..modules.positions import square
 
 _AT_ONCE = 1024  # samples
+_ROWS = 8  # by whose multiples batches differ in length on a GPU
 
 
 def drop_rows(features: Features, share: float, varies: bool = False) -> Features:
@@ -89,6 +92,25 @@ def _left(features: Features, keep: Tensor) -> Features:
     if token is not None:
         token = zero_padding(token.gather(1, order), length)
     return Features(length, local, features.global_, token, order, grid)
+
+
+def in_steps(features: Features) -> Features:
+    """Return features that a GPU finds in few shapes: where lengths vary, the rows are padded to a multiple of 8."""
+    return features if features.length.is_cpu else set_by_set(_in_steps, features)
+
+
+def _in_steps(features: Features) -> Features:
+    local, token, place = features.local, features.token, features.place
+    rows = next((one.shape[1] for one in (local, token) if one is not None), 0)
+    more = -rows % _ROWS
+    if not more or (on_host(features.length) == rows).all():
+        return features
+    return replace(
+        features,
+        local=None if local is None else pad(local, (0, 0, 0, more)),
+        token=None if token is None else pad(token, (0, more)),
+        place=None if place is None else pad(place, (0, more)),
+    )
 
 
 def averaged(features: Features, which: Sequence[bool]) -> Features:

@@ -7,6 +7,7 @@ to one part: it also puts back the random state, so that dropout and noise are t
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,13 +22,27 @@ from ...pipeline.reading.features import Features, set_by_set
 from ..model import Model
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence, concatenate
-from ..modules.losses.blocks import BlockLoss, compared_pairs, in_blocks
+from ..modules.losses.blocks import BlockLoss, Pairs, compared_pairs, in_blocks, listed
 from ..modules.similarity import Cosine
 from ..recipes.blocks import Recipe
-from .augmentation import averaged, blend, drop_rows, mask_words
+from .augmentation import averaged, blend, drop_rows, in_steps, mask_words
 from .optimisation import autocast_dtype
 
 _FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses read; attention is for figures
+
+
+@dataclass
+class Prepared:
+    """A batch as its loss takes it: augmented, on the device, and its pairs either as a mask or listed on the host."""
+
+    images: Features
+    captions: Features
+    words: Sequence | None  # of the captions, whole
+    past: tuple[bool, ...]  # of each term, whether its warm-up is over
+    positives: Tensor | None = None  # bool [I, C]
+    pairs: Pairs | None = None  # the positives, listed; None on a CPU, which finds them itself
+    ignored: Tensor | None = None  # pairs that take no part, bool [I, C]; None: all do
+    blocks: tuple[Pairs, Pairs] | None = None  # positives and ignored pairs where they are compared in blocks
 
 
 class Objective:
@@ -35,6 +50,8 @@ class Objective:
 
     The `split` says which captions have equal texts, and where it is computed; None: none have, and in float32.
     """
+
+    static = True  # whether the operations of a step follow from the shapes of its batch
 
     def __init__(self, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches | None = None) -> None:
         self.recipe, self.model, self.losses = recipe, model, losses
@@ -48,50 +65,64 @@ class Objective:
 
     def __call__(self, batch: Batch, now: float) -> Tensor:
         """Return the loss of a batch followed by its terms, unweighted, ``[1 + T]``, after `now` epochs."""
-        device, augment = batch.caption_image.device, self.recipe.augment
+        return self.loss(self.prepare(batch, now))
+
+    def prepare(self, batch: Batch, now: float) -> Prepared:
+        """Do what needs the host: draw the augmentation, and find out which pairs belong together."""
         for term in self.losses.values():
             term.epoch = now  # type: ignore[assignment]
-        images, captions = batch.images, batch.captions
+        past = tuple(now >= getattr(term, "warmup_epochs", 0) for term in self.losses.values())
+        augment, images, captions = self.recipe.augment, batch.images, batch.captions
         if augment.mix:
             vectors = averaged(images, self.model.image.averages), averaged(captions, self.model.text.averages)
             images, captions = blend(*vectors, batch.caption_image, augment.mix)
         if augment.mask_words:
             captions = mask_words(captions, augment.mask_words, self._mask)
-        images = drop_rows(images, augment.image, augment.image_varies)
-        captions = drop_rows(captions, augment.text)
-        parts = self._parts(batch)
+        images = in_steps(drop_rows(images, augment.image, augment.image_varies))
+        captions = in_steps(drop_rows(captions, augment.text))
+        found = batch.captions.words
+        words = None if found is None or found.token is None else Sequence(found.token, found.length)
+        text = None if self.text_number is None else self.text_number[batch.caption_index]
+        same_is_positive = self.recipe.loss["same_text"] == "positive"
+        if self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses):
+            owner = on_host(batch.caption_image)
+            pairs = compared_pairs(owner, text, same_is_positive=same_is_positive)
+            return Prepared(images, captions, words, past, blocks=pairs)
+        positives, ignored = batch.positives, None
+        if text is not None:
+            ignored = same_text(on_host(positives), text)
+            if same_is_positive:
+                positives, ignored = send(on_host(positives) | ignored, positives.device), None
+            else:
+                ignored = send(ignored, positives.device)
+        listing = None if positives.is_cpu else Pairs(*send(on_host(positives).nonzero().T, positives.device))
+        return Prepared(images, captions, words, past, positives, listing, ignored)
+
+    def loss(self, given: Prepared) -> Tensor:
+        """Return what calling it does, of a batch that is prepared; on a GPU it asks the host nothing."""
+        device, parts = given.images.length.device, self._parts(given)
         with torch.autocast(device.type, self.precision, enabled=self.precision is not None):
-            one = embed_in_parts(self.model.embed_images, images, parts)
-            other = embed_in_parts(self.model.embed_captions, captions, parts)
-        words = batch.captions.words
-        if words is not None and words.token is not None:  # a loss that writes captions writes them whole
-            other = other._replace(token=Sequence(words.token, words.length))
+            images = embed_in_parts(self.model.embed_images, given.images, parts)
+            captions = embed_in_parts(self.model.embed_captions, given.captions, parts)
+        if given.words is not None:  # a loss that writes captions writes them whole
+            captions = captions._replace(token=given.words)
         # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
-        chunked = self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses)
-        terms = (self._terms_in_blocks if chunked else self._terms)(batch, one, other)
+        terms = self._terms(given, images, captions)
         self.weights = self.weights.to(terms)  # the first time
         return torch.cat([(terms @ self.weights)[None], terms])
 
-    def _terms(self, batch: Batch, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the terms of the whole similarity matrix."""
-        similarity, positives = self.model.similarity(images.embedding, captions.embedding), batch.positives
-        if self.text_number is not None:
-            same = same_text(on_host(positives), self.text_number[batch.caption_index])
-            if self.recipe.loss["same_text"] == "positive":
-                positives = send(on_host(positives) | same, similarity.device)
-            else:
-                similarity = similarity.masked_fill(send(same, similarity.device), -torch.inf)
-        return torch.stack([term(similarity, positives, images, captions) for term in self.losses.values()])
-
-    def _terms_in_blocks(self, batch: Batch, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the same terms without the matrix."""
-        text = None if self.text_number is None else self.text_number[batch.caption_index]
-        positives, ignored = compared_pairs(
-            on_host(batch.caption_image), text, same_is_positive=self.recipe.loss["same_text"] == "positive"
-        )
-        sides: tuple[Any, Any] = (images.embedding, captions.embedding)
+    def _terms(self, given: Prepared, images: Aggregated, captions: Aggregated) -> Tensor:
+        """Return the terms, of the whole similarity matrix or in blocks without it."""
         losses: Any = self.losses.values()
-        return torch.stack([in_blocks(loss, *sides, positives, ignored) for loss in losses])
+        if given.blocks is not None:
+            sides: tuple[Any, Any] = (images.embedding, captions.embedding)
+            return torch.stack([in_blocks(loss, *sides, *given.blocks) for loss in losses])
+        assert given.positives is not None, "either blocks or a mask"
+        similarity = self.model.similarity(images.embedding, captions.embedding)
+        if given.ignored is not None:
+            similarity = similarity.masked_fill(given.ignored, -torch.inf)
+        positives = listed(given.positives, given.pairs)
+        return torch.stack([term(similarity, positives, images, captions) for term in losses])
 
     @property
     def _mask(self) -> int:
@@ -100,10 +131,10 @@ class Objective:
         assert adapter is not None, "the model takes words where they are masked"
         return adapter.vocabulary_size - 1
 
-    def _parts(self, batch: Batch) -> int:
+    def _parts(self, given: Prepared) -> int:
         """Return in how many parts a batch is embedded: `data.chunk` units at once."""
         chunk = self.recipe.data.chunk
-        units = batch.images if self.recipe.data.unit == "image" else batch.captions
+        units = given.images if self.recipe.data.unit == "image" else given.captions
         return 1 if chunk is None else -(-len(units.length) // chunk)
 
 

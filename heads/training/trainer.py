@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ...pipeline.device import deterministic, drawing, start_reading
+from ...pipeline.device import copies, deterministic, drawing
 from ...pipeline.errors import NotFinite, RunError
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.reading.features import Features
@@ -25,9 +26,10 @@ from ..model import Model
 from ..modules.losses.triplet import Triplet
 from ..runs.run import CHECKPOINT, Run
 from .callbacks import LOGS, Callback, epoch_values, step_values
+from .gradients import Gradients
 from .log import TrainLog, describe
 from .objective import Objective
-from .optimisation import average_of, drop_frozen, learning_rate, set_rates, warmup, weights_of
+from .optimisation import average_of, learning_rate, set_rates, warmup
 
 COLLAPSED = 100  # steps at which the loss sits at its constant
 _NEAR = 0.01  # of the constant
@@ -49,6 +51,18 @@ class TrainSummary:
     untrained_rsum: float | None = None  # of the frozen encoders alone on the same split, where they share a space
 
 
+@dataclass(frozen=True)
+class _Taken:
+    """A step whose loss a GPU may still compute."""
+
+    read: Callable[[], Tensor]  # waits for the loss and its terms
+    batch: Batch
+    of_epoch: int  # its number, counted from 1
+    step: int  # among all
+    rate: float  # its learning rate
+    constant: float | None  # of `collapsed_loss`
+
+
 class Trainer:
     """Trains a model, from any state between two steps.
 
@@ -66,6 +80,7 @@ class Trainer:
         self.model, self.losses, self.recipe = objective.model, objective.losses, objective.recipe
         # float16 loses small gradients without scaling; bfloat16 has float32's range.
         self.scaler = torch.amp.GradScaler(device.type, enabled=objective.precision is torch.float16)
+        self.gradients = Gradients(objective, optimizer, self.scaler)
         self.average = average_of(self.model, self.recipe.optimizer)  # is validated and kept once it has begun
         self.epoch = 0  # complete ones
         self.steps = 0  # of the epoch that is not complete
@@ -156,6 +171,8 @@ class Trainer:
         ):
             at = f"goes on after epoch {self.epoch}, step {self.steps}," if self.step else "begins"
             log.write(f"{at} {self.recipe.name} on {run.info.store}, {split.placement}, on {self.device}")
+            if self.device.type == "cuda" and self.gradients.refused:
+                log.write(f"its steps are launched operation by operation: {self.gradients.refused}")
             while self.epoch < epochs and not stopped_early(self.epoch, self.best_epoch, patience):
                 self._train_epoch(log)
             if before < self.epoch < epochs:
@@ -203,7 +220,8 @@ class Trainer:
         checkpoint, run, kept = self.checkpoint(), self._run, self.kept
         state = checkpoint["state"]
         # In the host's memory: a GPU has none to spare where it fits just what a step needs.
-        copied = {id(one): one.to("cpu", copy=True) for one in tree_leaves(state) if isinstance(one, Tensor)}
+        tensors = [one for one in tree_leaves(state) if isinstance(one, Tensor)]
+        copied = dict(zip(map(id, tensors), copies(tensors), strict=True))
         checkpoint |= {"state": deepcopy(state, copied), "metrics": [*self.metrics]}
 
         def write() -> None:
@@ -225,11 +243,11 @@ class Trainer:
         began, data, schedule = time.perf_counter(), self.recipe.data, self.recipe.schedule
         order: dict[str, Any] = {"unit": data.unit, "batch_size": data.batch_size, "captions": data.captions}
         self.model.train()
-        for batch in self._split.epoch(**order, seed=self._run.info.seed, epoch=self.epoch, first=self.steps):
-            values = self._learn(batch, log)
+        for taken in self._steps_left(order):
+            values = self._look_at(taken, log)
             for one in self._callbacks:
-                one.on_step(self.step, step_values(values, self._terms, self._last_rate))
-            units = batch.images if data.unit == "image" else batch.captions
+                one.on_step(taken.step, step_values(values, self._terms, taken.rate))
+            units = taken.batch.images if data.unit == "image" else taken.batch.captions
             log.step(self.epoch, len(units.length), values)
         if self.average is not None and self.epoch >= schedule.epochs - self.recipe.optimizer.swa_epochs:
             self.average.update_parameters(self.model)
@@ -249,55 +267,63 @@ class Trainer:
         better = table.rsum > self.best_rsum
         if better:
             self.best_epoch, self.best_rsum = self.epoch, table.rsum
-            self.best = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.kept.state_dict().items()}
+            weights = self.kept.state_dict()
+            self.best = dict(zip(weights, copies(list(weights.values())), strict=True))
             self._of_best = self._run.facts_of(self.kept)
         self._save(export=True, weights=better)
         log.epoch(self.metrics[-1], self.best_epoch, self.best_rsum)
         for one in self._callbacks:
             one.on_epoch(self.epoch, self.step, epoch_values(table))
 
-    def _learn(self, batch: Batch, log: TrainLog) -> list[float]:
-        """Take a step, count it, and save the state where the recipe says so; return the loss and its terms."""
-        with _repeatable(self.device, self._run.info.seed, self.epoch, self.steps):
-            values = self._step(batch)
-        told = values.tolist()
+    def _steps_left(self, order: dict[str, Any]) -> Iterator["_Taken"]:
+        """Take the steps that are left of an epoch, yield each, and save the state where the recipe says so.
+
+        On a GPU a step is yielded once the next one is on its way, so that nobody waits for its loss meanwhile.
+        """
+        every, waiting = self.recipe.runtime.checkpoint_steps, deque[_Taken]()
+        for batch in self._split.epoch(**order, seed=self._run.info.seed, epoch=self.epoch, first=self.steps):
+            with _repeatable(self.device, self._run.info.seed, self.epoch, self.steps):
+                read = self._step(batch)
+            pairs = len(batch.captions.length)
+            constant = collapsed_loss(self.losses, pairs, self.recipe.loss["same_text"])
+            self.steps, self.step = self.steps + 1, self.step + 1
+            waiting.append(_Taken(read, batch, self.steps, self.step, self._last_rate, constant))
+            save = every is not None and self.step % every == 0
+            while len(waiting) > (self.device.type == "cuda" and not save):
+                yield waiting.popleft()
+            if save:
+                self._save(export=False)
+        yield from waiting
+
+    def _look_at(self, taken: "_Taken", log: TrainLog) -> list[float]:
+        """Return the loss of a step and its terms, and add them up; NotFinite where they are no numbers."""
+        values = taken.read()
+        told: list[float] = values.tolist()
         if not values[0].isfinite():
-            where = f"epoch {self.epoch + 1}, step {self.steps + 1}"
+            where = f"epoch {self.epoch + 1}, step {taken.of_epoch}"
             what = f"the loss is not finite in {where}: {describe(told, self._terms)}"
-            raise self._not_finite(what, (batch.images, batch.captions))
+            raise self._not_finite(what, (taken.batch.images, taken.batch.captions))
         self.sums = self.sums + values
-        self.steps, self.step = self.steps + 1, self.step + 1
-        self._watch(dict(zip(self._terms, told[1:], strict=True)), len(batch.captions.length), log)
-        every = self.recipe.runtime.checkpoint_steps
-        if every is not None and self.step % every == 0:
-            self._save(export=False)
-        return list(told)
+        self._watch(dict(zip(self._terms, told[1:], strict=True)), taken.constant, log)
+        return told
 
-    def _step(self, batch: Batch) -> Tensor:
-        """Learn from a batch; return its loss, followed by the terms, ``[1 + T]``, on the host.
+    def _step(self, batch: Batch) -> Callable[[], Tensor]:
+        """Learn from a batch; return what waits for its loss, followed by the terms, ``[1 + T]``, on the host.
 
-        Where the loss is not finite, no weight is changed.
+        Where the loss is not finite, a CPU changes no weight; a GPU is not waited for, and the training ends a step
+        later without saving any.
         """
         recipe, optimizer, scaler, now = self.recipe, self.optimizer, self.scaler, self._epochs_at(self.steps)
         set_rates(optimizer, recipe.schedule, learning_rate(recipe.schedule, recipe.optimizer.lr, now), now)
-        optimizer.zero_grad()
-        loss = self.objective(batch, now)
-        read = start_reading(loss.detach())
-        scaler.scale(loss[0]).backward()
-        values = read()
-        if not values[0].isfinite():
-            return values
-        drop_frozen(optimizer, now)
-        learning = [p for p in weights_of(self.model, self.losses) if p.grad is not None]
-        if learning:  # the scaler takes no step of nothing
-            if recipe.optimizer.clip is not None:
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(learning, recipe.optimizer.clip)
+        read = self.gradients(batch, now)
+        if self.device.type == "cpu" and not read()[0].isfinite():
+            return read
+        if any(weight.grad is not None for weight in self.gradients.weights):  # the scaler takes no step of nothing
             scaler.step(optimizer)
             scaler.update()
         if self.average is not None and recipe.optimizer.ema is not None:
             self.average.update_parameters(self.model)
-        return values
+        return read
 
     def _validate(self) -> Recalls:
         """Return the recalls of the validation split, ties pessimistic."""
@@ -310,9 +336,8 @@ class Trainer:
             read = chain(self._val.image_features(_READ), self._val.caption_features(_READ))
             raise self._not_finite(what, read) from error
 
-    def _watch(self, terms: dict[str, float], pairs: int, log: TrainLog) -> None:
+    def _watch(self, terms: dict[str, float], constant: float | None, log: TrainLog) -> None:
         """Count the steps at which a triplet loss sits at its constant, and warn when it has for long."""
-        constant = collapsed_loss(self.losses, pairs, self.recipe.loss["same_text"])
         near = constant is not None and abs(terms["triplet"] - constant) < _NEAR * constant
         self.at_constant = self.at_constant + 1 if near else 0
         if self.at_constant == COLLAPSED:

@@ -86,6 +86,8 @@ class Session:
         kind = "grid" if name in ("mlp", "setdiv-small") else "roi"
         facts = FeatureFacts(kind, self.facts.channels, self.facts.global_channels)
         chosen = [f"{key}={value}" for key, value in self.chosen.items()]
+        if reference:  # the published codes launch operation by operation
+            chosen.append("runtime.capture=off")
         return Step(load_recipe(name, [*chosen, *settings]), facts, WORD_IDS, device, reference)
 
 

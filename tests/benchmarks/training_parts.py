@@ -13,14 +13,15 @@ from typing import Any
 import click
 import torch
 from sizes import VOCABULARY
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_reference import make_reference
 
 from xret.heads.model import FeatureFacts, build_losses, build_model
 from xret.heads.recipes.recipe import Recipe
+from xret.heads.training.gradients import Gradients
 from xret.heads.training.objective import Objective
-from xret.heads.training.optimisation import autocast_dtype, build_optimizer, set_rates, weights_of
+from xret.heads.training.optimisation import autocast_dtype, build_optimizer, set_rates
 from xret.pipeline.device import on_host, send
 from xret.pipeline.reading.batches import Batch
 from xret.pipeline.reading.features import Features
@@ -107,16 +108,11 @@ class Step:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.float16)
         self.objective = Objective(recipe, self.model, self.losses)
         self.objective.precision = self.precision
+        self.gradients = Gradients(self.objective, self.optimizer, self.scaler)
 
     def __call__(self, batch: Batch) -> Tensor:
         set_rates(self.optimizer, self.recipe.schedule, self.recipe.optimizer.lr, BEHIND_WARMUP)
-        self.optimizer.zero_grad()
-        loss = self.objective(batch, BEHIND_WARMUP)
-        values = loss.detach().cpu()
-        self.scaler.scale(loss[0]).backward()
-        if self.recipe.optimizer.clip is not None:
-            self.scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(weights_of(self.model, self.losses), self.recipe.optimizer.clip)
+        values = self.gradients(batch, BEHIND_WARMUP)()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         return values

@@ -83,9 +83,22 @@ class BlockLoss(Loss, ABC):
         return self.total(Parts(parts.own, parts.images[None], parts.captions[None]), own)
 
 
+def listed(mask: Tensor, pairs: Pairs | None) -> Tensor:
+    """Return a mask for which `pairs_of` gives these pairs, without asking a GPU; of None it looks for them."""
+    mask.pairs = pairs  # type: ignore[attr-defined]
+    return mask
+
+
+def transposed(mask: Tensor) -> Tensor:
+    """Return a mask's transpose, whose pairs are known where the mask's are."""
+    pairs = getattr(mask, "pairs", None)
+    return listed(mask.T, None if pairs is None else Pairs(pairs.columns, pairs.rows))
+
+
 def pairs_of(mask: Tensor) -> Pairs:
     """Return the pairs for which `mask [I, C]` is true, on its device."""
-    return Pairs(*send(on_host(mask).nonzero().T, mask.device))
+    pairs: Pairs | None = getattr(mask, "pairs", None)
+    return Pairs(*mask.nonzero().T) if pairs is None else pairs
 
 
 def joined(one: Pairs, other: Pairs) -> Pairs:

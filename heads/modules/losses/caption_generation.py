@@ -32,6 +32,8 @@ class CaptionGeneration(Loss):
         vocabulary_size: number of words, ids 0 to `vocabulary_size - 1`; one id more marks beginning and end.
     """
 
+    asks_lengths = True
+
     def __init__(self, dim: int, vocabulary_size: int) -> None:
         super().__init__()
         self.boundary = vocabulary_size

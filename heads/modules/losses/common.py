@@ -20,9 +20,11 @@ class Loss(Part):
 
     Attributes:
         uses_global: whether it reads the global features of both sides.
+        asks_lengths: whether it needs lengths on the host, so that no CUDA graph can hold it.
     """
 
     uses_global = False
+    asks_lengths = False
 
     def needed(self, value: T | None, what: str, side: str, choose: str) -> T:
         """Return `value`; ValueError where it is None, because the `side` aggregator does not give it."""

@@ -11,10 +11,9 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from ....pipeline.device import known, on_host
 from ..aggregators.aggregated import Aggregated
 from ..parameters import at_least
-from .blocks import pairs_of
+from .blocks import pairs_of, transposed
 from .common import LOSSES, Loss
 
 Negatives = Literal["hardest", "all", "semi-hard"]
@@ -61,8 +60,7 @@ class Triplet(Loss):
         ways = {"hardest": _hardest, "all": _every, "semi-hard": partial(_every, semi_hard=True)}
         one_way = ways[negatives]
         image_to_text = one_way(similarity, positives, self.margin, self.reduction)
-        turned = known(positives.T, on_host(positives).T)
-        return image_to_text + one_way(similarity.T, turned, self.margin, self.reduction)
+        return image_to_text + one_way(similarity.T, transposed(positives), self.margin, self.reduction)
 
 
 def _hardest(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:

@@ -137,6 +137,8 @@ class EndToEndModel(Model):
 class EndToEndObjective(Objective):
     """The loss of a recipe with backbones in the loop: some are frozen at first, each drops rows of its own."""
 
+    static = False
+
     def __init__(self, recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict, split: Batches) -> None:
         put_back: dict[str, Any] = dict.fromkeys(model.backbones, 0.0)
         super().__init__(replace(recipe, augment=replace(recipe.augment, **put_back)), model, losses, split)

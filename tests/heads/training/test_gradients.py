@@ -1,0 +1,110 @@
+"""Steps as CUDA graphs have the bits of steps that are launched operation by operation."""
+
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from bundled_recipes import ALIGNMENT, small_settings
+from small_store import make_store
+from small_trainings import assert_equal, numbers
+from small_trainings import recipe_of as small_recipe
+
+from xret.heads.model import build_losses, build_model, feature_facts
+from xret.heads.recipes.names import recipe_names
+from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.gradients import Gradients
+from xret.heads.training.objective import Objective
+from xret.heads.training.optimisation import build_optimizer
+from xret.heads.training.train import train
+from xret.pipeline.device import deterministic, drawing
+from xret.pipeline.reading.batches import stored_batches
+from xret.pipeline.store import FeatureCache
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+CUDA = torch.device("cuda")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """Give the store of a kind of images and a kind of captions, made once."""
+    made = {}
+
+    def of(image, text):
+        if (image, text) not in made:
+            url = tmp_path_factory.mktemp("recorded") / "small.zarr"
+            made[image, text] = make_store(url, train=24, val=0, test=0, image=image, text=text)
+        return FeatureCache.open(made[image, text])
+
+    return of
+
+
+def trained(recipe, cache, steps):
+    """Take some steps on a GPU; return each one's loss with its terms and gradients, the weights, and the graphs."""
+    facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
+    with drawing(torch.device("cpu"), 1):
+        model, losses = build_model(recipe, *facts).to(CUDA).train(), build_losses(recipe, facts[1]).to(CUDA)
+    fields = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
+    split = stored_batches(cache.image_set(), cache.caption_set(), "train", device=CUDA, **fields)
+    optimizer = build_optimizer(model, losses, recipe.optimizer)
+    gradients = Gradients(
+        Objective(recipe, model, losses, split), optimizer, torch.amp.GradScaler("cuda", enabled=False)
+    )
+    data, found = recipe.data, []
+    order = {"unit": data.unit, "batch_size": data.batch_size, "captions": data.captions}
+    epochs = (batch for epoch in range(steps) for batch in split.epoch(**order, seed=0, epoch=epoch))
+    for number, batch in enumerate(islice(epochs, steps)):
+        with drawing(CUDA, 1, number), deterministic(CUDA):
+            values = gradients(batch, number / 6)().clone()
+            found.append([values, *(p.grad.clone() for p in gradients.weights if p.grad is not None)])
+            optimizer.step()
+    return found, {**model.state_dict(), **losses.state_dict()}, gradients
+
+
+@pytest.mark.gpu
+@GPU
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_graph_gives_the_bits_of_its_operations(name, store):
+    recipe = load_recipe(name, small_settings(name))
+    text = "tokens" if name in ALIGNMENT else "words"
+    cache = store(recipe.data.image_kind or "grid", recipe.data.text_kind or text)
+    launched, recorded = (
+        trained(replace(recipe, runtime=replace(recipe.runtime, capture=capture)), cache, 12)
+        for capture in ("off", "auto")
+    )
+    assert not launched[2].graphs
+    assert recorded[2].refused or recorded[2].graphs, "no shape came twice"
+    assert (recorded[2].refused is None) == ("vsrn" not in name)
+    for number, both in enumerate(zip(launched[0], recorded[0], strict=True)):
+        assert_equal(*both, f"step {number}")
+    assert_equal(launched[1], recorded[1])
+
+
+@pytest.mark.gpu
+@GPU
+def test_a_training_with_graphs_goes_on_where_it_stopped(tmp_path):
+    url = make_store(tmp_path / "small.zarr")
+    for name, settings in {"auto": [], "off": ["runtime.capture=off"]}.items():
+        train(url, small_recipe("vsepp", 4, *settings), tmp_path / name, device="cuda", seed=3)
+    train(url, small_recipe("vsepp", 2), tmp_path / "parts", device="cuda", seed=3)
+    train(url, small_recipe("vsepp", 4), tmp_path / "parts", device="cuda", seed=3, resume=True)
+    for other in ("off", "parts"):
+        assert_equal(numbers(tmp_path / "auto"), numbers(tmp_path / other))
+
+
+def test_what_no_graph_can_hold_is_named(store):
+    def refused(name, *settings, **changes):
+        recipe = replace(load_recipe(name, [*small_settings(name), *settings]), **changes)
+        cache = store(recipe.data.image_kind or "grid", "words")
+        facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
+        model, losses = build_model(recipe, *facts), build_losses(recipe, facts[1])
+        optimizer = build_optimizer(model, losses, recipe.optimizer)
+        return Gradients(
+            Objective(recipe, model, losses), optimizer, torch.amp.GradScaler("cpu", enabled=False)
+        ).refused
+
+    assert refused("vsepp") is None
+    assert "runtime.capture" in refused("vsepp", "runtime.capture=off")
+    assert "data.chunk" in refused("vsepp", "data.chunk=4")
+    assert "loss.caption-generation" in refused("vsrn")
+    assert "mine" in refused("vsepp", code={"mine": "0" * 64})

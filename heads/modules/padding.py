@@ -33,7 +33,7 @@ def with_ends(token: Tensor, length: Tensor, start: int, end: int) -> tuple[Tens
     """Return `token [B, N]` with `start` before and `end` after each sample's valid ids, `[B, N + 2]`, and lengths."""
     longer = functional.pad(token, (1, 1))
     longer[:, 0] = start
-    length = length + 2
+    length = length.to(token.device) + 2
     return longer.scatter(1, length[:, None] - 1, end), length
 
 
@@ -49,7 +49,7 @@ def rows_of_all(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
     rows = torch.cat([own for own, _ in parts], 1)
     padding = torch.cat([~valid_rows(own, length) for own, length in parts], 1)
     order = padding.int().argsort(dim=1, stable=True)  # the valid ones first, as they stand
-    number = torch.stack([length for _, length in parts]).sum(0)
+    number = torch.stack([length.to(rows.device) for _, length in parts]).sum(0)
     return zero_padding(rows.gather(1, order[..., None].expand_as(rows)), number), number
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from xret.heads.modules.padding import last_row, softmax, valid_rows, zero_padding
+from xret.heads.modules.padding import last_row, rows_of_all, softmax, valid_rows, with_ends, zero_padding
 
 LENGTH = torch.tensor([2, 0, 3])
 
@@ -31,3 +31,11 @@ def test_softmax_is_that_of_the_valid_scores_alone():
     weights.square().sum().backward()
     assert scores.grad.isfinite().all()
     assert (scores.grad[1] == 0).all()
+
+
+def test_lengths_may_lie_on_another_device_than_rows():
+    token, rows = torch.zeros(3, 4, dtype=torch.long, device="meta"), torch.zeros(3, 4, 2, device="meta")
+    longer, length = with_ends(token, LENGTH, 7, 8)
+    assert (longer.shape, length.shape, length.device) == ((3, 6), (3,), token.device)
+    joined, number = rows_of_all([(rows, LENGTH), (rows, LENGTH)])
+    assert (joined.shape, number.shape, number.device) == ((3, 8, 2), (3,), rows.device)

@@ -83,13 +83,17 @@ def one_sample(module, rows):
     return torch.stack([sum(weights[k, i] * rows[k, i] for k in range(len(rows))) for i in range(3)])
 
 
+@pytest.mark.parametrize("number", [6, 7])  # as many rows as samples, and more
+@pytest.mark.parametrize("is_cpu", [True, False])
 @pytest.mark.parametrize("parameters", VARIANTS, ids=lambda p: "-".join(str(value) for value in p.values()))
-def test_a_batch_of_many_lengths_is_each_sample_alone(parameters):
+def test_a_batch_of_many_lengths_is_each_sample_alone(parameters, is_cpu, number, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cpu", is_cpu)  # another device is not asked for lengths
     module = make(**parameters)
-    length = torch.tensor([4, 1, 6, 4, 2, 6])
-    local = torch.randn(6, 7, 3, dtype=torch.float64)
+    length = torch.tensor([4, 1, 6, 4, 0, 5])
+    local = torch.randn(6, number, 3, dtype=torch.float64)
+    local[4, 0] = 0  # no row counts as one of zeros
     pooled = module(local, length, None).embedding
-    for b, rows in enumerate(length.tolist()):
+    for b, rows in enumerate(length.clamp(min=1).tolist()):
         values = local[b, :rows].sort(dim=0, descending=True).values
         torch.testing.assert_close(pooled[b], one_sample(module, values))
 

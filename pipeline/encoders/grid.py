@@ -59,9 +59,9 @@ class Grid(VisualEncoder):
         """Prepare an image as the network takes it; return pixels [3,S,S], uint8 or float32."""
         return self._transform(image)
 
-    def _prepare_by(self, transform: Callable[[Image.Image], Tensor], mean: Any, std: Any) -> None:
-        """Let `transform` give uint8 pixels, of which a whole batch is scaled and normalised on the device."""
-        self._transform = transform
+    def _prepare_by(self, steps: Sequence[Callable[[Image.Image], Image.Image]], mean: Any, std: Any) -> None:
+        """Let these steps give a picture whose uint8 pixels are scaled and normalised on the device, batch by batch."""
+        self._transform = transforms.Compose([*steps, pixels_of])
         self._mean, self._std = (torch.tensor(one, device=self.device)[:, None, None] for one in (mean, std))
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -124,6 +124,15 @@ class Grid(VisualEncoder):
             raise EncoderError(f"'{self.name}' makes a single cell of an image; choose a larger --image-size")
 
 
+def pixels_of(image: Image.Image) -> Tensor:
+    """Return the pixels of an RGB image, uint8 [3,H,W], as torchvision's `PILToTensor` does.
+
+    That lets go of the interpreter eight times, and each time a thread that reads pictures waits to have it back.
+    """
+    rows = np.frombuffer(bytearray(image.tobytes()), np.uint8).reshape(image.height, image.width, 3)
+    return torch.from_numpy(rows.transpose(2, 0, 1))
+
+
 def _rows(local: Tensor) -> Tensor:
     return local.flatten(2).transpose(1, 2) if local.ndim == 4 else local
 
@@ -155,9 +164,8 @@ class GridEncoder(Grid):
         steps = [
             transforms.Resize([size, size] if spec.whole else [shorter], preset.interpolation),
             transforms.CenterCrop(size),
-            transforms.PILToTensor(),
         ]
-        self._prepare_by(transforms.Compose(steps), preset.mean, preset.std)
+        self._prepare_by(steps, preset.mean, preset.std)
         self._measure(torch.zeros(1, 3, size, size))
         self.identity = {
             "encoder": spec.name,

@@ -15,7 +15,6 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torchvision import transforms
 
 from ...errors import EncoderError, nearest
 from .. import weights
@@ -45,7 +44,7 @@ class ClipImageEncoder(Grid):
             require_cut(spec.name, pictures.resize_mode != "squash")
             pictures = replace(pictures, resize_mode="squash")
         *steps, _, normalize = transform.image_transform_v2(pictures, is_train=False).transforms
-        self._prepare_by(transforms.Compose([*steps, transforms.PILToTensor()]), normalize.mean, normalize.std)
+        self._prepare_by(steps, normalize.mean, normalize.std)
         height, width = (pictures.size,) * 2 if isinstance(pictures.size, int) else pictures.size
         trunk = getattr(tower, "trunk", None)  # of timm
         before = getattr(trunk, "num_prefix_tokens", 0) if trunk is not None else int(hasattr(tower, "class_embedding"))

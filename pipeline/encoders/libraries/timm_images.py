@@ -46,7 +46,8 @@ class TimmEncoder(Grid):
         if spec.whole:
             require_cut(what, (data["crop_mode"], data["crop_pct"]) != _UNCUT)
             data["crop_mode"], data["crop_pct"] = _UNCUT
-        self._prepare_by(timm.data.create_transform(**data, normalize=False), data["mean"], data["std"])
+        *steps, _ = timm.data.create_transform(**data, normalize=False).transforms  # without that to a tensor
+        self._prepare_by(steps, data["mean"], data["std"])
         self.network = network.to(device).eval().requires_grad_(False)
         self.name = config.architecture if spec.weights else f"{config.architecture}.{config.tag}"
         self._what, self._pixels = what, weights.noise(size[1:]).to(device)

@@ -251,15 +251,74 @@ def test_damage_is_survived(tmp_path_factory, kind, data):
             opened.getpixel((0, 0))
 
 
+def by_pillow(data: bytes) -> np.ndarray | str:
+    """Return the pixels of a JPEG as Pillow alone gives them, or why it refuses it."""
+    try:
+        with Image.open(BytesIO(data)) as opened:
+            return np.asarray(opened.convert("RGB"))
+    except Exception as error:
+        return str(error)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_a_jpeg_has_the_pixels_and_the_faults_that_pillow_finds(data):
+    height, width = data.draw(st.integers(1, 400)), data.draw(st.integers(1, 400))
+    colours = data.draw(st.sampled_from(["RGB", "RGB", "L", "CMYK"]))
+    options = {"progressive": data.draw(st.booleans()), "quality": data.draw(st.sampled_from([20, 75, 95]))}
+    if colours == "RGB":
+        options["subsampling"] = data.draw(st.integers(0, 2))
+    if data.draw(st.booleans()):
+        options["restart_marker_blocks"] = 3
+    buffer = BytesIO()
+    smooth = Image.fromarray(noise(height // 4 + 1, width // 4 + 1)).resize((width, height))
+    smooth.convert(colours).save(buffer, "JPEG", **options)
+    damaged = bytearray(buffer.getvalue())
+    for place in data.draw(st.lists(st.integers(0, len(damaged) - 1), max_size=3)):
+        damaged[place] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        damaged = damaged[: data.draw(st.integers(3, len(damaged)))] + data.draw(st.sampled_from([b"", b"\xff\xd9"]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = by_pillow(bytes(damaged))
+        try:
+            found = np.asarray(open_image(bytes(damaged)))
+        except SampleError as error:
+            assert isinstance(expected, str)
+            assert "file that Pillow reads" in error.reason or error.reason == expected
+        else:
+            assert np.array_equal(found, expected)
+
+
+def test_a_jpeg_loses_its_metadata_and_is_turned_by_all_that_says_so():
+    pixels, exif = np.repeat(JPEG_PIXELS, 3, 2), Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    xmp = b'<x xmlns:tiff="t"><tiff:Orientation>6</tiff:Orientation></x>'
+    profile = np.random.default_rng(0).bytes(200_000)  # has bytes that mean something elsewhere
+    for options in ({}, {"exif": exif}, {"xmp": xmp}, {"exif": exif, "icc_profile": profile}, {"comment": b"Exif\0"}):
+        file = BytesIO()
+        Image.fromarray(pixels).save(file, "JPEG", dpi=(72, 72), **options)
+        turned = {"exif", "xmp"} & options.keys()
+        opened = open_image(file.getvalue())
+        assert (opened.info, dict(opened.getexif())) == ({}, {ExifTags.Base.Orientation: 6} if turned else {})
+        upright = open_image(file.getvalue(), upright=True)
+        np.testing.assert_allclose(np.asarray(upright).astype(int), shown(pixels, 6 if turned else 1), atol=12)
+
+
 def test_a_decompression_bomb_is_refused_by_its_header(tmp_path):
     (tmp_path / "bomb.png").write_bytes(png(60_000, 60_000, 8, 2, b"\0" * 100))
     assert "more pixels than Pillow opens" in failure(tmp_path / "bomb.png")
 
 
-def test_a_large_picture_is_no_bomb(tmp_path, monkeypatch):
-    Image.fromarray(noise(30, 50)).save(tmp_path / "large.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here, and refuses from twice as many
-    assert open_image(tmp_path / "large.png").size == (50, 30)
+@pytest.mark.parametrize("suffix", [".png", ".jpg"])
+def test_a_large_picture_is_no_bomb(tmp_path, monkeypatch, suffix):
+    Image.fromarray(noise(30, 50)).save(tmp_path / f"large{suffix}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)  # Pillow warns from here, and refuses from twice as many
+        assert open_image(tmp_path / f"large{suffix}").size == (50, 30)
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)
+        assert "more pixels than Pillow opens" in failure(tmp_path / f"large{suffix}")
 
 
 def test_threads_do_not_disturb_each_other(tmp_path):

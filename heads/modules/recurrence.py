@@ -68,11 +68,10 @@ def run_padded(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Callable[[], 
     turned = length.to(rows.device).clamp(min=1)[:, None] - 1 - place
     padding = turned < 0
     turned = torch.where(padding, place, turned)  # its own inverse
-    there = (sample[:, None] * number + turned).T.flatten()  # to the first rows of all samples, their second ones ...
-    back = turned * samples + sample[:, None]
+    # There: the first rows of all samples, then their second ones, and so on, each sample reversed.
+    there, back = (sample[:, None] * number + turned).T.flatten(), (turned * samples + sample[:, None]).flatten()
     # Both directions come to a sample's end at the same step, where its first row stands reversed.
-    to_end, from_end = back[:, 0], torch.where(turned.T == 0, sample, samples).flatten()
-    back = back.flatten()
+    to_end, from_end = back[::number], torch.where(turned.T == 0, sample, samples).flatten()
     made = [run_gru(partial(_run_direction, gru, 0), rows.transpose(0, 1))[0]]
     if gru.bidirectional:
         reversed_rows = MovedRows.apply(rows.flatten(0, 1), there, back).unflatten(0, (number, samples))

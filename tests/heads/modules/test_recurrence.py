@@ -84,11 +84,11 @@ def test_a_gpu_computes_no_gru_in_float16_unless_asked_to(gru, mixed, expected):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error:RNN module weights")
 def test_a_gpu_gives_what_a_cpu_does_and_copies_no_weights_one_by_one(gru):
     rows, length = torch.randn(5, 6, 4), torch.tensor(LENGTHS)
     states, last = run_packed(gru, rows, length)
     expected = states(), last
     states, last = run_packed(gru.to("cuda"), rows.to("cuda"), length.to("cuda"))
     for there, here in zip((states(), last), expected, strict=True):
-        torch.testing.assert_close(there.cpu(), here, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(there.cpu(), here, rtol=0, atol=5e-3)  # products are rounded to TF32

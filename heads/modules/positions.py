@@ -1,7 +1,6 @@
 """Sine and cosine encodings of positions: of numbers, on a circle, and in the rows and columns of a map."""
 
 import math
-from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -59,11 +58,9 @@ def square(cells: int) -> tuple[int, int] | None:
     return (side, side) if side * side == cells else None
 
 
-@lru_cache(16)
 def _of_map(grid: tuple[int, int], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the positions of all cells of a map, `[cells, width]`."""
-    with torch.inference_mode(False):  # they may be kept for a training
-        cell = torch.arange(grid[0] * grid[1], device=device, dtype=torch.promote_types(dtype, torch.float32))
-        down, across = (cell // grid[1] + 1) / (grid[0] + _WHOLE), (cell % grid[1] + 1) / (grid[1] + _WHOLE)
-        halves = (down, width - width // 2), (across, width // 2)
-        return torch.cat([sinusoids(2 * torch.pi * place, half) for place, half in halves], 1).to(dtype)
+    cell = torch.arange(grid[0] * grid[1], device=device, dtype=torch.promote_types(dtype, torch.float32))
+    down, across = (cell // grid[1] + 1) / (grid[0] + _WHOLE), (cell % grid[1] + 1) / (grid[1] + _WHOLE)
+    halves = (down, width - width // 2), (across, width // 2)
+    return torch.cat([sinusoids(2 * torch.pi * place, half) for place, half in halves], 1).to(dtype)

@@ -111,7 +111,7 @@ class Finetune:
 class Runtime:
     """How it is computed. `auto` precision: bfloat16 (or float16) on a GPU, float32 on a CPU."""
 
-    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    precision: Literal["auto", "float32", "tf32", "bfloat16", "float16"] = "auto"
     cache: Literal["auto", "memory", "stream"] = "auto"  # where the features lie while training
     checkpoint_steps: Count | None = None  # between two checkpoints; null: an epoch
     capture: Literal["auto", "off"] = "auto"  # steps as CUDA graphs, where the device is a GPU

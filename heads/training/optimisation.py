@@ -1,6 +1,9 @@
 """How weights change: the optimiser's groups, learning rates, precision, and a moving average of the weights."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
@@ -107,14 +110,34 @@ def tied_to_length(recipe: Recipe) -> str | None:
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """Return the dtype of mixed precision, None for float32 throughout; RunError for float16 without a GPU."""
+    """Return the dtype of mixed precision, None for float32 throughout; RunError where it needs a GPU."""
     if precision == "auto":
         if device.type != "cuda":
             return None
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    if precision == "float16" and device.type == "cpu":
-        raise RunError("runtime.precision float16 needs a GPU; on a CPU take float32, bfloat16 or auto")
-    return {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[precision]
+    if precision in ("float16", "tf32") and device.type == "cpu":
+        raise RunError(f"runtime.precision {precision} needs a GPU; on a CPU take float32, bfloat16 or auto")
+    return {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(precision)
+
+
+@contextmanager
+def float32_as(precision: str) -> Iterator[None]:
+    """Let a GPU multiply float32 numbers as they are (``float32``) or rounded to TF32 (``tf32``), in GRUs as well.
+
+    Any other precision leaves torch's setting: TF32 in GRUs alone.
+    """
+    if precision not in ("float32", "tf32"):
+        yield
+        return
+    flags: Any = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [one.allow_tf32 for one in flags]
+    try:
+        for one in flags:
+            one.allow_tf32 = precision == "tf32"
+        yield
+    finally:
+        for one, was in zip(flags, before, strict=True):
+            one.allow_tf32 = was
 
 
 def average_of(model: nn.Module, values: Optimizer) -> AveragedModel | None:

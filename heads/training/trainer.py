@@ -29,7 +29,7 @@ from .callbacks import LOGS, Callback, epoch_values, step_values
 from .gradients import Gradients
 from .log import TrainLog, describe
 from .objective import Objective
-from .optimisation import average_of, learning_rate, set_rates, warmup
+from .optimisation import average_of, float32_as, learning_rate, set_rates, warmup
 
 COLLAPSED = 100  # steps at which the loss sits at its constant
 _NEAR = 0.01  # of the constant
@@ -280,9 +280,10 @@ class Trainer:
 
         On a GPU a step is yielded once the next one is on its way, so that nobody waits for its loss meanwhile.
         """
-        every, waiting = self.recipe.runtime.checkpoint_steps, deque[_Taken]()
+        every, precision = self.recipe.runtime.checkpoint_steps, self.recipe.runtime.precision
+        waiting = deque[_Taken]()
         for batch in self._split.epoch(**order, seed=self._run.info.seed, epoch=self.epoch, first=self.steps):
-            with _repeatable(self.device, self._run.info.seed, self.epoch, self.steps):
+            with _repeatable(self.device, precision, self._run.info.seed, self.epoch, self.steps):
                 read = self._step(batch)
             pairs = len(batch.captions.length)
             constant = collapsed_loss(self.losses, pairs, self.recipe.loss["same_text"])
@@ -328,7 +329,7 @@ class Trainer:
     def _validate(self) -> Recalls:
         """Return the recalls of the validation split, ties pessimistic."""
         try:
-            with _repeatable(self.device, 0):
+            with _repeatable(self.device, self.recipe.runtime.precision, 0):
                 similarity = compare(self.kept, *embed(self.kept, self._val), self._texts)
             return recalls(similarity, self._caption_image, "full", "pessimistic")
         except RunError as error:
@@ -393,7 +394,7 @@ def collapsed_loss(losses: nn.ModuleDict, pairs: int, same_text: str) -> float |
 
 
 @contextmanager
-def _repeatable(device: torch.device, *seed: int) -> Iterator[None]:
+def _repeatable(device: torch.device, precision: str, *seed: int) -> Iterator[None]:
     """Let the same seed give the same numbers, whatever else this process trains at the same time."""
-    with drawing(device, *seed), deterministic(device):
+    with drawing(device, *seed), deterministic(device), float32_as(precision):
         yield

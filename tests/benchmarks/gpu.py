@@ -15,7 +15,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,17 +28,19 @@ from reading import make_store
 from sizes import small
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-from training_epochs import F30K_IMAGES, cache_batches, device_of, head_seconds
-from training_parts import WORD_IDS, Step, medians, on_device, roi_batch
+from training_epochs import F30K_IMAGES, cache_batches, device_of
+from training_parts import WORD_IDS, Step, medians, on_device, roi_batch, seconds_of
 
 import xret
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.training.optimisation import float32_as
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.device import deterministic
 from xret.pipeline.encoders import EncoderSpec, load_visual
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
+from xret.pipeline.reading.batches import Batch
 
 CPU = torch.device("cpu")
 REGIONS, CHANNELS = 36, 2048
@@ -91,20 +92,6 @@ class Session:
         return Step(load_recipe(name, [*chosen, *settings]), facts, WORD_IDS, device, reference)
 
 
-@contextmanager
-def in_full_precision() -> Iterator[None]:
-    """Let no product be rounded to TF32."""
-    flags = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [one.allow_tf32 for one in flags]
-    for one in flags:
-        one.allow_tf32 = False
-    try:
-        yield
-    finally:
-        for one, was in zip(flags, before, strict=True):
-            one.allow_tf32 = was
-
-
 def difference(ours: Tensor, theirs: Tensor) -> float:
     """Return the largest difference over the largest value."""
     ours, theirs = ours.detach().cpu().double(), theirs.detach().double()
@@ -129,7 +116,7 @@ def two_steps(s: Session, name: str, device: torch.device) -> tuple[Tensor, Tens
         lambda *_: gradients.append(nn.utils.parameters_to_vector(p.grad for p in learning(take)).cpu())
     )
     with deterministic(device):
-        losses = torch.stack([take(batch) for _ in range(2)])
+        losses = torch.stack([take(batch)() for _ in range(2)])
     return losses, gradients[0]
 
 
@@ -147,15 +134,16 @@ def right(s: Session) -> None:
         if not all(one <= bound for one, bound in zip(found, bounds, strict=True)):
             wrong.append(what)
 
-    with in_full_precision():
+    with float32_as("float32"):
         for name in s.networks:
             ours, theirs = (load_visual(EncoderSpec(name, "random:0"), str(one)) for one in (s.device, CPU))
             pixels = s.pixels(theirs, 2)
             found = difference(ours.features(pixels)[0], theirs.features(pixels)[0])
-            check(f"features of {name}", [found], [0.1 if "vit" in name else 1e-3])  # bfloat16, float32
+            # bfloat16; float32, whose features of a random ResNet-152 are 1e-3 from those of float64 on either device
+            check(f"features of {name}", [found], [0.1 if "vit" in name else 3e-3])
         for name in ("mlp", SETDIV) if s.tiny else STEPS:
             both = zip(*(two_steps(s, name, one) for one in (s.device, CPU)), strict=True)
-            check(f"losses and gradients of {name}", [difference(*one) for one in both], [1e-4, 3e-3])
+            check(f"losses and gradients of {name}", [difference(*one) for one in both], [1e-3, 3e-3])
     if wrong:
         raise RuntimeError(f"too far from the CPU's: {', '.join(wrong)}")
 
@@ -184,7 +172,7 @@ def steps(s: Session) -> None:
         data = take.recipe.data
         batches = cache_batches(s.cache, take, take.recipe, str(s.device), "memory" if s.tiny else "device")
         with deterministic(s.device):
-            s.step_ms[name] = 1e3 * head_seconds(take, batches, s.steps, s.device)[0]
+            s.step_ms[name] = 1e3 * median(pace(take, batches, s.steps, s.device) for _ in range(4))
             activity = ProfilerActivity.CPU if s.device.type == "cpu" else ProfilerActivity.CUDA
             with profile(activities=[activity]) as seen:
                 for batch in itertools.islice(batches, s.steps):
@@ -193,6 +181,19 @@ def steps(s: Session) -> None:
         busy = sum(of for of, _ in times) / 1e3 / s.steps
         more = {"kernels": round(sum(count for _, count in times) / s.steps), "device_ms": round(busy, 2)}
         s.say(f"ms a step of {name}, {data.batch_size} {data.unit}s", s.step_ms[name], h100=before, aim=aim, **more)
+
+
+def pace(take: Step, batches: Iterator[Batch], steps: int, device: torch.device) -> float:
+    """Return the seconds of a step among others, loading included; a loss is read when the next step is on its way."""
+
+    def run() -> None:
+        waiting = take(next(batches))
+        for batch in itertools.islice(batches, steps - 1):
+            read, waiting = waiting, take(batch)
+            read()
+        waiting()
+
+    return seconds_of(run, device) / steps
 
 
 def published(s: Session) -> None:

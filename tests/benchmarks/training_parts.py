@@ -110,12 +110,13 @@ class Step:
         self.objective.precision = self.precision
         self.gradients = Gradients(self.objective, self.optimizer, self.scaler)
 
-    def __call__(self, batch: Batch) -> Tensor:
+    def __call__(self, batch: Batch) -> Callable[[], Tensor]:
+        """Take a step; return what waits for its loss and terms."""
         set_rates(self.optimizer, self.recipe.schedule, self.recipe.optimizer.lr, BEHIND_WARMUP)
-        values = self.gradients(batch, BEHIND_WARMUP)()
+        read = self.gradients(batch, BEHIND_WARMUP)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        return values
+        return read
 
 
 def roi_batch(images: int, captions: int, regions: int, channels: int) -> Batch:

@@ -33,7 +33,7 @@ from xret.pipeline.reading.origin import Origin
 from xret.pipeline.reading.reattachment import find_pictures
 from xret.pipeline.store import FeatureCache
 
-MOST = {"linear": 110, "mlp": 140, "setdiv": 690, "setdiv-small": 720, "maxmatch": 940}  # operations a step
+MOST = {"linear": 110, "mlp": 140, "setdiv": 720, "setdiv-small": 740, "maxmatch": 970}  # operations a step
 
 
 @pytest.fixture(scope="module")

@@ -199,6 +199,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(store, tmp_path):
         (store, heads, RecipeError, r"aggregator\.image: .*heads"),
         (store, ["data.image=resnet18"], CacheError, "no feature set fits 'resnet18'"),
         (store, ["runtime.precision=float16"], RunError, "float16 needs a GPU"),
+        (store, ["runtime.precision=tf32"], RunError, "tf32 needs a GPU"),
         (roi, ["augment.mask_words=0.2"], RecipeError, r"masks words, and captions of kind 'tokens' are states"),
         (roi, ["data.chunk=3"], RecipeError, r"data\.chunk embeds .*mlp\.1 needs it whole; .*KIND\.batch_norm=false"),
     ):

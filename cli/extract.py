@@ -133,7 +133,7 @@ ON_ERROR = click.option(
     "--workers",
     callback=workers,
     metavar="N|tcp://…",
-    help="Threads that read pictures, by default one a core, at most 16; or the address of a Dask "
+    help="Threads that read pictures, by default one a core, at most eight; or the address of a Dask "
     "scheduler, whose workers do everything.",
 )
 @ON_ERROR

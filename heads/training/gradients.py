@@ -17,7 +17,7 @@ from ...pipeline.reading.batches import Batch
 from .objective import Objective, Prepared
 from .optimisation import drop_frozen, weights_of
 
-MOST = 16  # graphs at once; each keeps gradients and a batch in the device's memory
+MOST = 8  # graphs at once; each keeps gradients and a batch in the device's memory
 
 
 class Gradients:

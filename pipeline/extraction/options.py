@@ -24,7 +24,7 @@ class Options:
     splits: tuple[str, ...] = DEFAULT_SPLITS  # which to compute now
     batch_size: int = 64  # samples encoded at once
     device: str = "auto"  # or ``cpu``, ``cuda`` or ``cuda:N``
-    # Threads that read pictures, None: one a core, 16 at most; or the address of a Dask scheduler, tcp://HOST:PORT.
+    # Threads that read pictures, None: one a core, eight at most; or the address of a Dask scheduler, tcp://HOST:PORT.
     workers: int | str | None = None
     reuse: str | None = None  # a store with features of the same pictures and captions, which are copied
     on_error: str = "fail"  # or ``skip`` to record a sample that cannot be read, and go on

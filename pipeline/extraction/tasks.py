@@ -29,7 +29,7 @@ from ..store.create import misfit
 from ..store.rows import ranges
 from .reuse import Reusable
 
-_THREADS = 16  # that read by default at most: the more there are, the longer the network waits for the interpreter
+_THREADS = 8  # that read by default at most: 16 on as many cores read less, since they wait for the interpreter
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Job:
     batch_size: int
     splits: tuple[str, ...]  # whose images are encoded; captions are encoded by whole chunks
     skip: bool = False  # record samples that cannot be read, and go on
-    threads: int | None = None  # that read pictures; None: one a core, 16 at most
+    threads: int | None = None  # that read pictures; None: one a core, eight at most
     reuse: str | None = None  # the other store whose features are copied
 
 

@@ -84,12 +84,16 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """Write the file `name` whole."""
+        self.write_parts(name, data)
+        self.sync([str(Path(name).parent)])
+
+    def write_parts(self, name: str, *parts: Any) -> None:
+        """Write the file `name` whole, of these bytes one after the other; on a disk, its name lasts after `sync`."""
         if self.is_local:
-            _put(Path(self.path(name)), data)
-            to_disk(Path(self.path(name)).parent)
+            _put(Path(self.path(name)), *parts)
             return
         with self.answering():
-            self.fs.pipe_file(self.path(name), data)
+            self.fs.pipe_file(self.path(name), b"".join(map(bytes, parts)))
 
     def remove(self, name: str) -> None:
         """Delete the file or folder `name` and all below it, if it is there."""
@@ -149,13 +153,14 @@ class _DiskStore(LocalStore):
         _put(self.root / key, value.as_buffer_like())
 
 
-def _put(path: Path, data: Any) -> None:
+def _put(path: Path, *parts: Any) -> None:
     """Write a file beside its place, sync it and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
     try:
         with partial.open("wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)

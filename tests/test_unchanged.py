@@ -45,8 +45,10 @@ def test_features(folder, given, name):
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_training(folder, store, system):
     found, before = unchanged.train(store, system, folder / system), BEFORE["training"][system]
-    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in before], rel=1e-4)
-    if unchanged.machine() == BEFORE["machine"]:  # another may round two scores to the other order
+    here = unchanged.machine() == BEFORE["machine"]  # another one rounds otherwise, and Adam takes it for more
+    near = 1e-4 if here else 3e-3
+    assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in before], rel=near)
+    if here:  # two scores may round to the other order
         assert [line["rsum"] for line in found] == pytest.approx([line["rsum"] for line in before], rel=1e-4)
 
 

@@ -168,12 +168,9 @@ def rm(store: str, features: str) -> None:
     \b
     xret cache rm rsicd.zarr images/resnet18@1f3a5c7e
     """
-    from ..pipeline.store.inspect import remove_set, set_to_remove
+    from ..pipeline.store.inspect import remove_set
 
-    path, size = set_to_remove(store, features)
-    if features not in (path, path.partition("/")[2]):
-        raise click.ClickException(f"to remove it, give its whole name: {printable(path)} ({in_bytes(size)})")
-    remove_set(store, path)
+    path, size = remove_set(store, features)
     show({"removed": path, "bytes": size}, f"{path}: removed, {in_bytes(size)} freed")
 
 

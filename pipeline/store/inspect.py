@@ -84,27 +84,20 @@ def stores_at(url: str) -> list[str]:
     return stores
 
 
-def set_to_remove(url: str, prefix: str) -> tuple[str, int]:
-    """Return which feature set `prefix` means, and its bytes; errors as for `choose_set`."""
-    cache = FeatureCache.open(url)
-    whole = cache.set_paths()
-    paths = [f"{modality}/{name}" for modality in MODALITIES for name in cache.folder.names(modality)]
-    paths = [path for path in paths if not path.endswith("/zarr.json")]  # also those that are unfinished or damaged
-    fitting = [path for path in paths if prefix in (path, path.partition("/")[2])]
-    fitting = fitting or [path for path in paths if path in whole and cache.fits(path, prefix)]
-    fitting = fitting or [path for path in paths if path.partition("/")[2].startswith(prefix)]
-    path = choose_set(url, prefix, paths, fitting)
-    return path, cache.folder.size(path)
+def remove_set(url: str, name: str) -> tuple[str, int]:
+    """Delete the feature set at ``images/NAME`` or ``captions/NAME``, also a damaged one; return its path and bytes.
 
-
-def remove_set(url: str, path: str) -> None:
-    """Delete the feature set at ``images/NAME`` or ``captions/NAME``.
-
-    CacheError: another process is writing to the store.
+    CacheError: there is no set of this whole name, or several; or another process is writing to the store.
     """
     cache = FeatureCache.open(url, writable=True)
+    paths = [
+        f"{modality}/{one}" for modality in MODALITIES for one in cache.folder.names(modality) if one != "zarr.json"
+    ]
+    path = choose_set(url, name, paths, [path for path in paths if name in (path, path.partition("/")[2])])
+    size = cache.folder.size(path)
     with cache.folder.one_writer():
         cache.remove_set(path)
+    return path, size
 
 
 def verify(url: str) -> Verification:

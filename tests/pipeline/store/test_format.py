@@ -15,7 +15,7 @@ from small_store import make_store
 
 from xret.pipeline.errors import CacheError, OutputError
 from xret.pipeline.store import CaptionSet, FeatureCache
-from xret.pipeline.store.inspect import describe, remove_set, set_to_remove, stores_at, verify
+from xret.pipeline.store.inspect import describe, remove_set, stores_at, verify
 from xret.pipeline.store.rows import Rows
 from xret.pipeline.store.store import ArraySpec, open_for_writing
 
@@ -197,7 +197,7 @@ def test_one_writes_at_a_time(own):
         with pytest.raises(CacheError, match="another process is writing"), open_for_writing(own, _samples(own), ()):
             pass
         with pytest.raises(CacheError, match="another process is writing"):
-            remove_set(own, "images/grid")
+            remove_set(own, FeatureCache.open(own).image_set().path)
     with open_for_writing(own, _samples(own), ()):  # it is free again
         pass
 
@@ -288,10 +288,9 @@ def test_stores_are_found_and_sets_removed(own):
     with pytest.raises(CacheError, match="neither a feature store nor a folder"):
         stores_at(str(Path(own) / "samples" / "id" / "c.0"))
     with pytest.raises(CacheError, match="no feature set fits 'grd'"):
-        set_to_remove(own, "grd")
-    path, size = set_to_remove(own, "grid")
+        remove_set(own, "grd")
+    path, size = remove_set(own, FeatureCache.open(own).image_set().name)
     assert size > 0
-    remove_set(own, path)
     cache = FeatureCache.open(own)
     assert cache.set_names("images") == [] and not (Path(own) / path).exists()
     assert verify(own).ok

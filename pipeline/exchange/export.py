@@ -29,7 +29,6 @@ from ..reading.split import require_complete, texts_of
 from ..store import OK, CaptionSet, FeatureCache, ImageSet
 from ..store.rows import ranges
 from ..store.store import MODALITIES, choose_set
-from ..wording import printable
 
 _TEXT = h5py.string_dtype()
 _ROWS = 1024  # rows in a chunk of an array of small rows
@@ -49,11 +48,13 @@ def export(url: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] 
     cache = FeatureCache.open(url)
     images, captions = _choose(cache, sets)
     rows = _usable(cache, images, captions, splits)
-    _require_no_nul(cache, np.concatenate(list(rows.values())))
     with making_file(out, OutputError, "make room, or take another --out") as partial:
         disk = _Disk(partial, "w+")
-        with disk, h5py.File(disk, "w") as file:
-            counts = _Writer(cache, images, captions, file, disk).write(rows)
+        try:
+            with disk, h5py.File(disk, "w") as file:
+                counts = _Writer(cache, images, captions, file, disk).write(rows)
+        except ValueError as error:  # h5py raises it of a NUL in a text
+            raise CacheError(f"{url}: an id or caption cannot be exported ({error}); choose other --splits") from error
         if disk.failure:
             raise disk.failure
     names = tuple(features.name for features in (images, captions) if features)
@@ -99,20 +100,6 @@ def _usable(
         if not len(rows[split]):
             raise CacheError(f"{cache.url}: every image of split '{split}' failed; choose others with --splits")
     return rows
-
-
-def _require_no_nul(cache: FeatureCache, rows: np.ndarray) -> None:
-    """Refuse ids and captions with a character that ends a text of HDF5."""
-    of_rows = {"id": rows, "caption": ranges(cache.caption_start[rows], cache.caption_count[rows])}
-    for name, wanted in of_rows.items():
-        at = np.flatnonzero(cache.sample_array(name) == 0)
-        found = np.intersect1d(np.searchsorted(cache.sample_array(f"{name}_offset"), at, side="right") - 1, wanted)
-        if len(found):
-            text = texts_of(cache.ids if name == "id" else cache.caption_texts, found[:1])[0]
-            raise CacheError(
-                f"{cache.url}: the {name} '{printable(text)}' has a NUL character, which HDF5 cannot hold; take it out"
-                " of the data set and extract into another --store, or choose other --splits"
-            )
 
 
 class _Disk(io.FileIO):

@@ -168,6 +168,6 @@ def test_a_caption_that_hdf5_cannot_hold(tmp_path):
     source = pairs.folder(tmp_path / "e", index="jsonl", splits=["train", "val", "test"] * 10)  # 4 is of val
     import_features(None, str(tmp_path / "s"), ImportOptions("embeddings", source, encoder=("m",)))
     export(str(tmp_path / "s"), tmp_path / "test.h5", splits=("test",))
-    with pytest.raises(XretError, match="NUL"):
+    with pytest.raises(XretError, match=r"cannot be exported .*NUL"):
         export(str(tmp_path / "s"), tmp_path / "all.h5")
     assert not (tmp_path / "all.h5").exists()

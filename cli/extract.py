@@ -1,5 +1,6 @@
 """``xret extract``: stage one."""
 
+import re
 from typing import Any
 
 import click
@@ -11,11 +12,9 @@ from .summaries import print_summary
 def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
     if value is None:
         return None
-    fewest, dash, most = value.partition("-")
-    most = most if dash else fewest
-    if not (fewest.isdecimal() and most.isdecimal() and 1 <= int(fewest) <= int(most)):
+    if not (found := re.fullmatch(r"(\d+)(?:-(\d+))?", value)):
         raise click.BadParameter(f"'{value}' is no number of boxes; give one, as 36, or a range, as 10-100")
-    return int(fewest), int(most)
+    return int(found[1]), int(found[2] or found[1])
 
 
 def _layers(_ctx: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
@@ -28,10 +27,9 @@ def _layers(_ctx: click.Context, _parameter: click.Parameter, value: str) -> lis
 def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
     if value is None:
         return None
-    height, _, width = value.partition("x")
-    if not (height.isdecimal() and width.isdecimal()):
+    if not (found := re.fullmatch(r"(\d+)x(\d+)", value)):
         raise click.BadParameter(f"'{value}' is no window; give height and width in cells, as 2x2")
-    return int(height), int(width)
+    return int(found[1]), int(found[2])
 
 
 # Options of every command that fills a store.

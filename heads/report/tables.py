@@ -107,30 +107,27 @@ def training_charts(runs: Sequence[PageRun]) -> list[Chart]:
             if known := [line for line in run.seen.run.metrics() if isinstance(line.get(key), int | float)]:
                 lines[run.name] = [float(line["epoch"]) for line in known], [float(line[key]) for line in known]
         if lines:
-            values = [value for line in lines.values() for value in line[1]]
-            log = key == "loss" and min(values) > 0 and max(values) > 10 * min(values)
-            charts.append(line_chart(caption, lines, log))
+            charts.append(line_chart(caption, lines))
     return charts
 
 
-def line_chart(caption: str, lines: Mapping[str, Series], log: bool = False) -> Chart:
-    """Return a chart of lines over epochs; values above 0 can have a logarithmic scale."""
+def line_chart(caption: str, lines: Mapping[str, Series]) -> Chart:
+    """Return a chart of lines over epochs."""
     xs, ys = ([value for line in lines.values() for value in line[axis]] for axis in (0, 1))
-    scale = math.log10 if log else float
-    left, low = min(xs), scale(min(ys))
-    wide, high = max(max(xs) - left, 1), scale(max(ys)) - low or 1
+    left, low = min(xs), min(ys)
+    wide, high = max(max(xs) - left, 1), max(ys) - low or 1
 
     def across(x: float) -> float:
         return (x - left) / wide
 
     def down(y: float) -> float:
-        return 1 - (scale(y) - low) / high
+        return 1 - (y - low) / high
 
     return Chart(
-        caption + (", logarithmic." if log else "."),
+        f"{caption}.",
         {name: [(across(x), down(y)) for x, y in zip(*line, strict=True)] for name, line in lines.items()},
         [(across(x), f"{x:g}") for x in _ticks(left, max(xs), 1)],
-        [(down(y), f"{y:g}") for y in (_log_ticks(min(ys), max(ys)) if log else _ticks(low, low + high))],
+        [(down(y), f"{y:g}") for y in _ticks(low, low + high)],
     )
 
 
@@ -140,10 +137,3 @@ def _ticks(low: float, high: float, least: float = 0) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= 0.999 * raw)
     return [round(k * step, 12) for k in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Return the powers of ten from low to high, with twice and five times them if those are few."""
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [m * 10.0**k for k in decades for m in ((1, 2, 5) if high < 1000 * low else (1,))]
-    return [tick for tick in ticks if low <= tick <= high]

@@ -25,8 +25,8 @@ from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
-from xret.heads.training.finetuning.finetuning import FinetuneOptions
-from xret.heads.training.train import TrainOptions
+from xret.heads.training.finetuning.finetuning import finetune
+from xret.heads.training.train import train
 from xret.heads.tuning.tuning import tune
 from xret.pipeline import errors
 from xret.pipeline.errors import CacheError, RecipeError, RunError
@@ -38,7 +38,7 @@ COMMANDS = {
     "ablate": xret.ablate, "tune": xret.tune, "search": xret.load,
 }  # fmt: skip
 BEHIND = {  # what each hands its arguments to
-    xret.extract: (Options, build_options), xret.train: (TrainOptions,), xret.finetune: (FinetuneOptions,),
+    xret.extract: (Options, build_options), xret.train: (train,), xret.finetune: (finetune,),
     xret.ablate: (make_plan, ablate), xret.tune: (tune,), xret.load: (Retriever,),
 }  # fmt: skip
 PRINTED = {"files", "k", "diagnostics", "compare"}  # of the terminal alone, or functions of their own

@@ -3,11 +3,11 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -44,41 +44,34 @@ _BATCH = 256  # samples that are read together for statistics
 _log = logging.getLogger("xret")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """How a head is trained, beside its recipe."""
-
-    device: str = "auto"  # auto, cpu or cuda
-    seed: int = 0  # of the first weights and the order of samples
-    resume: bool = False  # go on after the last step, also for more epochs; the store may have been moved
-    also: Sequence[str] = ()  # other stores whose split `train` is learnt as well, of features of the same encoders
-    init_from: str | Path | None = None  # a run whose best weights it begins with, all of which must fit
-    resident: Resident | None = None  # features that other trainings of this process share in memory
-    callbacks: Sequence[Callback] = ()  # are told of steps and epochs
-    title: str | None = ""  # of one training among several, see `TrainLog`
-
-
-def train(store: str, recipe: Recipe, out: str | Path, **options: Any) -> TrainSummary:
+def train(
+    store: str,
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    device: str = "auto",
+    seed: int = 0,
+    resume: bool = False,
+    also: Sequence[str] = (),
+    init_from: str | Path | None = None,
+    resident: Resident | None = None,
+    callbacks: Sequence[Callback] = (),
+    title: str | None = "",
+) -> TrainSummary:
     """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
 
     The same seed gives the same numbers on the same device, also after a stop or beside other trainings of the process.
+    Arguments and errors are those of `xret.train`; and
 
     Args:
-        store: the feature cache, of which `train` and `val` are used.
-        out: the run folder; must not exist, unless `resume`.
-        options: of `TrainOptions`.
-
-    Raises:
-        RecipeError: the recipe does not fit the feature sets, or there is no such seed.
-        CacheError: the store, its feature sets or its splits cannot be used.
-        RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite. A folder that
-            this call made is removed if its first epoch fails, unless there is something in it to go on from.
+        also: other stores whose split `train` is learnt as well, of features of the same encoders.
+        resident: features that other trainings of this process share in memory.
+        title: of one training among several, see `TrainLog`.
     """
-    given = TrainOptions(**options)
     require_log(recipe.runtime.log)
-    seed, target = checked_seed(given.seed), pick_device(given.device)
-    run = opened(Run, out, given.resume)
-    base = first_weights(given.init_from, run)
+    seed, target = checked_seed(seed), pick_device(device)
+    run = opened(Run, out, resume)
+    base = first_weights(init_from, run)
     cache = FeatureCache.open(store)
     require_splits(cache)
     sets = sets_named(cache, recipe.data.image, recipe.data.text) if run is None else sets_of_run(run, cache)
@@ -88,19 +81,19 @@ def train(store: str, recipe: Recipe, out: str | Path, **options: Any) -> TrainS
         info = RunInfo.of(*sets, recipe=recipe, store=store, seed=seed, device=str(target), init_from=begun)
     else:
         info = replace(run.info, recipe=recipe, seed=seed)
-    others = other_sets(given.also, info, cache)
+    others = other_sets(also, info, cache)
     with enough_memory(target, recipe):
         with drawing(torch.device("cpu"), seed):  # where the weights are drawn: a seed begins alike on every device
             model = build_model(recipe, info.image_facts, info.text_facts).to(target)
             losses = build_losses(recipe, info.text_facts).to(target)
         if recipe.data.chunk is not None:
             require_whole_batches(model, "data.chunk")
-        how = {"resident": given.resident, "views": views_to_draw(sets[0], recipe)}
+        how = {"resident": resident, "views": views_to_draw(sets[0], recipe)}
         place = placement_of(recipe, run)
         split = joined_batches(
             [batches_of(one, model, "train", target, placement=place, **how) for one in (sets, *others)]
         )
-        val_split = batches_of(sets, model, "val", target, resident=given.resident)
+        val_split = batches_of(sets, model, "val", target, resident=resident)
         objective = Objective(recipe, model, losses, split)
         trainer = Trainer(objective, build_optimizer(model, losses, recipe.optimizer), target)
     if len(np.unique(split.caption_image)) < 2:
@@ -109,14 +102,14 @@ def train(store: str, recipe: Recipe, out: str | Path, **options: Any) -> TrainS
     run = ready(Run, run, out, on_split(info, split))
     with run.locked(created), enough_memory(target, recipe):
         if not trainer.resume(run):
-            if given.title == "":
+            if title == "":
                 introduce(recipe, split, val_split)
             if base is None:
                 look_at_data(model, split)
             else:
                 take_weights(model, base, split)
                 take_losses(losses, recipe, base)
-        summary = trainer.train(run, split, val_split, given.callbacks, given.title)
+        summary = trainer.train(run, split, val_split, callbacks, title)
         untrained = evaluate_untrained(sets, "val", protocol="full", device=target)
         return replace(summary, untrained_rsum=None if untrained is None else untrained.results[0].rsum)
 

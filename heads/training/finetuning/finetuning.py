@@ -13,7 +13,7 @@ evaluation finds no others; `finetuned` has the head's. `metrics.jsonl` goes on 
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,51 +57,39 @@ _LACKING = (
 _log = logging.getLogger("xret")
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
-    """What is put back and how it is trained."""
-
-    settings: Settings | Sequence[str] = ()  # changes of the recipe, such as {"finetune.image_lr": 0.1}
-    reattach: Sequence[str] = ()  # which of image and text; none: those that the recipe's `finetune` block trains
-    data_root: Path | None = None  # where the images are, see `reattachment.image_folder`
-    visual_weights: str | None = None  # of the backbones, see `reattachment`
-    text_weights: str | None = None
-    store: str | None = None  # the feature cache; None: the run's own, of several the first
-    device: str = "auto"  # auto, cpu or cuda
-    resume: bool = False  # go on after the last step
-    callbacks: Sequence[Callback] = ()  # are told of steps and epochs
-
-
-def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
+def finetune(
+    run: str | Path,
+    out: str | Path,
+    *,
+    settings: Settings | Sequence[str] = (),
+    reattach: Sequence[str] = (),
+    data_root: Path | None = None,
+    visual_weights: str | None = None,
+    text_weights: str | None = None,
+    store: str | None = None,
+    device: str = "auto",
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> TrainSummary:
     """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
 
-    It begins with the head's best weights, its optimiser state and losses, and the epoch after its last.
-
-    Args:
-        run: the head's run folder.
-        out: the new run folder.
-        options: of `FinetuneOptions`.
-
-    Raises:
-        RecipeError: the settings do not fit, or change what the head was trained for.
-        CacheError, EncoderError, SampleError: a backbone cannot be put back, or its images are missing or others.
-        RunError: a run does not fit, memory does not suffice, or the loss is not finite.
+    It begins with the head's best weights, its optimiser state and losses, and the epoch after its last. Arguments and
+    errors are those of `xret.finetune`.
     """
-    given = FinetuneOptions(**options)
-    new, base, target = opened(TunedRun, out, given.resume), Run(run), pick_device(given.device)
+    new, base, target = opened(TunedRun, out, resume), Run(run), pick_device(device)
     if (checkpoint := base.load_checkpoint()) is None:
         raise RunError(f"{base.path} has no {CHECKPOINT} to go on from; train the head with another --out")
     before: dict[str, Any] = checkpoint["state"]
-    recipe, put_back = _recipe(base, before, given)
-    cache = open_store(base, given.store)
+    recipe, put_back = _recipe(base, before, settings, reattach)
+    cache = open_store(base, store)
     require_splits(cache)
     if base.info.also:
         _log.warning(f"{base.path} was trained on several stores; {cache.url} alone is trained on from here.")
     sets = sets_of_run(base, cache)
-    pictures = find_pictures(cache, given.data_root) if "image" in put_back else None
+    pictures = find_pictures(cache, data_root) if "image" in put_back else None
     with within_memory(target, *_LACKING):
         own = {name: str(path) for name in BRANCHES if (path := base.backbone(name)) is not None}  # tuned before
-        visual, text = given.visual_weights or own.get("image"), given.text_weights or own.get("text")
+        visual, text = visual_weights or own.get("image"), text_weights or own.get("text")
         encoders: dict[str, TrainableEncoder] = {}
         if "text" in put_back:
             (captions,) = parts_of(sets[1])
@@ -136,7 +124,7 @@ def finetune(run: str | Path, out: str | Path, **options: Any) -> TrainSummary:
     new = ready(TunedRun, new, out, on_split(replace(base.info, **facts), split))
     with new.locked(created), within_memory(target, *_LACKING):
         trainer.resume(new)
-        return trainer.train(new, split, val, given.callbacks)
+        return trainer.train(new, split, val, callbacks)
 
 
 class TunedRun(Run):
@@ -197,14 +185,16 @@ def _optimizer(
     return optimizer
 
 
-def _recipe(base: Run, state: Mapping[str, Any], given: FinetuneOptions) -> tuple[Recipe, tuple[BranchName, ...]]:
+def _recipe(
+    base: Run, state: Mapping[str, Any], settings: Settings | Sequence[str], reattach: Sequence[str]
+) -> tuple[Recipe, tuple[BranchName, ...]]:
     """Return the run's recipe, changed, and which backbones are put back.
 
     Raises:
         RecipeError: the settings do not fit, change what the head was trained for, or nothing would be put back.
         RunError: the head has trained to the end of the schedule.
     """
-    recipe = changed(base.recipe, given.settings)
+    recipe = changed(base.recipe, settings)
     require_log(recipe.runtime.log)
     if said := difference(_settled(base.recipe, state), _settled(recipe, state)):
         raise RecipeError(f"{base.path} is trained, so that this cannot change: {said}; train another head")
@@ -213,10 +203,10 @@ def _recipe(base: Run, state: Mapping[str, Any], given: FinetuneOptions) -> tupl
             f"{base.path} has trained to the end of its schedule, epoch {state['epoch']}; say how many there shall be"
             f" in all, for example --set schedule.epochs={state['epoch'] + 10}"
         )
-    if set(given.reattach) - set(BRANCHES):
-        raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(given.reattach)}'")
+    if set(reattach) - set(BRANCHES):
+        raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(reattach)}'")
     learns = {name: getattr(recipe.finetune, f"{name}_lr") > 0 for name in BRANCHES}
-    put_back = tuple(name for name in BRANCHES if name in given.reattach or (not given.reattach and learns[name]))
+    put_back = tuple(name for name in BRANCHES if name in reattach or (not reattach and learns[name]))
     if not put_back:
         raise RecipeError(
             f"the recipe of {base.path} says of no backbone that it learns; say which to put back with --reattach"

@@ -21,15 +21,13 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-import h5py  # noqa: F401  (what takes long to import is imported once, here)
 import torch
-import torchvision  # noqa: F401
+import torchvision  # noqa: F401  (what takes long to import is imported once, here)
 import unchanged
 import zarr  # noqa: F401
 from safetensors.numpy import load_file
 
 import xret
-from xret.cli import main as command
 
 MOST_IN_ROUND = 6  # kills, after which it is let through
 # Of 0.9 MB a picture, so that there are several chunks.
@@ -51,41 +49,20 @@ class Given:
     def store(self):
         return self.folder / "training.zarr"
 
-    @property
-    def run(self):
-        return self.folder / "run"
-
     def prepare(self, names):
         manifest = unchanged.make_pictures(self.folder / "data", 20, 6)
         if names == ["extract"]:
             return
         models = unchanged.make_models(self.folder / "models")
         unchanged.extract(manifest, self.store, models, visual="hf:{vit}", text="words", dtype="float32")
-        xret.train(self.store, recipe="vsepp", out=self.run, settings={**SMALL, "schedule.epochs": 1}, device="cpu")
-        command(["cache", "export", str(self.store), f"--out={self.folder / 'e.h5'}"], standalone_mode=False)
 
 
 def extract(given, out):
     unchanged.extract(given.manifest, out / "s.zarr", **LARGE, text="words")
 
 
-def import_(given, out):
-    """Import what was exported."""
-    arrays = "--arrays=local=images/local,length=images/length,id=images/file_name"
-    words = ["import", given.manifest, f"--store={out / 'i.zarr'}", "--from=hdf5", f"--source={given.folder / 'e.h5'}"]
-    command([*map(str, words), arrays], standalone_mode=False)
-
-
 def train(given, out):
     xret.train(given.store, recipe="setdiv", out=out / "run", settings=SMALL, device="cpu", seed=1, resume=True)
-
-
-def finetune(given, out):
-    settings = {"schedule.epochs": 2, "finetune.image_lr": 0.01}
-    options = {"data_root": given.folder / "data", "visual_weights": str(given.folder / "models" / "vit")}
-    xret.finetune(
-        given.run, out=out / "run", reattach=["image"], settings=settings, device="cpu", resume=True, **options
-    )
 
 
 def ablate(given, out):
@@ -95,7 +72,7 @@ def ablate(given, out):
     (out / "table.txt").write_text(str(found).replace(str(out), "OUT"))
 
 
-CASES = {"extract": extract, "import": import_, "train": train, "finetune": finetune, "ablate": ablate}
+CASES = {"extract": extract, "train": train, "ablate": ablate}
 
 
 def outcome(out):

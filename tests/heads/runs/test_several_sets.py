@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
+from bundled_recipes import small_settings
 from safetensors.torch import load_file
 from scores import score
 from small_store import make_store
-from small_trainings import assert_equal, numbers
+from small_trainings import assert_equal, numbers, stopped_after
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import compare, embed
@@ -17,24 +18,18 @@ from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import batches_of, sets_named, sets_of_run
 from xret.heads.runs.run import Run
-from xret.heads.training.objective import Objective
 from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 from xret.pipeline.store import FeatureCache
 
 CPU = torch.device("cpu")
 BOTH = ["data.image=[grid, roi]", "data.text=words,states"]
-SMALL = ["model.dim=16", "adapter.words.word_dim=8", "schedule.epochs=1"]
 SYSTEMS = [name for name in recipe_names() if "/" not in name]
 BLENDED = ["fusemix"]  # blends features, and words are none
 
 
 def small(name, *settings):
-    """A recipe with a small head and batches of eight images, or twelve captions."""
-    recipe = load_recipe(name, ["model.dim=8"])
-    own = [f"aggregator.{side}.head_dim=16" for side, part in recipe.aggregator.items() if "head_dim" in part]
-    batch = 8 if recipe.data.unit == "image" else 12
-    return load_recipe(name, [*SMALL, *own, f"data.batch_size={batch}", *settings])
+    return load_recipe(name, [*small_settings(name), "data.batch_size=8", *settings])
 
 
 @pytest.fixture(scope="module")
@@ -92,19 +87,10 @@ AUGMENTED = ["augment.image=0.2", "augment.text=0.2", "augment.mask_words=0.3", 
 
 
 @pytest.mark.parametrize("place", ["auto", "stream"])
-def test_a_training_that_was_stopped_goes_on_exactly(store, tmp_path, monkeypatch, place):
+def test_a_training_that_was_stopped_goes_on_exactly(store, tmp_path, place):
     more = ["runtime.checkpoint_steps=1", f"runtime.cache={place}", "schedule.epochs=2", *AUGMENTED]
     train(store, small("setdiv", *BOTH, *more), tmp_path / "whole", device="cpu")
-    calls, original = [], Objective.__call__
-
-    def stopping(objective, batch, now):
-        calls.append(now)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return original(objective, batch, now)
-
-    monkeypatch.setattr(Objective, "__call__", stopping)
-    with pytest.raises(KeyboardInterrupt):
+    with stopped_after(4):
         train(store, small("setdiv", *BOTH, *more), tmp_path / "run", device="cpu")
     train(store, small("setdiv", *BOTH, *more), tmp_path / "run", device="cpu", resume=True)
     assert_equal(numbers(tmp_path / "run"), numbers(tmp_path / "whole"))

@@ -3,7 +3,6 @@
 import copy
 import sys
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from asked_device import META, Asked, one_dropout, one_operation
 from bundled_recipes import ALIGNMENT, OURS, SYSTEMS, small_settings
 from small_extraction import OPTIONS
-from small_store import make_store
 from torch import nn
 
 from xret.heads.model import build_losses, build_model, feature_facts
@@ -28,26 +26,11 @@ from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.end_to_end import end_to_end_batches
-from xret.pipeline.reading.features import set_by_set
 from xret.pipeline.reading.origin import Origin
 from xret.pipeline.reading.reattachment import find_pictures
 from xret.pipeline.store import FeatureCache
 
 MOST = {"linear": 110, "mlp": 140, "setdiv": 720, "setdiv-small": 740, "maxmatch": 970}  # operations a step
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """Give the store of a kind of images and a kind of captions, made once."""
-    made = {}
-
-    def of(image, text):
-        if (image, text) not in made:
-            url = tmp_path_factory.mktemp("asked") / "small.zarr"
-            made[image, text] = make_store(url, train=8, val=0, test=0, image=image, text=text)
-        return FeatureCache.open(made[image, text])
-
-    return of
 
 
 @pytest.fixture
@@ -64,8 +47,8 @@ def asked(monkeypatch):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_step_of_every_recipe(name, store, asked):
-    recipe, model, split, facts = learner(name, store, META)
+def test_a_step_of_every_recipe(name, stores, asked):
+    recipe, model, split, facts = learner(name, stores, META)
     losses = build_losses(recipe, facts).to(META)
     objective = Objective(recipe, model, losses, split)
     operations = operations_of_a_step(asked, objective, split, build_optimizer(model, losses, recipe.optimizer))
@@ -73,25 +56,16 @@ def test_a_step_of_every_recipe(name, store, asked):
     assert operations <= MOST.get(name, 2000)
 
 
-def learner(name, store, device):
+def learner(name, stores, device):
     """Return a small model of a recipe, in training mode, what it learns from, and the facts of its captions."""
     recipe = load_recipe(name, small_settings(name))
     text = "tokens" if name in ALIGNMENT else "words"
-    cache = store(recipe.data.image_kind or "grid", recipe.data.text_kind or text)
+    cache = FeatureCache.open(stores(recipe.data.image_kind or "grid", recipe.data.text_kind or text))
     facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
     model = build_model(recipe, *facts).to(device).train()
     fields = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
-    return (
-        recipe,
-        model,
-        stored_batches(cache.image_set(), cache.caption_set(), "train", device=device, **fields),
-        facts[1],
-    )
-
-
-def without_host(features):
-    """Return features whose lengths only the device knows."""
-    return set_by_set(lambda part: replace(part, length=part.length.clone()), features)
+    split = stored_batches(cache.image_set(), cache.caption_set(), "train", device=device, **fields)
+    return recipe, model, split, facts[1]
 
 
 def first_batch(recipe, split):
@@ -100,21 +74,9 @@ def first_batch(recipe, split):
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_embedding_depends_on_lengths_as_values_of_the_device_alone(name, store, asked):
-    """So that a graph can hold it, which is launched again for a batch with other lengths."""
-    recipe, model, split, _ = learner(name, store, META)
-    with asked:
-        batch = first_batch(recipe, split)
-        images, captions = without_host(batch.images), without_host(batch.captions)
-        asked.copies = 0
-        made = model.embed_images(images).embedding, model.embed_captions(captions).embedding
-        sum(one.sum() for both in made for one in tensors_of(both).values() if one.requires_grad).backward()
-        assert asked.copies == 0
-
-
-@pytest.mark.parametrize("name", recipe_names())
-def test_a_prepared_batch_is_all_that_a_step_needs(name, store, asked):
-    recipe, model, split, facts = learner(name, store, META)
+def test_a_prepared_batch_is_all_that_a_step_needs(name, stores, asked):
+    """So that a graph can hold the step; lengths are values of the device, which are others in the next batch."""
+    recipe, model, split, facts = learner(name, stores, META)
     losses = build_losses(recipe, facts).to(META)
     objective, optimizer = Objective(recipe, model, losses, split), build_optimizer(model, losses, recipe.optimizer)
     if refused := Gradients(objective, optimizer, torch.amp.GradScaler("cpu", enabled=False)).refused:
@@ -127,9 +89,9 @@ def test_a_prepared_batch_is_all_that_a_step_needs(name, store, asked):
 
 
 @pytest.mark.parametrize("name", [*SYSTEMS, *OURS, "vse-infty/f30k-butd-bert", "vse-infty/f30k-butd-bigru"])
-def test_embeddings_and_gradients_are_those_of_a_cpu(name, store, monkeypatch):
+def test_embeddings_and_gradients_are_those_of_a_cpu(name, stores, monkeypatch):
     """What a GPU computes without asking, computed by a CPU."""
-    recipe, model, split, _ = learner(name, store, torch.device("cpu"))
+    recipe, model, split, _ = learner(name, stores, torch.device("cpu"))
     model.double()
     for module in model.modules():
         for key in ("p", "dropout", "state_dropout", "output_dropout"):

@@ -25,20 +25,6 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA
 CUDA = torch.device("cuda")
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """Give the store of a kind of images and a kind of captions, made once."""
-    made = {}
-
-    def of(image, text):
-        if (image, text) not in made:
-            url = tmp_path_factory.mktemp("recorded") / "small.zarr"
-            made[image, text] = make_store(url, train=24, val=0, test=0, image=image, text=text)
-        return FeatureCache.open(made[image, text])
-
-    return of
-
-
 def trained(recipe, cache, steps):
     """Take some steps on a GPU; return each one's loss with its terms and gradients, the weights, and the graphs."""
     facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
@@ -64,10 +50,10 @@ def trained(recipe, cache, steps):
 @pytest.mark.gpu
 @GPU
 @pytest.mark.parametrize("name", recipe_names())
-def test_a_graph_gives_the_bits_of_its_operations(name, store):
+def test_a_graph_gives_the_bits_of_its_operations(name, stores):
     recipe = load_recipe(name, small_settings(name))
     text = "tokens" if name in ALIGNMENT else "words"
-    cache = store(recipe.data.image_kind or "grid", recipe.data.text_kind or text)
+    cache = FeatureCache.open(stores(recipe.data.image_kind or "grid", recipe.data.text_kind or text))
     launched, recorded = (
         trained(replace(recipe, runtime=replace(recipe.runtime, capture=capture)), cache, 12)
         for capture in ("off", "auto")
@@ -92,10 +78,10 @@ def test_a_training_with_graphs_goes_on_where_it_stopped(tmp_path):
         assert_equal(numbers(tmp_path / "auto"), numbers(tmp_path / other))
 
 
-def test_what_no_graph_can_hold_is_named(store):
+def test_what_no_graph_can_hold_is_named(stores):
     def refused(name, *settings, **changes):
         recipe = replace(load_recipe(name, [*small_settings(name), *settings]), **changes)
-        cache = store(recipe.data.image_kind or "grid", "words")
+        cache = FeatureCache.open(stores(recipe.data.image_kind or "grid"))
         facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
         model, losses = build_model(recipe, *facts), build_losses(recipe, facts[1])
         optimizer = build_optimizer(model, losses, recipe.optimizer)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bundled_recipes import small_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from small_store import make_store
@@ -28,12 +29,8 @@ def store(tmp_path_factory):
 
 
 def recipe_of(name, *settings):
-    recipe = load_recipe(name, ["model.dim=8"])
-    small = ["model.dim=16", "adapter.words.word_dim=8", "data.batch_size=100", "schedule.epochs=1"]
-    small += [f"aggregator.{side}.head_dim=8" for side, part in recipe.aggregator.items() if "head_dim" in part]
-    if recipe.augment.mix:
-        small += ["augment.mix=0"]  # words cannot be blended
-    return load_recipe(name, [*small, *settings])
+    blends = ["augment.mix=0"] if name == "fusemix" else []  # words cannot be blended
+    return load_recipe(name, [*small_settings(name), "data.batch_size=100", *blends, *settings])
 
 
 class Trial:

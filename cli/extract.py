@@ -131,8 +131,8 @@ ON_ERROR = click.option(
     "--workers",
     callback=workers,
     metavar="N|tcp://…",
-    help="Threads that read pictures, by default one a core, at most eight; or the address of a Dask "
-    "scheduler, whose workers do everything.",
+    help="Threads that read pictures, by default one a core, at most eight (for a GPU processes, one a core); or the "
+    "address of a Dask scheduler, whose workers do everything.",
 )
 @ON_ERROR
 @click.option("--repair", is_flag=True, help="Compute damaged chunks and failed samples again.")

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -255,7 +256,8 @@ def _fill(
             station = tasks.open_station(job, [encoder for _, encoder in lacking], [one for one, _ in lacking])
             try:
                 if is_images:
-                    run_here(partial(tasks.encode_images, station), tasks.read_ahead(station, groups), at_once, take)
+                    with closing(tasks.read_ahead(station, groups)) as batches:
+                        run_here(partial(tasks.encode_images, station), batches, at_once, take)
                 else:
                     run_here(partial(task, job), groups, at_once, take)
             finally:

@@ -2,30 +2,35 @@
 
 The tasks fill a feature set, or those of several layers of one encoder. What they share in a process is a `Station`:
 the encoders, the open store, and threads that read pictures ahead of the network, across chunks. It closes when the
-extraction ends.
+extraction ends. Before a GPU, processes read in place of threads.
 """
 
+import multiprocessing
+import os
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from ..data.digests import digest_of
 from ..data.regions import lay_out
 from ..device import cores, pick_device, start_reading
 from ..encoders import EncoderSpec, encode_layers, encoding, load_text_layers, load_visual_layers
 from ..encoders.words import WordsEncoder
-from ..errors import CacheError, EncoderError, SampleError
+from ..errors import CacheError, EncoderError, SampleError, XretError
 from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..store.create import misfit
+from ..store.folder import drop_locks
 from ..store.rows import ranges
 from .reuse import Reusable
 
@@ -45,7 +50,7 @@ class Job:
     batch_size: int
     splits: tuple[str, ...]  # whose images are encoded; captions are encoded by whole chunks
     skip: bool = False  # record samples that cannot be read, and go on
-    threads: int | None = None  # that read pictures; None: one a core, eight at most
+    threads: int | None = None  # or processes that read pictures; None: one a core, of threads eight at most
     reuse: str | None = None  # the other store whose features are copied
 
 
@@ -92,6 +97,16 @@ class Station:
         self.ahead = max(job.batch_size, 2 * threads)  # pictures that are read beyond the batches being encoded
         self.lock = threading.Lock()  # of what is left of each chunk
         self.stopped = False
+
+    @property
+    def processes(self) -> int:
+        """How many processes read pictures for a GPU, which threads are too slow for; 0: threads read.
+
+        Processes read what becomes tensors of one shape, where the system can fork; workers of a cluster may not.
+        """
+        alike = getattr(self.encoders[0], "kind", None) == "grid"
+        may_fork = hasattr(os, "fork") and not multiprocessing.current_process().daemon
+        return self.job.threads or cores() if self.device != "cpu" and alike and may_fork else 0
 
     def lacking(self, chunk: int) -> list[int]:
         """Return the numbers of the sets that lack samples of a chunk."""
@@ -166,7 +181,11 @@ class _Read(NamedTuple):
     error: SampleError | None = None
 
 
-Batch = list[tuple[_Item, "Future[_Read]"]]
+class Batch(NamedTuple):
+    """Pictures to encode, and what waits until they are read."""
+
+    items: list[_Item]
+    read: Callable[[], list[_Read]]
 
 
 def write_images(job: Job, chunks: Sequence[int]) -> Receipt:
@@ -177,20 +196,76 @@ def write_images(job: Job, chunks: Sequence[int]) -> Receipt:
     return receipt
 
 
-def read_ahead(station: Station, groups: Iterable[Sequence[int]]) -> Iterator[Batch]:
+def read_ahead(station: Station, groups: Iterable[Sequence[int]]) -> Generator[Batch, None, None]:
     """Yield the images that are missing in groups of chunks, in batches, while threads read those that come next.
 
-    A batch lies in one group. `Station.ahead` bounds what waits, whatever the sizes of groups and chunks.
+    A batch lies in one group. `Station.ahead` bounds what waits, whatever the sizes of groups and chunks; processes
+    read two batches each.
     """
+    if station.processes:
+        yield from _read_in_processes(station, groups)
+        return
     ahead: deque[Batch] = deque()
     waiting = 0
     for items in _batches(station, groups):
-        ahead.append([(item, station.threads.submit(_read, station, item)) for item in items])
+        begun = [station.threads.submit(_read, station, item.name, item.key) for item in items]
+        ahead.append(Batch(items, partial(_results, begun)))
         waiting += len(items)
-        while waiting - len(ahead[0]) >= station.ahead:
-            waiting -= len(ahead[0])
+        while waiting - len(ahead[0].items) >= station.ahead:
+            waiting -= len(ahead[0].items)
             yield ahead.popleft()
     yield from ahead
+
+
+def _results(begun: "list[Future[_Read]]") -> list[_Read]:
+    return [future.result() for future in begun]
+
+
+def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Iterator[Batch]:
+    """Yield batches that forked processes have read; threads would wait for each other's turn of the interpreter."""
+    ahead: deque[list[_Item]] = deque()
+
+    def names() -> Iterator[list[tuple[str, str]]]:
+        for items in _batches(station, groups):
+            ahead.append(items)
+            yield [(item.name, item.key) for item in items]
+
+    loader: DataLoader[Any] = DataLoader(
+        _Pictures(station),
+        batch_size=None,
+        sampler=names(),
+        num_workers=station.processes,
+        multiprocessing_context="fork",
+        worker_init_fn=lambda _: drop_locks(),
+        generator=torch.Generator(),  # a seed is drawn from it, and not from the process's own
+    )
+    try:
+        for found, pixels in loader:
+            if isinstance(found, XretError):
+                raise found
+            left = iter(pixels)
+            read = [one._replace(decoded=next(left)) if one.decoded else one for one in found]
+            yield Batch(ahead.popleft(), partial(list, read))
+    except RuntimeError as error:  # torch says which one
+        raise CacheError(f"a process that reads pictures has died ({error}); run the same command again") from error
+
+
+class _Pictures(Dataset[Any]):
+    """Pictures by names and ids: what was read, and the pixels of those that were decoded [n,…] in shared memory."""
+
+    def __init__(self, station: Station) -> None:
+        self.station = station
+
+    def __getitem__(self, wanted: Any) -> tuple[list[_Read] | XretError, Tensor]:
+        try:
+            read = [_read(self.station, name, key) for name, key in wanted]
+        except XretError as error:  # torch would raise it with a traceback in its words
+            return error, torch.empty(0)
+        pixels = [one.decoded for one in read if one.decoded is not None]
+        return (
+            [one if one.decoded is None else one._replace(decoded=True) for one in read],
+            torch.stack(pixels) if pixels else torch.empty(0),
+        )
 
 
 def _batches(station: Station, groups: Iterable[Sequence[int]]) -> Iterator[list[_Item]]:
@@ -220,9 +295,9 @@ def encode_images(station: Station, batch: Batch, receipt: Receipt | None = None
     """
     job, receipt = station.job, receipt or Receipt()
     with receipt.timed("read"):
-        read = [future.result() for _, future in batch]
+        read = batch.read()
     decoded = []
-    for (item, _), one in zip(batch, read, strict=True):
+    for item, one in zip(batch.items, read, strict=True):
         if one.error is not None and not job.skip:
             raise SampleError(
                 one.error.sample, f"{one.error.reason}; repair or remove it, or go on with --on-error skip"
@@ -248,11 +323,11 @@ def encode_images(station: Station, batch: Batch, receipt: Receipt | None = None
             rows = [dict(item.chunk.lacking(item.at)).get(k) for item, _ in decoded]
             _put(rows, [item for item, _ in decoded], of_set, station.sets[k])
             receipt.counts[job.paths[k], "encoded"] += sum(own is not None for own in rows)
-    receipt.samples += len(batch)
+    receipt.samples += len(batch.items)
     with station.lock:
-        for item, _ in batch:
+        for item in batch.items:
             item.chunk.left -= 1
-        done = {item.chunk.number: item.chunk for item, _ in batch if not item.chunk.left}
+        done = {item.chunk.number: item.chunk for item in batch.items if not item.chunk.left}
     for chunk in done.values():
         with receipt.timed("write"):
             for k, own in chunk.begun.items():
@@ -260,19 +335,19 @@ def encode_images(station: Station, batch: Batch, receipt: Receipt | None = None
     return receipt
 
 
-def _read(station: Station, item: _Item) -> _Read:
+def _read(station: Station, name: str, key: str) -> _Read:
     """Read a picture; one whose features can be copied is not decoded."""
     if station.stopped:
         raise CacheError("the extraction was stopped")
     digest = b""
     try:
-        picture = station.pictures.open(item.name)
+        picture = station.pictures.open(name)
         digest = digest_of(picture)
-        if station.reusable and all(one.has_image(digest, item.key) for one in station.reusable):
+        if station.reusable and all(one.has_image(digest, key) for one in station.reusable):
             return _Read(digest=digest)
         encoder = station.encoders[0]
         views = getattr(encoder, "decode_views", None)
-        decoded, size = encoder.decode(picture) if views is None else views(picture, item.key)
+        decoded, size = encoder.decode(picture) if views is None else views(picture, key)
         return _Read(decoded, size, digest)
     except SampleError as error:
         return _Read(digest=digest, error=error)

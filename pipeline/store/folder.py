@@ -23,6 +23,7 @@ from ..files import remove, remove_whole, to_disk
 from ..wording import reason
 
 LOCK = ".lock"
+_locks: set[int] = set()  # descriptors of the locks that this process holds
 DAMAGED = (KeyError, ValueError, TypeError, AssertionError)  # what Zarr raises of damaged metadata
 _LOCAL = ("file", "local")
 
@@ -138,11 +139,22 @@ class Folder:
                 log.warning("%s: its file system has no locks (%s); %s", self.url, error.strerror, way)
             for partial in root.rglob("*.partial"):  # what killed writers left
                 remove(partial)
-            yield
+            _locks.add(lock.fileno())
+            try:
+                yield
+            finally:
+                _locks.discard(lock.fileno())
 
     def answering(self) -> Any:
         """Return a context that turns what an object store raises into one `StoreError`."""
         return nullcontext() if self.is_local else _one_sentence(self.url)
+
+
+def drop_locks() -> None:
+    """Close the locks that a forked process has inherited; else it would keep them when its parent is killed."""
+    for handle in _locks:
+        os.close(handle)
+    _locks.clear()
 
 
 class _DiskStore(LocalStore):

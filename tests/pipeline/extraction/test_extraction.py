@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
 from xret.pipeline.encoders import EncoderSpec, load_visual
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError, SampleError
+from xret.pipeline.extraction import tasks
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.store import FeatureCache
@@ -86,6 +88,40 @@ def test_the_batches_of_one_chunk_are_encoded_at_once(tiny_dataset, tmp_path, mo
     encoder.encode = lambda pixels: (both.wait(120), encode(encoder, pixels))[1]
     summary = extract(load_manifest(tiny_dataset(train=8)), tmp_path / "s.zarr", replace(IMAGES, batch_size=4))
     assert (summary.sets[0].samples, summary.sets[0].chunks) == (8, 1)
+
+
+@pytest.fixture
+def in_processes(monkeypatch):
+    """Let two processes read the pictures, as for a GPU."""
+    monkeypatch.setattr(tasks.Station, "processes", 2)
+
+
+@pytest.mark.parametrize("how", [{}, {"visual": "timm:test_vit", "views": "crop-flip:2"}], ids=["grid", "views"])
+def test_pictures_that_processes_read_give_the_same_bytes(manifest, tmp_path, request, how):
+    options = build_options(
+        **({"visual": SMALL.visual.name, "image_size": 48} | how), visual_weights="random:0", text=None
+    )
+    options, state = replace(options, batch_size=8), torch.get_rng_state()
+    extract(manifest, tmp_path / "threads.zarr", options)
+    request.getfixturevalue("in_processes")
+    extract(manifest, tmp_path / "processes.zarr", options)
+    assert files(tmp_path / "processes.zarr") == files(tmp_path / "threads.zarr")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_processes_record_or_refuse_what_cannot_be_read(manifest, tmp_path, in_processes):
+    (manifest.images / "3.jpg").write_bytes(b"no picture")
+    with pytest.raises(SampleError, match=r"3\.jpg"):
+        extract(manifest, tmp_path / "s.zarr", IMAGES)
+    summary = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip")).sets[0]
+    assert (summary.samples, summary.failed) == (31, 1)
+
+
+def test_a_process_that_dies_is_said(manifest, tmp_path, monkeypatch, in_processes):
+    use_for_images(monkeypatch, encoder := SmallEncoder())
+    encoder.decode = lambda picture: os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(CacheError, match="process"):
+        extract(manifest, tmp_path / "s.zarr", IMAGES)
 
 
 def test_features_are_the_encoders_own(manifest, store):

@@ -8,7 +8,7 @@ import torch
 from small_store import make_store
 
 from xret.heads.diagnostics import diagnose
-from xret.heads.diagnostics.embeddings import coefficient_tables, cost, gpo_coefficients, uncertainty_tables
+from xret.heads.diagnostics.embeddings import coefficient_tables, cost, cost_table, gpo_coefficients, uncertainty_tables
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.modules.aggregators import AGGREGATORS
@@ -32,6 +32,7 @@ def test_a_run_has_what_its_embeddings_allow_and_a_reason_for_the_rest(trained, 
     assert any(key.startswith("coefficients of") for key in found.tables) == ("coefficients" in FOUND[name])
     written = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert written["tables"]["cost"]["rows"][0] == ["multiply-accumulates", found.tables["cost"].rows[0][1]]
+    assert any("SCAN" in row[0] for row in written["tables"]["cost"]["rows"]) == (name == "scan")
     printed = str(found)
     assert all(table.caption in printed for table in found.tables.values())
     assert all(f"not shown: {what}: {why}" in printed for what, why in found.reasons.items())
@@ -159,3 +160,16 @@ def test_cost_of_cross_attention_is_that_of_a_pair_of_median_lengths():
     found = cost(images, captions, SIMILARITIES["cross-attention"]())
     # All cosines of 7 regions and 3 words; then w G w, where G, of the regions alone, is made once for all captions.
     assert found == (7 * 3 * 16 + 7 * 7 * 3, [7, 16], [3, 16])
+
+
+@pytest.mark.parametrize(("direction", "queries"), [("t-i", 16), ("i-t", 36)])
+def test_cost_of_cross_attention_stands_beside_that_of_its_equations(direction, queries):
+    images, captions = Sequence(torch.randn(1, 36, 1024), torch.tensor([36])), torch.randn(1, 16, 1024)
+    model = SimpleNamespace(compare=SIMILARITIES["cross-attention"](direction=direction))
+    text = SimpleNamespace(embedding=Sequence(captions, torch.tensor([16])))
+    seen = SimpleNamespace(model=model, image=SimpleNamespace(embedding=images), text=text)
+    ours, theirs, *_ = cost_table(seen)["cost"].rows
+    squares = 36 * 36 * 16 if direction == "t-i" else 16 * 16 * 36
+    assert (ours[1], theirs[1]) == (36 * 16 * 1024 + squares, 2 * 36 * 16 * 1024 + queries * 1024)
+    if direction == "t-i":
+        assert theirs[1] == pytest.approx(1.24e6, rel=0.04)  # SetDiv section 4.4

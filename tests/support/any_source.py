@@ -2,15 +2,12 @@
 
 import csv
 import json
-import tarfile
 from pathlib import Path
 
 import datasets
 import pyarrow as pa
-from packed_data import add
+from packed_data import manifest_with, write_tar
 from pyarrow import parquet
-
-from xret.pipeline.data.manifest import load_manifest
 
 FORMS = (".csv", ".tsv", ".jsonl", "karpathy", "coco", "imagefolder", "tar", "parquet", "saved")
 
@@ -44,10 +41,9 @@ def write_source(form: str, folder: Path, rows: list[dict], more: str = ""):
         (folder / "data" / "metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         keys = "dataset: data"
     elif form == "tar":
-        with tarfile.open(folder / "data.tar", "w") as archive:
-            for name, text, extra in zip(names, captions, rest, strict=True):
-                add(archive, name, b"picture")
-                add(archive, f"{Path(name).stem}.json", json.dumps({key: text, **extra}).encode())
+        documents = [json.dumps({key: text, **more}) for text, more in zip(captions, rest, strict=True)]
+        named = {f"{Path(name).stem}.json": document for name, document in zip(names, documents, strict=True)}
+        write_tar(folder / "data.tar", dict.fromkeys(names, "picture") | named)
         keys = "tar: data.tar"
     else:
         columns = {name: [row[name] for row in rest] for name in rest[0]}
@@ -58,5 +54,4 @@ def write_source(form: str, folder: Path, rows: list[dict], more: str = ""):
         else:
             datasets.Dataset(table).save_to_disk(folder / "data")
         keys = "parquet: data.parquet" if form == "parquet" else "dataset: data"
-    (folder / "any.yaml").write_text(f"name: any\n{keys}\n{more}")
-    return load_manifest(folder / "any.yaml")
+    return manifest_with(folder, f"{keys}\n{more}")

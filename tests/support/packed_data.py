@@ -12,6 +12,7 @@ import webdataset
 from PIL import Image
 from pyarrow import parquet
 
+from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.sources import open_pictures
 
 SPLITS = ("train", "val", "test")
@@ -60,7 +61,7 @@ class PackedData:
 
     def as_tars(self, files=3):
         for number, part in enumerate(self.parts(files)):
-            write_tar(self.folder / f"shard-{number:02d}.tar", part)
+            write_tar(self.folder / f"shard-{number:02d}.tar", members_of(part))
         return self.manifest("tar", tar=f"shard-{{00..{files - 1:02d}}}.tar")
 
     def as_webdataset(self, files=3):
@@ -125,16 +126,25 @@ def pictures_of(samples, manifest):
     return open_pictures(samples.source, manifest.images, {image.file_name: image.place for image in samples.images})
 
 
-def write_tar(path, rows, format_=tarfile.PAX_FORMAT):
-    """Write rows as a tar of pictures with JSON documents."""
-    with tarfile.open(path, "w", format=format_) as archive:
-        for name, data, captions, split in rows:
-            add(archive, name, data)
-            add(archive, f"{name[:-4]}.json", json.dumps({"captions": captions, "split": split}).encode())
+def write_tar(path, members, mode="w", **options):
+    """Write a tar of members, by their names or as pairs of name and content; a text is written as UTF-8."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode, **options) as archive:
+        for name, content in members.items() if isinstance(members, dict) else members:
+            content = content.encode() if isinstance(content, str) else content
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
 
 
-def add(archive, name, data):
-    """Add a member to a tar."""
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    archive.addfile(member, io.BytesIO(data))
+def members_of(rows):
+    """Return what a tar has of these rows: pictures with JSON documents."""
+    for name, data, captions, split in rows:
+        yield name, data
+        yield f"{name[:-4]}.json", json.dumps({"captions": captions, "split": split})
+
+
+def manifest_with(folder, keys):
+    """Write a manifest of a name and these keys into a folder, and load it."""
+    (folder / "packed.yaml").write_text(f"name: packed\n{keys}\n")
+    return load_manifest(folder / "packed.yaml")

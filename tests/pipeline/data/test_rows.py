@@ -6,7 +6,7 @@ import tarfile
 import datasets
 import pytest
 from any_source import FORMS, write_source
-from packed_data import PackedData, add, pictures_of
+from packed_data import PackedData, manifest_with, pictures_of, write_tar
 from small_captions import manifest
 
 from xret.pipeline.data.manifest import load_manifest
@@ -65,14 +65,12 @@ def test_splits_that_datasets_keeps_as_numbers_of_classes(tmp_path, key, saved):
     data = datasets.Dataset.from_dict(columns, features=features)
     data.save_to_disk(tmp_path / "data")
     data.to_parquet(tmp_path / "data.parquet")
-    for name, more in (("named", f"split_column: {key}\n"), ("unnamed", "")):
-        source = "dataset: data" if saved else "parquet: data.parquet"
-        (tmp_path / f"{name}.yaml").write_text(f"name: t\n{source}\n{more}")
-    assert splits(read_samples(load_manifest(tmp_path / "named.yaml"))) == BY_NAME
+    source = "dataset: data" if saved else "parquet: data.parquet"
+    assert splits(read_samples(manifest_with(tmp_path, f"{source}\nsplit_column: {key}"))) == BY_NAME
     if key == "split":
-        assert splits(read_samples(load_manifest(tmp_path / "unnamed.yaml"))) == BY_NAME
+        assert splits(read_samples(manifest_with(tmp_path, source))) == BY_NAME
     else:
-        assert "'subset' seems to name it" in refusal(load_manifest(tmp_path / "unnamed.yaml"))
+        assert "'subset' seems to name it" in refusal(manifest_with(tmp_path, source))
 
 
 @pytest.mark.parametrize("more", [{"meta": {"part": "val"}}, {"is_train": 1}, {"test": False}])
@@ -94,11 +92,8 @@ def test_a_key_of_other_words_is_none_of_splits(tmp_path, form, caplog):
 def test_a_split_column_that_is_not_there(tmp_path, form):
     source = write_source(form, tmp_path, rows(), "split_column: part\n")
     assert "there is no column 'part'; it has " in refusal(source)
-    with tarfile.open(tmp_path / "texts.tar", "w") as archive:
-        add(archive, "0.jpg", b"picture")
-        add(archive, "0.txt", b"a dog")
-    (tmp_path / "texts.yaml").write_text("name: texts\ntar: texts.tar\nsplit_column: part\n")
-    assert "no image has a 'part'" in refusal(load_manifest(tmp_path / "texts.yaml"))
+    write_tar(tmp_path / "texts.tar", {"0.jpg": "picture", "0.txt": "a dog"})
+    assert "no image has a 'part'" in refusal(manifest_with(tmp_path, "tar: texts.tar\nsplit_column: part"))
 
 
 @pytest.mark.parametrize("where", ["annotations", "document"])
@@ -165,21 +160,18 @@ def test_a_row_without_a_split_is_left_out(tmp_path, form):
 
 def test_members_of_a_tar_that_are_wrong_are_left_out(tmp_path):
     members = {
-        **{"0.jpg": b"x", "0.json": b'{"caption": NaN}', "0.txt": b"good"},  # the JSON goes before the text
-        **{"1.jpg": b"x", "1.json": b"{", "1.txt": b"good"},
-        **{"2.jpg": b"x", "2.txt": b"\xff"},
-        **{"3.jpg": b"x", "3.png": b"x", "3.txt": b"good"},
-        **{"4.jpg": b"x", "4.json": b"[]"},
-        **{"5.jpg": b"x", "5.json": b'{"url": "x"}'},
-        **{"6.jfif": b"x", "6.json": b'{"caption": ""}', "6.txt": b"good"},
-        **{"9.jpg": b"x", "9.json": b'{"caption": ""}'},  # a caption without words, as in rows
-        **{"7.jpg": b"x", "7.json": b'{"captions": [null, "good"]}', "../8.jpg": b"x"},
+        **{"0.jpg": "x", "0.json": '{"caption": NaN}', "0.txt": "good"},  # the JSON goes before the text
+        **{"1.jpg": "x", "1.json": "{", "1.txt": "good"},
+        **{"2.jpg": "x", "2.txt": b"\xff"},
+        **{"3.jpg": "x", "3.png": "x", "3.txt": "good"},
+        **{"4.jpg": "x", "4.json": "[]"},
+        **{"5.jpg": "x", "5.json": '{"url": "x"}'},
+        **{"6.jfif": "x", "6.json": '{"caption": ""}', "6.txt": "good"},
+        **{"9.jpg": "x", "9.json": '{"caption": ""}'},  # a caption without words, as in rows
+        **{"7.jpg": "x", "7.json": '{"captions": [null, "good"]}', "../8.jpg": "x"},
     }
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name, content in members.items():
-            add(archive, name, content)
-    (tmp_path / "tar.yaml").write_text("name: t\ntar: a.tar\n")
-    samples = read_samples(load_manifest(tmp_path / "tar.yaml"), skip=True)
+    write_tar(tmp_path / "a.tar", members)
+    samples = read_samples(manifest_with(tmp_path, "tar: a.tar"), skip=True)
     assert texts(samples) == [("6.jfif", "good"), ("7.jpg", "good"), ("9.jpg", "")]
     assert len(samples.left_out) == 7
     assert any("5.jpg: it has no captions (5.json: it has 'url')" in one for one in samples.left_out)
@@ -202,10 +194,9 @@ def test_a_folder_and_a_column_that_contradict_each_other(tmp_path, form):
     else:
         (tmp_path / "both/train").mkdir(parents=True)
         (tmp_path / "both/train/metadata.jsonl").write_text("".join(json.dumps(row) + "\n" for row in columns))
-    for name, more in (("one", ""), ("two", "split_column: split\n")):
-        (tmp_path / f"{name}.yaml").write_text(f"name: both\ndataset: both\n{more}")
-    assert "'split' is 'test', and its folder 'train'; correct one, or" in refusal(load_manifest(tmp_path / "one.yaml"))
-    found = read_samples(load_manifest(tmp_path / "two.yaml"))
+    refused = refusal(manifest_with(tmp_path, "dataset: both"))
+    assert "'split' is 'test', and its folder 'train'; correct one, or" in refused
+    found = read_samples(manifest_with(tmp_path, "dataset: both\nsplit_column: split"))
     assert {split: b - a for split, (a, b) in found.splits.items()} == {"train": 3, "test": 1}
 
 
@@ -219,16 +210,11 @@ def test_what_the_manifest_says_of_a_file_goes_before_its_own_splits_with_a_note
 
 @pytest.mark.parametrize("names", [("train-000.tar", "val-000.tar"), ("x/Train/0.tar", "x/test/0.tar")])
 def test_files_that_are_called_as_splits_have_to_be_named_so(tmp_path, names):
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(tmp_path / name, "w") as archive:
-            stem = name.replace("/", "-").removesuffix(".tar")
-            add(archive, f"{stem}.jpg", b"picture")
-            add(archive, f"{stem}.txt", b"a dog")
-    (tmp_path / "all.yaml").write_text('name: a\ntar: "**/*.tar"\n')
-    assert "files are called [" in refusal(load_manifest(tmp_path / "all.yaml"))
-    (tmp_path / "each.yaml").write_text(f"name: a\ntar: {{train: {names[0]}, test: {names[1]}}}\n")
-    assert read_samples(load_manifest(tmp_path / "each.yaml")).splits == {"train": (0, 1), "test": (1, 2)}
+    for number, name in enumerate(names):
+        write_tar(tmp_path / name, {f"{number}.jpg": "picture", f"{number}.txt": "a dog"})
+    assert "files are called [" in refusal(manifest_with(tmp_path, 'tar: "**/*.tar"'))
+    each = manifest_with(tmp_path, f"tar: {{train: {names[0]}, test: {names[1]}}}")
+    assert read_samples(each).splits == {"train": (0, 1), "test": (1, 2)}
 
 
 def test_folders_of_pictures_that_are_called_as_splits_are_their_splits(tmp_path, caplog):
@@ -260,29 +246,23 @@ def test_an_imagefolder_with_splits_further_down_and_metadata_of_another_kind(tm
         (tmp_path / "p/data" / split).mkdir(parents=True)
         (tmp_path / "p/data" / split / "metadata.csv").write_text("file_name,caption\na.jpg,a dog\n")
     (tmp_path / "p/data/metadata.parquet").write_bytes(b"x")
-    (tmp_path / "p.yaml").write_text("name: p\ndataset: p\n")
-    samples = read_samples(load_manifest(tmp_path / "p.yaml"))
+    samples = read_samples(manifest_with(tmp_path, "dataset: p"))
     assert splits(samples) == {"data/train/a.jpg": "train", "data/validation/a.jpg": "val"}
     assert "metadata.parquet is passed over" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a::b.tar", "x::y/a.tar", "http::/a.tar"])
 def test_colons_in_the_name_of_a_file(tmp_path, name):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    with tarfile.open(tmp_path / name, "w") as archive:
-        add(archive, "0.jpg", b"picture")
-        add(archive, "0.caption", b"a dog")
-    (tmp_path / "t.yaml").write_text(f"name: t\ntar: {{test: '{name}'}}\n")
-    source = load_manifest(tmp_path / "t.yaml")
+    write_tar(tmp_path / name, {"0.jpg": "picture", "0.caption": "a dog"})
+    source = manifest_with(tmp_path, f"tar: {{test: '{name}'}}")
     samples = read_samples(source)
     assert texts(samples) == [("0.jpg", "a dog")]
     assert pictures_of(samples, source).open("0.jpg").getvalue() == b"picture"
 
 
 def test_a_name_that_is_not_utf8_is_left_out(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as archive:
-        for name in ("café.jpg", "café.txt", "b.jpg", "b.txt"):
-            add(archive, name, b"a dog")
-    (tmp_path / "t.yaml").write_text("name: t\ntar: a.tar\n")
-    assert "bytes that are not UTF-8" in refusal(load_manifest(tmp_path / "t.yaml"))
-    assert texts(read_samples(load_manifest(tmp_path / "t.yaml"), skip=True)) == [("b.jpg", "a dog")]
+    members = dict.fromkeys(("café.jpg", "café.txt", "b.jpg", "b.txt"), "a dog")
+    write_tar(tmp_path / "a.tar", members, format=tarfile.GNU_FORMAT, encoding="latin-1")
+    source = manifest_with(tmp_path, "tar: a.tar")
+    assert "bytes that are not UTF-8" in refusal(source)
+    assert texts(read_samples(source, skip=True)) == [("b.jpg", "a dog")]

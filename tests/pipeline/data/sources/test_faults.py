@@ -7,7 +7,7 @@ import tarfile
 import fsspec
 import pyarrow as pa
 import pytest
-from packed_data import PackedData, add, pictures_of, write_tar
+from packed_data import PackedData, members_of, pictures_of, write_tar
 from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
@@ -47,8 +47,7 @@ def test_a_tar_that_is_none_or_goes_on(data):
     for zeros in (0, 1 << 20):
         file.write_bytes(whole + bytes(zeros) + whole)
         refused(path, "goes on after its end")
-    with tarfile.open(file, "w:gz") as archive:
-        add(archive, "a.png", b"x")
+    write_tar(file, {"a.png": "x"}, "w:gz")
     refused(path, "this is not a whole tar file")
     file.unlink()
     refused(path, r"shard-00\.tar: there is no such file; .*--data-root")
@@ -59,10 +58,7 @@ def test_a_tar_that_is_none_or_goes_on(data):
 @pytest.mark.parametrize(
     ("members", "match"),
     [
-        (
-            [("k.png", b"x"), ("k.jpg", b"x"), ("k.txt", b"t")],
-            r"a\.tar: the key 'k' has k\.jpg and k\.png; remove one",
-        ),
+        ({"k.png": "x", "k.jpg": "x", "k.txt": "t"}, r"a\.tar: the key 'k' has k\.jpg and k\.png; remove one"),
         ([("k.png", b"x"), ("k.txt", b""), ("k.txt", b"t")], r"the key 'k' has k\.txt and k\.txt"),
         ([("k.png", b"x"), ("k.json", b"{}"), ("./k.json", b"{}")], r"the key 'k' has k\.json and k\.json"),
         ([("k.png", b"x"), ("o.txt", b"t")], r"a\.tar: k\.png: it has no captions; add k\.txt or k\.json"),
@@ -78,9 +74,7 @@ def test_a_tar_that_is_none_or_goes_on(data):
     ],
 )
 def test_members_at_fault(data, members, match):
-    with tarfile.open(data.folder / "a.tar", "w") as archive:
-        for name, content in members:
-            add(archive, name, content)
+    write_tar(data.folder / "a.tar", members)
     refused(data.manifest("tar", tar={"test": "a.tar"}), match)
 
 
@@ -104,7 +98,7 @@ def test_links_are_left_out(data, tmp_path):
 
 def test_a_name_that_two_tars_have(data):
     path = data.as_tars(files=2)
-    write_tar(data.folder / "shard-01.tar", data.rows[:1])
+    write_tar(data.folder / "shard-01.tar", members_of(data.rows[:1]))
     refused(path, r"000000\.png is in .*shard-00\.tar and .*shard-01\.tar")
 
 

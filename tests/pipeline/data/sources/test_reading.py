@@ -5,7 +5,7 @@ import tarfile
 
 import pyarrow as pa
 import pytest
-from packed_data import SPLITS, PackedData, add, pictures_of
+from packed_data import SPLITS, PackedData, pictures_of, write_tar
 from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
@@ -121,12 +121,9 @@ def test_rows_without_distinct_paths_are_numbered(data):
 
 
 def test_a_text_file_is_a_caption_and_json_goes_before_it(data, tmp_path, caplog):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name, text in (("d/1.TXT", "one\n"), ("d/2.txt", "two"), ("d/2.json", '{"caption": "zwei"}')):
-            add(archive, name, text.encode())
-        for number in (1, 2):
-            add(archive, f"d/{number}.jpg", data.rows[number][1])
-        add(archive, "d/1.seg.png", b"not a picture of the sample")
+    texts = {"d/1.TXT": "one\n", "d/2.txt": "two", "d/2.json": '{"caption": "zwei"}'}
+    pictures = {f"d/{number}.jpg": data.rows[number][1] for number in (1, 2)}
+    write_tar(tmp_path / "a.tar", texts | pictures | {"d/1.seg.png": "not a picture of the sample"})
     _, samples = read(data.manifest("text", tar=str(tmp_path / "a.tar")))
     assert {i.file_name: i.captions[0].text for i in samples.images} == {"d/1.jpg": "one", "d/2.jpg": "zwei"}
     assert "names no splits" in caplog.text
@@ -144,9 +141,7 @@ def test_splits_are_those_that_the_manifest_names(data):
 @pytest.mark.parametrize("format_", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_long_names_of_every_kind_of_tar(data, tmp_path, format_):
     name = "/".join(["folder" * 10] * (2 if format_ == tarfile.USTAR_FORMAT else 5))
-    with tarfile.open(tmp_path / "a.tar", "w", format=format_) as archive:
-        add(archive, f"{name}/p.png", data.rows[0][1])
-        add(archive, f"{name}/p.txt", b"a dog")
+    write_tar(tmp_path / "a.tar", {f"{name}/p.png": data.rows[0][1], f"{name}/p.txt": "a dog"}, format=format_)
     manifest, samples = read(data.manifest("long", tar={"test": str(tmp_path / "a.tar")}))
     assert [image.file_name for image in samples.images] == [f"{name}/p.png"]
     assert contents(manifest, samples) == [data.rows[0][1]]

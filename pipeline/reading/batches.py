@@ -147,11 +147,12 @@ class Batches:
                 continue
             count = first[units + 1] - first[units]
             chosen = ranges(first[units], count)
-            if captions is not None:
-                bounds = np.cumsum(count)[:-1]
-                chosen = np.concatenate([rng.permutation(own)[:captions] for own in np.split(chosen, bounds)])
-                count = np.minimum(count, captions)
-            yield _Plan(units, chosen, np.repeat(np.arange(len(units)), count))
+            image = np.repeat(np.arange(len(units)), count)
+            if captions is not None:  # the captions of each image in an order that is drawn, and of these the first
+                order = np.argsort(image + rng.random(len(image)))
+                place = np.arange(len(chosen)) - np.repeat(np.cumsum(count) - count, count)
+                chosen, image = chosen[order[place < captions]], image[place < captions]
+            yield _Plan(units, chosen, image)
 
     def _read(self, plan: _Plan, draws: Draws) -> Callable[[], Batch]:
         images = self.image_source.fetch(plan.images, draws)

@@ -76,15 +76,20 @@ def test_images_without_a_caption_are_in_no_batch(cache, monkeypatch, placement)
 
 def test_some_captions_of_each_image_are_drawn_anew_in_each_epoch(cache):
     batches = stored_batches(cache.image_set(), cache.caption_set(), "train", **FIELDS)
-    drawn = []
-    for epoch in range(8):
+    drawn, times = [], np.zeros(batches.captions)
+    for epoch in range(60):
         taken = []
         for batch in batches.epoch(unit="image", batch_size=6, seed=0, epoch=epoch, captions=2):
             assert batch.positives.sum(1).tolist() == [2] * len(batch.images.length)
             index = batch.caption_index
             assert torch.equal(batch.captions.length, torch.as_tensor(batches.caption_set.length[index.numpy()]).long())
+            images = batch.positives.int().argmax(0).tolist()
+            assert len({*zip(images, batches.caption_image[index], strict=True)}) == len({*images})
             taken += index.tolist()
         assert len(set(taken)) == len(taken) == 40
         drawn.append(frozenset(taken))
-    assert len(set(drawn)) == 8  # ten images have a third caption to leave out
-    assert frozenset().union(*drawn) == set(range(50))
+        times[taken] += 1
+    assert len(set(drawn)) == 60  # ten images have a third caption to leave out
+    count = np.bincount(batches.caption_image)[batches.caption_image]
+    assert (times[count == 2] == 60).all()
+    assert np.allclose(times[count == 3], 40, atol=13)  # each as often as another, up to four deviations

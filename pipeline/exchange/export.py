@@ -11,10 +11,10 @@
 """
 
 import io
+import itertools
 import json
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from ..store import OK, CaptionSet, FeatureCache, ImageSet
 from ..store.rows import ranges
 from ..store.store import MODALITIES, choose_set
 
+_Read = Callable[[np.ndarray], np.ndarray]  # values of some rows of the store
 _TEXT = h5py.string_dtype()
 _ROWS = 1024  # rows in a chunk of an array of small rows
 _IMAGES = 64  # read and written at once
@@ -52,7 +53,7 @@ def export(url: str, out: Path, sets: Sequence[str] = (), splits: Sequence[str] 
         disk = _Disk(partial, "w+")
         try:
             with disk, h5py.File(disk, "w") as file:
-                counts = _Writer(cache, images, captions, file, disk).write(rows)
+                counts = _write(file, disk, cache, images, captions, rows)
         except ValueError as error:  # h5py raises it of a NUL in a text
             raise CacheError(f"{url}: an id or caption cannot be exported ({error}); choose other --splits") from error
         if disk.failure:
@@ -120,96 +121,83 @@ class _Disk(io.FileIO):
         return super().truncate(None if self.failure else size)
 
 
-@dataclass
-class _Writer:
-    cache: FeatureCache
-    images: ImageSet | None
-    captions: CaptionSet | None
-    file: h5py.File
-    disk: _Disk
-
-    def write(self, rows: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
-        """Write the image rows of each split with their captions; return the counts of each split."""
-        cache, counts = self.cache, {}
-        self.written: Counter[str] = Counter()  # images, captions and tokens
-        for group, features in (("images", self.images), ("captions", self.captions)):
-            self._describe(self.file.create_group(group), features)
-        with Progress("export", sum(map(len, rows.values())), "images") as progress:
-            for split, of_split in rows.items():
-                before = self.written.copy()
-                for first in range(0, len(of_split), _IMAGES):
-                    some = of_split[first : first + _IMAGES]
-                    if not self.disk.failure:
-                        self._put(some, split)
-                    progress.update(len(some))
-                left_out = cache.splits[split][1] - cache.splits[split][0] - len(of_split)
-                captions = self.written["captions"] - before["captions"]
-                counts[split] = {"images": len(of_split), "captions": captions, "left_out": left_out}
-        ends = np.cumsum([0, *map(len, rows.values())]).tolist()
-        splits = {split: [ends[number], ends[number + 1]] for number, split in enumerate(rows)}
-        about = {"dataset": cache.dataset, "manifest_sha256": cache.manifest_sha256, "splits": json.dumps(splits)}
-        self.file.attrs.update(about)
-        return counts
-
-    def _describe(self, group: h5py.Group, features: ImageSet | CaptionSet | None) -> None:
-        if features is not None:
-            facts = {"set": features.name, "kind": features.kind, "fingerprint": features.fingerprint}
-            group.attrs.update(facts, identity=json.dumps(features.identity))
-        if isinstance(features, CaptionSet) and features.vocabulary is not None:
-            group.create_dataset("vocabulary", data=list(features.vocabulary), dtype=_TEXT)
-
-    def _put(self, rows: np.ndarray, split: str) -> None:
-        """Append these images of a split, and their captions."""
-        cache, features = self.cache, self.captions
-        captions = ranges(cache.caption_start[rows], cache.caption_count[rows])
-        if features is not None:
-            captions = captions[features.status[captions] == OK]
-        owner = np.searchsorted(rows, cache.caption_image[captions])
-        count = np.bincount(owner, minlength=len(rows)).astype(np.int32)
-        of_captions = {
-            "text": _texts(texts_of(cache.caption_texts, captions)),
-            "sentid": cache.sample_array("sentid")[captions],
-            "image": self.written["images"] + owner,
+def _write(
+    file: h5py.File,
+    disk: _Disk,
+    cache: FeatureCache,
+    images: ImageSet | None,
+    captions: CaptionSet | None,
+    splits: Mapping[str, np.ndarray],
+) -> dict[str, dict[str, int]]:
+    """Write the image rows of each split with their captions; return the counts of each split."""
+    rows = np.concatenate([*splits.values()])
+    caption_rows = ranges(cache.caption_start[rows], cache.caption_count[rows])
+    if captions is not None:
+        caption_rows = caption_rows[captions.status[caption_rows] == OK]
+    owner = np.searchsorted(rows, cache.caption_image[caption_rows])
+    count = np.bincount(owner, minlength=len(rows)).astype(np.int32)
+    start = _starts(count)
+    whole = {  # arrays of little memory
+        "images/split": np.repeat(np.array([*splits], object), [*map(len, splits.values())]),
+        "images/cocoid": cache.sample_array("cocoid")[rows],
+        "images/caption_start": start,
+        "images/caption_count": count,
+        "captions/sentid": cache.sample_array("sentid")[caption_rows],
+        "captions/image": owner,
+    }
+    read: dict[str, _Read] = {
+        "images/id": _texts(cache.ids),
+        "images/file_name": _texts(cache.file_names),
+        "captions/text": _texts(cache.caption_texts),
+    }
+    if images is not None:
+        first_view: dict[str, _Read] = {"local": images.local, "global": images.global_}
+        for name in images.array_names:
+            if name not in ("status", "digest"):
+                read[f"images/{name}"] = first_view.get(name, partial(images.array, name))
+    if captions is not None:
+        features = {"token": captions.token, "local": captions.local, "global": captions.global_}
+        read |= {f"captions/{name}": features[name] for name in captions.array_names if name in features}
+        if "token" in captions.array_names:
+            length = captions.length[caption_rows]
+            whole |= {"captions/length": length, "captions/start": _starts(length)}
+        if captions.vocabulary is not None:
+            whole["captions/vocabulary"] = np.array(captions.vocabulary, object)
+    for name, values in whole.items():
+        _append(file, name, values)
+    for one in filter(None, (images, captions)):
+        facts = {"set": one.name, "kind": one.kind, "fingerprint": one.fingerprint}
+        file[one.modality].attrs.update(facts, identity=json.dumps(one.identity))
+    with Progress("export", len(rows), "images") as progress:
+        for first in range(0, len(rows), _IMAGES):
+            some = rows[first : first + _IMAGES]
+            theirs = caption_rows[start[first] :][: count[first : first + _IMAGES].sum()]
+            for name, of_rows in read.items():
+                if not disk.failure:
+                    _append(file, name, of_rows(some if name.startswith("images/") else theirs))
+            progress.update(len(some))
+    ends = np.cumsum([0, *map(len, splits.values())]).tolist()
+    places = dict(zip(splits, itertools.pairwise(ends), strict=True))
+    file.attrs.update(dataset=cache.dataset, manifest_sha256=cache.manifest_sha256, splits=json.dumps(places))
+    return {
+        split: {
+            "images": last - first,
+            "captions": int(count[first:last].sum()),
+            "left_out": len(range(*cache.splits[split])) - (last - first),
         }
-        of_tokens = {}
-        if features is not None and features.global_channels is not None:
-            of_captions["global"] = features.global_(captions)
-        if features is not None and "token" in features.array_names:
-            length = features.length[captions]
-            of_captions |= {"length": length, "start": self.written["tokens"] + _starts(length)}
-            of_tokens["token"] = features.token(captions)
-            if features.channels is not None:
-                of_tokens["local"] = features.local(captions)
-        of_images = {
-            "id": _texts(texts_of(cache.ids, rows)),
-            "file_name": _texts(texts_of(cache.file_names, rows)),
-            "split": _texts([split] * len(rows)),
-            "cocoid": cache.sample_array("cocoid")[rows],
-            "caption_start": self.written["captions"] + _starts(count),
-            "caption_count": count,
-        }
-        if self.images is not None:
-            views = {"local": self.images.local, "global": self.images.global_}
-            for name in self.images.array_names:
-                if name not in ("status", "digest"):
-                    of_images[name] = views[name](rows) if name in views else self.images.array(name, rows)
-        self._append("images", "images", of_images)
-        self._append("captions", "captions", of_captions)
-        self._append("captions", "tokens", of_tokens)
+        for split, (first, last) in places.items()
+    }
 
-    def _append(self, group: str, kind: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Append rows to the datasets of a group, which are made when their first rows come."""
-        for name, values in arrays.items():
-            if name not in self.file[group]:
-                rows = 1 if kind == "images" and name == "local" else _ROWS  # images are read at random
-                dtype, shape = _TEXT if values.dtype == object else values.dtype, values.shape[1:]
-                self.file[group].create_dataset(
-                    name, (0, *shape), dtype, chunks=(rows, *shape), maxshape=(None, *shape)
-                )
-            dataset = self.file[group][name]
-            dataset.resize(len(dataset) + len(values), axis=0)
-            dataset[len(dataset) - len(values) :] = values
-        self.written[kind] += max(map(len, arrays.values()), default=0)
+
+def _append(file: h5py.File, name: str, values: np.ndarray) -> None:
+    """Append rows to a dataset, which is made when its first rows come."""
+    if name not in file:
+        rows = 1 if name == "images/local" else _ROWS  # images are read at random
+        dtype, shape = _TEXT if values.dtype == object else values.dtype, values.shape[1:]
+        file.create_dataset(name, (0, *shape), dtype, chunks=(rows, *shape), maxshape=(None, *shape))
+    dataset = file[name]
+    dataset.resize(len(dataset) + len(values), axis=0)
+    dataset[len(dataset) - len(values) :] = values
 
 
 def _starts(count: np.ndarray) -> np.ndarray:
@@ -217,5 +205,5 @@ def _starts(count: np.ndarray) -> np.ndarray:
     return starts
 
 
-def _texts(texts: list[str]) -> np.ndarray:
-    return np.array(texts, dtype=object)
+def _texts(read: Callable[[int, int], list[str]]) -> _Read:
+    return lambda rows: np.array(texts_of(read, rows), dtype=object)

@@ -4,7 +4,6 @@ import csv
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -15,16 +14,6 @@ from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, file_name, folder_spl
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
-@dataclass(slots=True)
-class CaptionRow:
-    """One row of a file."""
-
-    where: str  # file and line, for messages
-    image: Any  # its name below the folder of the images; whatever stands in its column, if there is no such folder
-    captions: list[str]  # at least one
-    split: str | None  # None where nothing says it
-
-
 def read_entries(path: Path, reader: RowReader) -> list[Entry]:
     """Read a caption file, whose suffix says its format, in the order of each image's first row.
 
@@ -33,12 +22,13 @@ def read_entries(path: Path, reader: RowReader) -> list[Entry]:
     if path.suffix == ".json":
         return _read_json(path, reader)
     entries: dict[str, Entry] = {}
-    for row in caption_rows(path, reader, ""):
-        entry = entries.setdefault(row.image, Entry(row.image, row.split, []))
+    for where, row in caption_rows(path, reader, ""):
+        entry = entries.setdefault(row.file_name, row)
         if entry.split != row.split:
             both = f"'{row.split or 'none'}' here and '{entry.split or 'none'}' before"
-            raise ManifestError(f"{row.where}: the split of '{row.image}' is {both}; give it one split.")
-        entry.captions += [(text, None) for text in row.captions]
+            raise ManifestError(f"{where}: the split of '{row.file_name}' is {both}; give it one split.")
+        if entry is not row:
+            entry.captions += row.captions
     return list(entries.values())
 
 
@@ -57,11 +47,11 @@ def read_imagefolder(folder: Path, reader: RowReader) -> list[Entry]:
         below = path.parent.relative_to(folder)
         of_folder = next((part for part in below.parts if part in SPLIT_NAMES), (*below.parts, None)[0])
         given = of_folder if reader.columns.split is None and of_folder in SPLIT_NAMES else None
-        for row in caption_rows(path, reader, below.as_posix(), given):
-            split = row.split or of_folder or folder_split(row.image)
-            if row.image in entries:
-                raise ManifestError(f"{row.where}: '{row.image}' stands here a second time; give a picture one row.")
-            entries[row.image] = Entry(row.image, split, [(text, None) for text in row.captions])
+        for where, entry in caption_rows(path, reader, below.as_posix(), given):
+            name = entry.file_name
+            entry.split = entry.split or of_folder or folder_split(name)
+            if entries.setdefault(name, entry) is not entry:
+                raise ManifestError(f"{where}: '{name}' stands here a second time; give a picture one row.")
     return list(entries.values())
 
 
@@ -185,8 +175,8 @@ def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:
 
 def caption_rows(
     path: Path, reader: RowReader, folder: str | None = None, split: str | None = None
-) -> Iterator[CaptionRow]:
-    """Yield the rows of a CSV, TSV or JSONL file, without empty lines and those that are left out.
+) -> Iterator[tuple[str, Entry]]:
+    """Yield the rows of a CSV, TSV or JSONL file with their places, without empty lines and those that are left out.
 
     A caption field holds a text, in JSON also null or a list of texts. The names of images start at `folder`; None:
     they are taken as they are. `split` is that of all rows; None: as they say. ManifestError: the file cannot be read,
@@ -194,19 +184,15 @@ def caption_rows(
     """
     with reading(path, "the caption file"), path.open(encoding="utf-8-sig", newline="") as file:
         for line, values in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
-            row = reader.attempt(_row, values, f"{path}: line {line}", reader, folder, split)
-            if row is not None:
-                yield row
+            entry = reader.attempt(_entry, values, where := f"{path}: line {line}", reader, folder, split)
+            if entry is not None:
+                yield where, entry
 
 
-def _row(values: dict[str, Any], where: str, reader: RowReader, folder: str | None, split: str | None) -> CaptionRow:
+def _entry(values: dict[str, Any], where: str, reader: RowReader, folder: str | None, split: str | None) -> Entry:
     columns = reader.find(tuple(values), where)
-    image = values[columns.image]
-    image = image if folder is None else file_name(image, where, folder)
-    captions = reader.captions(values, columns, where)
-    if not captions:
-        raise ManifestError(f"{where} ('{image}'): it has no caption; add one, or take the row out.")
-    return CaptionRow(where, image, captions, reader.split(values, columns, where, split))
+    name = values[columns.image]
+    return reader.entry(values, columns, where, name if folder is None else file_name(name, where, folder), split)
 
 
 def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any]]]:

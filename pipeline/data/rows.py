@@ -162,6 +162,14 @@ class RowReader:
         )
         return [text for text in captions if len(found.captions) == 1 or text.strip()]
 
+    def entry(self, values: Mapping[str, Any], found: RowColumns, where: str, name: str, given: str | None) -> Entry:
+        """Return the image `name` with the captions of a row; ManifestError: it has none, or something is wrong."""
+        captions = self.captions(values, found, where)
+        if not captions:
+            of_image = f" ('{name}')" if name else ""
+            raise ManifestError(f"{where}{of_image}: it has no caption; add one, or take the row out.")
+        return Entry(name, self.split(values, found, where, given), [(text, None) for text in captions])
+
     def split(self, values: Mapping[str, Any], found: RowColumns, where: str, given: str | None = None) -> str | None:
         """Return the split of a row, None if nothing says it.
 

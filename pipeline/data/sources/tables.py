@@ -118,7 +118,7 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowRead
     for number, (url, split) in enumerate(urls):
         try:
             for at, (values, columns) in enumerate(_rows(_open(kind, url), url, reader, split is None)):
-                entry = reader.attempt(_entry, values, columns, f"{url}: row {at:,}", reader, split)
+                entry = reader.attempt(reader.entry, values, columns, f"{url}: row {at:,}", "", split)
                 if entry is not None:
                     entry.file_name, entry.place = f"{count:08d}", (number, at, 0)
                     entries.append(entry)
@@ -132,13 +132,6 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowRead
         for entry, path in zip(entries, paths, strict=True):
             entry.file_name = path
     return entries
-
-
-def _entry(values: dict[str, Any], columns: RowColumns, where: str, reader: RowReader, split: str | None) -> Entry:
-    captions = reader.captions(values, columns, where)
-    if not captions:
-        raise ManifestError(f"{where}: it has no caption; add one, or take the row out.")
-    return Entry("", reader.split(values, columns, where, split), [(text, None) for text in captions])
 
 
 def _rows(

@@ -111,12 +111,12 @@ def open_folder(folder: Path, skip: bool) -> Source:
 
 def _index_lines(index: Path, skip: bool) -> Iterator[Line]:
     reader, gone = RowReader(index, skip=skip), 0
-    for row in caption_rows(index, reader):
+    for where, row in caption_rows(index, reader):
         yield from [_NOTHING] * (len(reader.left_out) - gone)  # before this row
         gone = len(reader.left_out)
-        if not isinstance(row.image, str) or not row.image.strip() or len(row.captions) != 1:
-            raise SourceError(f"{row.where}: file_name is missing, or there is not one caption; correct it")
-        yield _normal(row.image), row.captions[0], row.split
+        if not isinstance(row.file_name, str) or not row.file_name.strip() or len(row.captions) != 1:
+            raise SourceError(f"{where}: file_name is missing, or there is not one caption; correct it")
+        yield _normal(row.file_name), row.captions[0][0], row.split
     yield from [_NOTHING] * (len(reader.left_out) - gone)
     reader.refuse_unread_splits()
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -60,6 +60,11 @@ class Cell:
     def title(self) -> str:
         """The cell in a line of progress."""
         return unquote("/".join(Path(self.run).parts[-2:]))
+
+    @property
+    def features(self) -> str:
+        """The feature sets that the recipe names; cells with the same ones read the same arrays."""
+        return f"{self.recipe.data.image} {self.recipe.data.text}"
 
     def evaluation(self) -> Evaluation | None:
         """Return the evaluation of a finished cell, or None.
@@ -198,19 +203,19 @@ def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Eva
     the address of a Dask cluster. CacheError where no scheduler answers, it has no workers, or it went away.
     """
     if where == 1:
-        features, resident = None, Resident()
-        for cell in cells:
-            if features != (features := (cell.recipe.data.image, cell.recipe.data.text)):
-                resident = Resident()
-            yield cell, run_cell(cell, resident)
+        try:
+            for cell in cells:
+                yield cell, run_cell(cell, _resident(cell.features, 1))
+        finally:
+            _resident.cache_clear()
         return
     from distributed import Client, LocalCluster, as_completed
 
-    threads, place = None, f"the Dask scheduler at {where}"
+    threads, processes, place = None, 1, f"the Dask scheduler at {where}"
     with ExitStack() as opened:
         cluster: Any = where
         if isinstance(where, int):
-            threads = max(1, min(torch.get_num_threads(), cores() // where))
+            threads, processes = max(1, min(torch.get_num_threads(), cores() // where)), where
             local: dict[str, Any] = {"dashboard_address": ":0", "memory_limit": 0, "silence_logs": logging.ERROR}
             cluster = opened.enter_context(LocalCluster(where, threads_per_worker=1, **local))
         try:
@@ -222,7 +227,7 @@ def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Eva
             raise CacheError(f"{place} has no workers; start some with `dask worker {where}`")
         resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in workers) else None
         level = logging.getLogger("xret").getEffectiveLevel()
-        sent = client.map(partial(_do, run_cell, threads, level), cells, pure=False, resources=resources)
+        sent = client.map(partial(_do, run_cell, threads, processes, level), cells, pure=False, resources=resources)
         cell_of = dict(zip(sent, cells, strict=True))
         for future in as_completed(sent, loop=client.loop):
             if future.status == "cancelled":
@@ -232,15 +237,23 @@ def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Eva
 
 
 def _do(
-    work: Callable[[Cell, Resident], Evaluation | str], threads: int | None, level: int, cell: Cell
+    work: Callable[[Cell, Resident], Evaluation | str], threads: int | None, processes: int, level: int, cell: Cell
 ) -> Evaluation | str:
-    """Do a cell in a worker; with `threads` its process is one of this machine, and logs as its parent does."""
+    """Do a cell in a worker; with `threads` its process is one of this machine's `processes`, logs as its parent does,
+    and ends with it, so that features may stay in memory.
+    """
     with _ONE_AT_A_TIME:
         if threads is not None:
             torch.set_num_threads(threads)
             logging.basicConfig(format="%(message)s", level=logging.WARNING)
             logging.getLogger("xret").setLevel(level)
-        return work(cell, Resident())
+        return work(cell, Resident() if threads is None else _resident(cell.features, processes))
+
+
+@lru_cache(1)
+def _resident(features: str, processes: int) -> Resident:
+    """Return the arrays that cells with these features leave in memory for the next ones of this process."""
+    return Resident(processes)
 
 
 def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:
@@ -276,7 +289,7 @@ def _outcomes(cells: Sequence[Cell], jobs: int | str) -> dict[str, Evaluation | 
     if outcomes:
         logger.info("cells finished already: %d of %d", len(outcomes), len(cells))
     left = [cell for cell in cells if cell.run not in outcomes]
-    left.sort(key=lambda cell: (str(cell.recipe.data.image), str(cell.recipe.data.text)))  # those share features
+    left.sort(key=lambda cell: cell.features)
     began = time.monotonic()
     for cell, outcome in run_all(left, jobs) if left else ():
         outcomes[cell.run] = outcome

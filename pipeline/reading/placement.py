@@ -25,7 +25,14 @@ _CPU = torch.device("cpu")
 
 
 class Resident(dict[Hashable, Tensor]):
-    """Arrays in memory that several trainings of this process read, one after another: each is filled once."""
+    """Arrays in memory that several trainings of this process read, one after another: each is filled once.
+
+    So many `processes` of this machine train side by side, and share its memory.
+    """
+
+    def __init__(self, processes: int = 1) -> None:
+        super().__init__()
+        self.processes = processes
 
 
 @dataclass(eq=False)
@@ -101,8 +108,8 @@ def choose(
 ) -> tuple[Placement, Where]:
     """Return how `columns`, all features of a split, are placed, and where they lie.
 
-    - ``memory``: on a GPU in its memory, or else in the host's; on a CPU in the mapped files of a local store, which
-      the system keeps in memory, or in the host's memory if they come from an object store.
+    - ``memory``: on a GPU in its memory, or else in the host's; on a CPU, and where several processes would each have a
+      copy in the host's, in the mapped files of a local store, which the system keeps in memory once for all.
     - ``stream``: in the store; an epoch visits it block by block (`prefetch.block_order`).
     - ``auto``: ``memory`` if they fit `SHARE` of what is free, else ``stream``.
 
@@ -119,12 +126,13 @@ def choose(
     share = SHARE if placement == "auto" else 1.0
     for place, room in free.items():
         there = sum(column.nbytes for column in columns if column.key(place, device) in resident)
-        if size - there <= share * room:
-            mapped = place == "host" and device.type == "cpu" and is_local
+        mapped = place == "host" and is_local and (device.type == "cpu" or resident.processes > 1)
+        if (size - there) * (1 if mapped else resident.processes) <= share * room:
             return "memory", "store" if mapped else place
     if placement == "memory":
         beside = ", ".join(f"{in_bytes(room)} of the {name}'s memory is free" for name, room in free.items())
-        raise RunError(f"{what} take {in_bytes(size)}, and {beside}; set runtime.cache to stream")
+        copies = f" in each of {resident.processes} processes" if resident.processes > 1 else ""
+        raise RunError(f"{what} take {in_bytes(size)}{copies}, and {beside}; set runtime.cache to stream")
     return "stream", "store"
 
 

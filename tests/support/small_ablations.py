@@ -3,6 +3,7 @@
 import importlib
 import os
 import signal
+import time
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -75,8 +76,13 @@ def killed_in_second_epoch(room, run, function, *arguments, **options):
 
 
 class _Kill(Callback):
+    def __init__(self, run):
+        self.run = run
+
     def on_epoch(self, epoch, step, values):
         if epoch == 2:
+            while not (self.run / "metrics.jsonl").exists():  # the first epoch's state is written beside the second
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -85,7 +91,8 @@ def _dying(room, last, function, *arguments, **options):
     train = room.train
 
     def watched(store, recipe, run, callbacks=(), **how):
-        return train(store, recipe, run, callbacks=[*callbacks, *([_Kill()] if str(run) == last else [])], **how)
+        kill = [_Kill(run)] if str(run) == last else []
+        return train(store, recipe, run, callbacks=[*callbacks, *kill], **how)
 
     room.train = watched
     function(*arguments, **options)

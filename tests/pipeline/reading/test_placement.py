@@ -74,6 +74,26 @@ def test_auto_takes_the_first_place_that_the_features_fit(device, is_local, size
     assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident()) == expected
 
 
+@pytest.mark.parametrize(
+    ("device", "is_local", "size", "expected"),
+    [
+        ("cuda", True, 15, ("memory", "device")),  # a quarter of what one alone would fill
+        ("cuda", True, 16, ("memory", "store")),  # one copy for all
+        ("cuda", True, 601, ("stream", "store")),
+        ("cuda", False, 150, ("memory", "host")),
+        ("cuda", False, 151, ("stream", "store")),
+        ("cpu", True, 600, ("memory", "store")),
+        ("cpu", False, 151, ("stream", "store")),
+    ],
+)
+def test_processes_side_by_side_share_the_memory(device, is_local, size, expected, monkeypatch):
+    monkeypatch.setattr(placement_module, "free_host_memory", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 10**9))
+    assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident(4)) == expected
+    with pytest.raises(RunError, match="in each of 4 processes"):
+        choose("memory", of_size(251), torch.device("cpu"), False, "these", Resident(4))
+
+
 def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch):
     resident, remote = Resident(), as_remote(cache)
     sets = remote.image_set(), remote.caption_set()

@@ -21,6 +21,14 @@ settings.register_profile("xret", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("xret")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def unsynced():
+    """Let nothing wait for the disk: a store of a moment has hundreds of files, and no test cuts the power."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture
 def golden():
     """Load a file of recorded reference values: `golden("similarity")` gives a mapping of arrays."""

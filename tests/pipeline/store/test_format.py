@@ -69,16 +69,21 @@ def test_xarray_opens_every_group_by_the_names_of_its_dimensions(url):
     assert xarray.open_zarr(url, group="samples", consolidated=False)["sentid"].dims == ("caption",)
 
 
+@pytest.fixture(scope="module")
+def writable(tmp_path_factory):
+    url = make_store(tmp_path_factory.mktemp("rows") / "s.zarr", train=4, val=0, test=0)
+    return FeatureCache.open(url, writable=True)
+
+
 @settings(max_examples=60)
 @given(
     chunk=st.integers(1, 7),
     views=st.integers(1, 3),
     ranges=st.lists(st.tuples(st.integers(0, 19), st.integers(0, 6)), max_size=8),
 )
-def test_gathered_ranges_are_those_of_numpy(tmp_path_factory, chunk, views, ranges):
-    folder = tmp_path_factory.mktemp("rows")
+def test_gathered_ranges_are_those_of_numpy(writable, chunk, views, ranges):
     values = np.random.default_rng(0).normal(size=(20, *([views] if views > 1 else []), 3)).astype(np.float16)
-    features = _created(folder, values, chunk)
+    features = _created(writable, values, chunk)
     rows = Rows(features.cache.folder, features.array_of("local"), views)
     flat = values.reshape(20 * views, 3)
     first = np.array([a for a, _ in ranges], dtype=np.int64)
@@ -89,21 +94,24 @@ def test_gathered_ranges_are_those_of_numpy(tmp_path_factory, chunk, views, rang
         rows.gather(np.array([len(flat)]), 1)
 
 
-def _created(folder, values, chunk):
-    """Return a set in whose store `local` has these values, so many rows in a chunk."""
-    cache = FeatureCache.open(make_store(folder / "s.zarr", train=4, val=0, test=0), writable=True)
+def _created(cache, values, chunk):
+    """Return a set of a store in which `local` has these values, so many rows in a chunk; it is made once."""
+    path = f"images/{'x'.join(map(str, values.shape))}-{chunk}"
+    if path in cache.set_paths("images"):
+        return cache.set_at(path)
     arrays = {
         "local": ArraySpec(tuple("abcd"[: values.ndim]), values.shape, chunk, "float16", np.nan),
         "status": ArraySpec(("image",), (len(values),), chunk, "uint8", 255),
     }
     facts = {"kind": "grid", "fingerprint": "f", "identity": {}, "dtype": "float16", "rows": 1}
-    cache.create_set("images/other", {**facts, "channels": 3, "global_channels": 3}, arrays)
-    features = cache.set_at("images/other")
+    cache.create_set(path, {**facts, "channels": 3, "global_channels": 3}, arrays)
+    features = cache.set_at(path)
     features.array_of("local")[:] = values
     return features
 
 
-def test_a_flipped_bit_in_any_file_is_found(own):
+def test_a_flipped_bit_in_any_file_is_found(tmp_path):
+    own = make_store(tmp_path / "s.zarr", train=8, val=4, test=4, text=("tokens", "words"), broken=(3,))
     files = sorted(p for p in Path(own).rglob("*") if p.is_file() and p.name != ".lock")
     rng = np.random.default_rng(0)
     assert verify(own).ok

@@ -115,9 +115,10 @@ def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors on a GPU in a dataclass, and in the dataclasses it holds."""
+    """Yield the tensors on a GPU in a dataclass, and in the dataclasses and tuples it holds."""
     if isinstance(value, Tensor) and value.is_cuda:
         yield value
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _tensors(getattr(value, field.name))
+    elif is_dataclass(value) or isinstance(value, tuple):
+        parts = value if isinstance(value, tuple) else (getattr(value, field.name) for field in fields(value))
+        for part in parts:
+            yield from _tensors(part)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 from small_batches import EPOCHS, as_remote, assert_equal, batches_of, large, rows_of
 
 from xret.pipeline.errors import CacheError
+from xret.pipeline.reading.batches import Batch
+from xret.pipeline.reading.features import Features
 from xret.pipeline.reading.prefetch import block_order, opened_ahead, read_ahead
 
 CPU = torch.device("cpu")
@@ -186,3 +189,20 @@ def test_a_failure_is_raised_where_its_batch_is_due_and_no_thread_is_left():
     assert next(endless) == 7
     endless.close()
     assert set(threading.enumerate()) <= before
+
+
+def test_no_memory_of_a_batch_is_used_again_before_a_gpu_has_computed_with_it(monkeypatch):
+    """What the reading stream has allocated is recorded on the stream that computes, of all feature sets."""
+    computing, recorded = SimpleNamespace(wait_event=lambda event: None), []
+    reading = SimpleNamespace(wait_stream=lambda stream: None, record_event=lambda: None)
+    monkeypatch.setattr("xret.pipeline.reading.prefetch._copies", lambda device: reading)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: computing)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: recorded.append((id(self), stream)))
+    tensors = iter(made := [torch.zeros(1) for _ in range(8)])
+    images = Features(next(tensors), next(tensors), others=(Features(next(tensors), global_=next(tensors)),))
+    batch = Batch(images, Features(next(tensors), token=next(tensors)), next(tensors), next(tensors))
+    assert list(read_ahead(lambda item: lambda: batch, [0], torch.device("cuda"))) == [batch]
+    assert sorted(number for number, _ in recorded) == sorted(map(id, made))
+    assert all(stream is computing for _, stream in recorded)

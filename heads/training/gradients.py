@@ -6,7 +6,7 @@ one shape of the batch, and reads the batch from where it was when it was record
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -75,12 +75,19 @@ class Gradients:
         graph = torch.cuda.CUDAGraph()
         # Graphs run one after the other, and so share their memory. Threads that read ahead go on meanwhile.
         pool = next((one.graph.pool() for one in self.graphs.values()), None)
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        side = _side(self.weights[0].device)
+        how: dict[str, Any] = {"pool": pool, "stream": side, "capture_error_mode": "thread_local"}
+        # The first chooses the GPU, and puts back the thread's stream also where the second fails.
+        with torch.cuda.stream(side), torch.cuda.graph(graph, **how):
             loss = self.objective.loss(inputs)
             loss[0].backward()
             self._clip(now)
         learned = [(weight, weight.grad) for weight in self.weights if weight.grad is not None]
         return _Graph(graph, _tensors(inputs), loss.detach(), learned)
+
+
+# By device, one to record on: torch's own is of whichever GPU was the thread's when it first recorded something.
+_side = lru_cache(64)(torch.cuda.Stream)
 
 
 @dataclass

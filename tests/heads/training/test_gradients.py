@@ -1,7 +1,9 @@
 """Steps as CUDA graphs have the bits of steps that are launched operation by operation."""
 
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -78,16 +80,44 @@ def test_a_training_with_graphs_goes_on_where_it_stopped(tmp_path):
         assert_equal(numbers(tmp_path / "auto"), numbers(tmp_path / other))
 
 
+def gradients_on_cpu(stores, name, *settings, **changes):
+    """Return what computes the gradients of a recipe on a CPU, and a batch."""
+    recipe = replace(load_recipe(name, [*small_settings(name), *settings]), **changes)
+    cache = FeatureCache.open(stores(recipe.data.image_kind or "grid"))
+    facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
+    model, losses = build_model(recipe, *facts), build_losses(recipe, facts[1])
+    optimizer, scaler = build_optimizer(model, losses, recipe.optimizer), torch.amp.GradScaler("cpu", enabled=False)
+    fields = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
+    split = stored_batches(cache.image_set(), cache.caption_set(), "train", **fields)
+    batch = next(split.epoch(unit=recipe.data.unit, batch_size=recipe.data.batch_size, seed=0, epoch=0))
+    return Gradients(Objective(recipe, model, losses), optimizer, scaler), batch
+
+
+def test_steps_are_recorded_on_the_gpu_of_their_weights(stores, monkeypatch):
+    """Else a graph on ``cuda:1`` would hold nothing, and leave the gradients of one batch at every step."""
+    used = {}
+
+    @contextmanager
+    def recording(graph, **how):
+        used.update(how)
+        yield
+
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr("xret.heads.training.gradients.start_reading", lambda values: lambda: values)
+    monkeypatch.setattr("xret.heads.training.gradients._side", lambda device: f"a stream of {device}")
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    gradients, batch = gradients_on_cpu(stores, "vsepp")
+    for _ in range(2):
+        gradients(batch, 0.0)
+    assert len(gradients.graphs) == 1
+    assert used.get("stream") == f"a stream of {gradients.weights[0].device}"
+
+
 def test_what_no_graph_can_hold_is_named(stores):
-    def refused(name, *settings, **changes):
-        recipe = replace(load_recipe(name, [*small_settings(name), *settings]), **changes)
-        cache = FeatureCache.open(stores(recipe.data.image_kind or "grid"))
-        facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
-        model, losses = build_model(recipe, *facts), build_losses(recipe, facts[1])
-        optimizer = build_optimizer(model, losses, recipe.optimizer)
-        return Gradients(
-            Objective(recipe, model, losses), optimizer, torch.amp.GradScaler("cpu", enabled=False)
-        ).refused
+    def refused(*recipe, **changes):
+        return gradients_on_cpu(stores, *recipe, **changes)[0].refused
 
     assert refused("vsepp") is None
     assert "runtime.capture" in refused("vsepp", "runtime.capture=off")

@@ -28,7 +28,7 @@ from xret.heads.training.train import train
 from xret.heads.tuning.space import make_space
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.scenes.generate import generate_scenes
-from xret.pipeline.encoders import load_visual
+from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.encoders import EncoderSpec
+from ...pipeline.encoders.spec import EncoderSpec
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.reading.origin import Origin

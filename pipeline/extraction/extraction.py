@@ -62,7 +62,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
             return finished
     require_place(url, samples)  # a finished store may lie where nothing can be written
     from ..device import pick_device
-    from ..encoders import load_visual_layers
+    from ..encoders.registry import load_visual_layers
 
     device = str(pick_device(options.device))
     # Loaded before the store is created, so that a wrong name or file leaves nothing.
@@ -114,7 +114,7 @@ def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extra
 
 def _load_text(specs: list[EncoderSpec], samples: Samples, device: str) -> list[Any]:
     """Return the caption encoder of each layer; that of ``words`` has the vocabulary of the training captions."""
-    from ..encoders import load_text_layers
+    from ..encoders.registry import load_text_layers
     from ..encoders.words import WordsEncoder, without_spaces
 
     if specs[0].name != "words":

@@ -25,7 +25,10 @@ from torch.utils.data import DataLoader, Dataset
 from ..data.digests import digest_of
 from ..data.regions import lay_out
 from ..device import cores, pick_device, start_reading
-from ..encoders import EncoderSpec, encode_layers, encoding, load_text_layers, load_visual_layers
+from ..encoders.base import encode_layers
+from ..encoders.registry import load_text_layers, load_visual_layers
+from ..encoders.spec import EncoderSpec
+from ..encoders.threads import encoding
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError, XretError
 from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
-from ..encoders import turns_upright
+from ..encoders.base import turns_upright
 from ..store import FAILED, OK, CaptionSet, FeatureCache, ImageSet
 
 S = TypeVar("S", ImageSet, CaptionSet)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..encoders import EncoderSpec, TextEncoder, VisualEncoder, is_own, load_text, load_visual
+from ..encoders.base import TextEncoder, VisualEncoder
+from ..encoders.registry import is_own, load_text, load_visual
+from ..encoders.spec import EncoderSpec
 from ..errors import EncoderError
 from ..store import FeatureSet
 from ..store.create import fingerprint

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..data.manifest import Manifest, bundled_manifests, load_manifest
 from ..data.sources import FOLDER, PictureReader, find_source, is_url
-from ..encoders import TrainableEncoder, VisualEncoder, is_own
+from ..encoders.base import TrainableEncoder, VisualEncoder
+from ..encoders.registry import is_own
 from ..errors import CacheError, EncoderError, ManifestError, SampleError
 from ..store import CaptionSet, FeatureCache, ImageSet
 from .origin import Origin, grid_side

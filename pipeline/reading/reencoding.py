@@ -10,7 +10,8 @@ from PIL import Image
 
 from ..data.images import PictureFile
 from ..data.regions import Regions, lay_out
-from ..encoders import TextEncoder, VisualEncoder, encoding
+from ..encoders.base import TextEncoder, VisualEncoder
+from ..encoders.threads import encoding
 from ..errors import SampleError
 from .features import Features, pad, pad_ids, side_by_side
 

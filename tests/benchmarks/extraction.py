@@ -36,7 +36,7 @@ from xret.cli.memory import keep_freed_memory
 from xret.pipeline.data.manifest import Manifest, load_manifest
 from xret.pipeline.data.samples import ImageSample, read_samples
 from xret.pipeline.device import cores, pick_device
-from xret.pipeline.encoders import load_text, load_visual
+from xret.pipeline.encoders.registry import load_text, load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options

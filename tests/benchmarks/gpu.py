@@ -37,7 +37,8 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.optimisation import float32_as
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.device import deterministic
-from xret.pipeline.encoders import EncoderSpec, load_visual
+from xret.pipeline.encoders.registry import load_visual
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options
 from xret.pipeline.reading.batches import Batch

@@ -21,7 +21,8 @@ from training_parts import WORD_IDS, Step, medians, print_table, seconds_of
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import Recipe, load_recipe
 from xret.pipeline.device import pick_device
-from xret.pipeline.encoders import EncoderSpec, load_visual
+from xret.pipeline.encoders.registry import load_visual
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import XretError
 from xret.pipeline.reading.batches import Batch, stored_batches
 from xret.pipeline.reading.features import Features

@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
-from xret.pipeline.encoders import EncoderSpec, load_text, load_visual
+from xret.pipeline.encoders.registry import load_text, load_visual
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import EncoderError, SampleError
 
 SIZES = [(180, 140), (90, 200), (64, 64)]

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 
 from xret.pipeline.data.images import open_image
-from xret.pipeline.encoders import EncoderSpec, registry
+from xret.pipeline.encoders import registry
+from xret.pipeline.encoders.spec import EncoderSpec
 
 
 class SmallEncoder:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ....pipeline.device import pick_device, within_memory
-from ....pipeline.encoders import TrainableEncoder
+from ....pipeline.encoders.base import TrainableEncoder
 from ....pipeline.encoders.spec import short_name
 from ....pipeline.errors import RecipeError, RunError
 from ....pipeline.files import remove, writing

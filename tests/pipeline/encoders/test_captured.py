@@ -5,7 +5,9 @@ import torch
 from encoder_contract import picture
 from small_checkpoints import save_image_model
 
-from xret.pipeline.encoders import EncoderSpec, encode_layers, load_visual_layers
+from xret.pipeline.encoders.base import encode_layers
+from xret.pipeline.encoders.registry import load_visual_layers
+from xret.pipeline.encoders.spec import EncoderSpec
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
 RESNET = {"name": "resnet18", "weights": "random:0", "image_size": 64}

@@ -19,7 +19,8 @@ from small_bert import save_bert
 from small_checkpoints import save_image_model, save_sentence_model, save_text_model, save_tokenizer
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import EncoderSpec, load_text, load_visual
+from xret.pipeline.encoders.registry import load_text, load_visual
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options, build_options

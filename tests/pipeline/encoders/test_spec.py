@@ -6,8 +6,7 @@ from dataclasses import fields, replace
 import pytest
 from encoder_contract import image_encoder, refused, text_encoder
 
-from xret.pipeline.encoders import EncoderSpec
-from xret.pipeline.encoders.spec import short_name
+from xret.pipeline.encoders.spec import EncoderSpec, short_name
 
 FULL = EncoderSpec("hf:a/b", "w.pth", 96, -2, True, (2, 3), "dihedral:8", (10, 100), 4, "a {}", "float32", True)
 OPTIONS = {

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torchvision.models import get_model
 
-from xret.pipeline.encoders import EncoderSpec
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.encoders.weights import digest, load_strictly, read_weights
 
 SPEC = EncoderSpec("resnet18", weights="FILE")

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from small_extraction import SMALL, files
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import load_visual
+from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.errors import CacheError, EncoderError, SampleError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options

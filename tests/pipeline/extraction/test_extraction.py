@@ -24,7 +24,8 @@ import xret
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.regions import Regions
-from xret.pipeline.encoders import EncoderSpec, load_visual
+from xret.pipeline.encoders.registry import load_visual
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError, SampleError
 from xret.pipeline.extraction import tasks
 from xret.pipeline.extraction.extraction import extract
@@ -575,7 +576,7 @@ class ColourRegions:
 @pytest.fixture
 def colours(monkeypatch):
     encoder = ColourRegions()
-    monkeypatch.setattr("xret.pipeline.encoders.load_visual_layers", lambda specs, device: [encoder])
+    monkeypatch.setattr("xret.pipeline.encoders.registry.load_visual_layers", lambda specs, device: [encoder])
     return replace(SMALL, visual=EncoderSpec("butd"))
 
 

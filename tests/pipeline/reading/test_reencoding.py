@@ -10,7 +10,7 @@ from encoder_contract import image_encoder
 from PIL import Image
 
 from xret.pipeline.data.regions import Regions
-from xret.pipeline.encoders import EncoderSpec
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.errors import EncoderError, SampleError
 from xret.pipeline.reading.origin import Origin

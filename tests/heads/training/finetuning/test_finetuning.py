@@ -19,8 +19,9 @@ from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.train import train
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.encoders import EncoderSpec, load_text, load_visual
 from xret.pipeline.encoders.grid import GridEncoder
+from xret.pipeline.encoders.registry import load_text, load_visual
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, EncoderError, RecipeError, RunError, SampleError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options

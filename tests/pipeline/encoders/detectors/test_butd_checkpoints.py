@@ -5,9 +5,9 @@ import torch
 from butd_files import ANCHORS, BOX, MOVED, RPN, as_milvlg, draw
 from encoder_contract import refused
 
-from xret.pipeline.encoders import EncoderSpec
 from xret.pipeline.encoders.detectors.butd_checkpoints import convert
 from xret.pipeline.encoders.detectors.butd_network import DetectorNetwork, GridNetwork
+from xret.pipeline.encoders.spec import EncoderSpec
 
 SPEC = EncoderSpec("butd", weights="FILE")
 with torch.device("meta"):

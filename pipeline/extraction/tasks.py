@@ -35,6 +35,7 @@ from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, 
 from ..store.create import misfit
 from ..store.folder import drop_locks
 from ..store.rows import ranges
+from ..wording import reason
 from .reuse import Reusable
 
 _THREADS = 8  # that read by default at most: 16 on as many cores read less, since they wait for the interpreter
@@ -262,13 +263,21 @@ class _Pictures(Dataset[Any]):
     def __getitem__(self, wanted: Any) -> tuple[list[_Read] | XretError, Tensor]:
         try:
             read = [_read(self.station, name, key) for name, key in wanted]
+            pixels = _shared([one.decoded for one in read if one.decoded is not None])
         except XretError as error:  # torch would raise it with a traceback in its words
             return error, torch.empty(0)
-        pixels = [one.decoded for one in read if one.decoded is not None]
-        return (
-            [one if one.decoded is None else one._replace(decoded=True) for one in read],
-            torch.stack(pixels) if pixels else torch.empty(0),
-        )
+        return [one if one.decoded is None else one._replace(decoded=True) for one in read], pixels
+
+
+def _shared(pixels: list[Tensor]) -> Tensor:
+    """Return pixels [n,…] in shared memory; CacheError if it is too small: torch's queue would say so to nobody."""
+    try:
+        return torch.stack(pixels).share_memory_() if pixels else torch.empty(0)
+    except RuntimeError as error:
+        raise CacheError(
+            f"the shared memory is too small for the pictures that are read ahead ({reason(error)}); give the container"
+            " more, as by docker run --shm-size 2g, or take fewer --workers or a smaller --batch-size"
+        ) from error
 
 
 def _batches(station: Station, groups: Iterable[Sequence[int]]) -> Iterator[list[_Item]]:

@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -122,6 +123,17 @@ def test_a_process_that_dies_is_said(manifest, tmp_path, monkeypatch, in_process
     use_for_images(monkeypatch, encoder := SmallEncoder())
     encoder.decode = lambda picture: os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(CacheError, match="process"):
+        extract(manifest, tmp_path / "s.zarr", IMAGES)
+
+
+def test_shared_memory_that_is_too_small_for_processes(manifest, tmp_path, monkeypatch, in_processes):
+    def decode(picture):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))  # of this process alone
+        return torch.zeros(3, 8, 8, dtype=torch.uint8), (8, 8)
+
+    use_for_images(monkeypatch, encoder := SmallEncoder())
+    encoder.decode = decode
+    with pytest.raises(CacheError, match="shared memory"):
         extract(manifest, tmp_path / "s.zarr", IMAGES)
 
 

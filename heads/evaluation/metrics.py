@@ -66,9 +66,11 @@ def ranks(similarity: Tensor, caption_image: Tensor) -> tuple[Ranks, Ranks]:
         captions' own images.
 
     Raises:
-        ValueError: where a similarity is NaN.
+        ValueError: where a similarity is NaN, or there are not as many captions as columns.
     """
     images, captions = similarity.shape
+    if len(caption_image) != captions:
+        raise ValueError(f"caption_image has {len(caption_image)} captions, and the similarity {captions} columns")
     columns, step = torch.arange(captions, device=similarity.device), max(1, BLOCK // max(captions, 1))
 
     def blocks(_: bool) -> Iterator[Block]:
@@ -197,10 +199,12 @@ def recalls(similarity: Tensor, caption_image: Tensor, protocol: str = "full", t
 
     ``full``: all images against all captions (Flickr30K 1K, COCO 5K, any number of captions an image); ``1k-folds``:
     the mean of five consecutive folds of 1,000 images in the order of Karpathy's file (COCO 1K). Arguments as of
-    `ranks` and `recall`.
+    `ranks` and `recall`; ValueError as there, and for another protocol or number of images.
     """
     if protocol == "full":
         return recall_table(*ranks(similarity, caption_image), ties=ties)
+    if protocol != "1k-folds" or len(similarity) != FOLDS[-1].stop:
+        raise ValueError(f"protocol is '{protocol}', but must be full, or 1k-folds of {FOLDS[-1].stop:,} images")
     return mean_table([recall_table(*fold_ranks(similarity, caption_image, fold), ties) for fold in FOLDS])
 
 

@@ -151,6 +151,16 @@ def test_infinite_scores_are_ranked_and_nan_is_refused_by_place():
         metrics.ranks(similarity, torch.tensor([0, 1, 2, 2]))
 
 
+def test_a_matrix_that_does_not_fit_is_refused():
+    owner = torch.arange(15) // 3
+    for similarity in (torch.rand(15, 5), torch.rand(5, 14)):  # the transpose, and a caption too few
+        with pytest.raises(ValueError, match=f"15 captions, and the similarity {similarity.shape[1]} columns"):
+            metrics.ranks(similarity, owner)
+    for images, protocol in ((6000, "1k-folds"), (5000, "eccv")):
+        with pytest.raises(ValueError, match=f"protocol is '{protocol}', but must be full, or 1k-folds of 5,000"):
+            metrics.recalls(torch.zeros(images, 1), torch.zeros(1, dtype=torch.int64), protocol)
+
+
 def test_median_of_an_even_number_lies_between():
     better = torch.tensor([0, 3, 1, 100])
     assert metrics.median_rank(metrics.Ranks(better, torch.zeros_like(better), torch.ones_like(better))) == 3

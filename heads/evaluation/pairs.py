@@ -60,10 +60,8 @@ class Pairs:
     def joined(self, other: "Pairs", rows: list[int], columns: list[int]) -> "Pairs":
         """Return the mean with the parts of another, which has our images in these rows and captions in columns."""
         images, captions = (torch.tensor(some, device=self.same.device) for some in (rows, columns))
-        place = torch.empty_like(captions)
-        place[captions] = torch.arange(len(captions), device=captions.device)
-        theirs = place[other.same[captions]]
-        key, size = self.same * len(captions) + theirs, len(captions)
+        size = len(captions)
+        key = self.same * len(other.same) + other.same[captions]
         found = key.unique(return_inverse=True)[1]
         first = torch.full_like(key, size).scatter_reduce(0, found, torch.arange(size, device=key.device), "amin")
         parts = tuple(

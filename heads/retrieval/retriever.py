@@ -279,7 +279,9 @@ class Retriever:
             if not rows:
                 there = f"a {'caption' if texts else 'picture'} of split '{self.split}', or name another --split"
                 raise EncoderError(f"{error}, search with {there}") from error
-            return each(itemgetter(rows[:1]), self.gallery.of(modality))
+            # Of pictures whose path ends alike, as 1.jpg and a/1.jpg, the one with the longest name is meant.
+            row = max(rows, key=lambda row: len(names[row]))
+            return each(itemgetter([row]), self.gallery.of(modality))
 
     def _query(self, query: Picture | Query, k: int) -> Query:
         if k < 1:

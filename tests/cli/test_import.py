@@ -86,6 +86,17 @@ def test_recipes_of_global_features_train(store, tmp_path, recipe):
     assert json.loads(run("eval", out, "--json").stdout)["results"][0]["rsum"] > 0
 
 
+def test_a_query_is_the_picture_whose_path_it_ends_in(tmp_path):
+    pairs, splits = Pairs(60), [*["train"] * 20, *["val"] * 5, *["test"] * 5] * 2
+    pairs.names = [f"{folder}{number}.jpg" for folder in ("", "a/") for number in range(30)]
+    run("import", "--store", tmp_path / "s", "--from", "embeddings", "--source",
+        pairs.folder(tmp_path / "e", splits=splits), *BRING)  # fmt: skip
+    run("train-head", tmp_path / "s", "--recipe", "linear", "--out", tmp_path / "run", *FEW)
+    found = {name: run("search", tmp_path / "run", name, "--json").stdout for name in ("27.jpg", "a/27.jpg")}
+    assert found["27.jpg"] != found["a/27.jpg"]
+    assert run("search", tmp_path / "run", "there/a/27.jpg", "--json").stdout == found["a/27.jpg"]
+
+
 def test_recipes_of_local_features_say_what_is_missing(store, tmp_path):
     said = refused("train-head", store, "--recipe", "setdiv", "--out", tmp_path / "run", *FEW)
     assert "local features" in said and "mlp" in said

@@ -6,7 +6,7 @@ and ``captions``; of a Gaussian ``images.mean`` and ``images.log_variance``, of 
 
     FILE.parquet       a row a sample: modality (image, caption), id, image_id, file_name, caption, and its embedding:
                        lists of D numbers in the column `embedding` (sets and sequences: a list of such lists), or in
-                       `mean` and `log_variance`
+                       `mean` and `log_variance`; a `rotation` is a list of its rows in the metadata
     FILE.safetensors   the arrays, `caption_image` (the row of each caption's image), and in the metadata JSON lists
                        image_ids, file_names, caption_ids, captions
     FOLDER             an .npy of each array, images.jsonl and captions.jsonl with a line a row, and README.md, the
@@ -177,6 +177,8 @@ def _write_parquet(path: Path, gallery: Gallery, arrays: Arrays, about: About) -
     table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
     if "images.bias" in arrays:
         table["bias"] = pa.array(np.concatenate([arrays["images.bias"], arrays["captions.bias"]]))
+    if "rotation" in arrays:
+        about = about | {"rotation": arrays["rotation"].tolist()}
     pa.parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about)}), path)
 
 

@@ -14,7 +14,7 @@ from ...pipeline.errors import RunError
 from ..evaluation.hubness import LEARN
 from ..evaluation.metrics import block_ranks, recall_table
 from ..evaluation.pairs import Pairs, Part
-from ..evaluation.scoring import BATCH, embed_all
+from ..evaluation.scoring import BATCH, embed_all, representatives
 from ..modules.embedding import Embedding
 from ..runs.features import batches_of
 
@@ -64,7 +64,8 @@ def mean_recall(retriever: "Retriever", images: Tensor, captions: Tensor) -> flo
     """Return the mean of the six recalls (%) of a gallery by the run's similarity of these embeddings."""
     images, captions = (one.to(retriever.device).float() for one in (images, captions))
     owner = torch.from_numpy(retriever.gallery.caption_image).to(retriever.device)
-    pairs = Pairs((Part(retriever.model, (images,), captions),), owner, torch.arange(len(owner), device=owner.device))
+    same = representatives(captions, retriever.gallery.texts)
+    pairs = Pairs((Part(retriever.model, (images,), captions),), owner, same)
     return recall_table(*block_ranks(pairs.blocks, len(images), owner)).rsum / 6
 
 

@@ -1,7 +1,10 @@
 """Smaller exports and indexes against a principal component analysis in numpy."""
 
+import json
+
 import numpy as np
 import pytest
+import torch
 from command_line import refused, run
 from plain_evaluation import plain_rsum
 from safetensors.numpy import load_file
@@ -10,6 +13,7 @@ from xret.heads.evaluation import pairs
 from xret.heads.retrieval import index as room
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Query, Retriever
+from xret.heads.retrieval.smaller import mean_recall, rotation
 
 
 def unit(rows):
@@ -40,6 +44,16 @@ def test_the_rotation_is_that_of_the_training_split(made, tmp_path, monkeypatch)
     test.model.compare.register_forward_pre_hook(lambda _, both: rows.append(max(map(len, both))))
     assert export_embeddings(test, tmp_path / "again", dims=5, dtype="int8")["mean_recall"] == told["mean_recall"]
     assert max(rows) <= 2  # no matrix of all pairs
+
+
+def test_equal_captions_tie_in_the_mean_recall(made):
+    retriever = Retriever(made.run(), device="cpu")
+    gallery, draw = retriever.gallery, torch.Generator().manual_seed(0)
+    gallery.texts = ["the same"] * 9
+    captions = gallery.captions[:1] * (1 + 1e-5 * torch.randn(9, 16, generator=draw))
+    score = retriever.similarity(gallery.images, captions[:1]).expand(-1, 9)
+    expected = plain_rsum(score, gallery.caption_image.tolist()) / 6
+    assert mean_recall(retriever, gallery.images, captions) == pytest.approx(expected)
 
 
 def answers_of(retriever, modality):
@@ -90,7 +104,10 @@ def test_the_command(made, tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     words = ("export", made.run(), "--dims", "4", "--dtype", "int8")
     assert "mean recall" in run(*words, "--out", tmp_path / "e.parquet").stdout
-    assert str(parquet.read_table(tmp_path / "e.parquet").schema.field("embedding").type.value_type) == "int8"
+    schema = parquet.read_schema(tmp_path / "e.parquet")
+    assert str(schema.field("embedding").type.value_type) == "int8"
+    turn = json.loads(schema.metadata[b"xret"])["rotation"]
+    np.testing.assert_array_equal(turn, rotation(Retriever(made.run(), device="cpu"), 4))
     assert "up to that" in refused("export", made.run(), "--dims", "4000", "--out", tmp_path / "f")
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     said = run("index", made.run(), "--dims", "4", "--dtype", "int8", "--out", tmp_path / "index").stdout

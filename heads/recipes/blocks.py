@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
+from keyword import iskeyword
 from typing import Annotated, Any, Literal, get_type_hints
 
 from ..modules.parameters import Count, Factor, Positive, Share, Width, at_least, between
@@ -163,5 +164,5 @@ SECTIONS: dict[str, type[Any]] = {
 
 def arguments(block: Block) -> dict[str, Any]:
     """Return a part's block as keyword arguments of its constructor (``global`` becomes ``global_``)."""
-    values = {key: value for key, value in block.items() if key not in ("name", "weight")}
-    return {f"{key}_" if key == "global" else key: value for key, value in values.items()}
+    no_parameter = "name" if "name" in block else "weight"  # a loss is named by the key of its block
+    return {f"{key}_" if iskeyword(key) else key: value for key, value in block.items() if key != no_parameter}

@@ -88,7 +88,8 @@ def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "
                 f"{inner} is a single value, {below!r}, and {inner}.{next(iter(value), '')} cannot be set"
             )
         below = below or {}
-        if inner in PARTS and value.get("name", below.get("name")) != below.get("name"):
+        named = below.get("name", KINDS.get(key))  # an adapter that is not named is its kind's
+        if inner in PARTS and value.get("name", named) != named:
             below = {}
         merged[key] = _laid_over(value, below, f"{inner}.")
     return merged
@@ -186,10 +187,11 @@ def _schema(values: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
 def _part(values: Mapping[str, Any], path: str, sources: Sources, default: Any = REQUIRED) -> dict[str, Any]:
     """Return the keys of the block of a part: its name, and its parameters, where there is such a part."""
     name, registry = get(values, f"{path}.name") or default, PARTS[path]
+    bundled = registry if default is REQUIRED else (default,)  # an adapter of another kind reads other features
     own = [name] if isinstance(name, str) and ":" in name else []
-    there = own or (isinstance(name, str) and name in registry)
+    there = own or (isinstance(name, str) and name in bundled)
     parameters = _parameters(registry, path, name, sources) if there else {}
-    return {"name": Field(Literal[(*registry, *own)], default), **parameters}
+    return {"name": Field(Literal[(*bundled, *own)], default), **parameters}
 
 
 def _parameters(registry: Registry[Any], path: str, name: str, sources: Sources) -> dict[str, Field]:

@@ -6,6 +6,7 @@ A schema is a nested dictionary of `Field`s. Checking gathers every fault, each 
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
+from keyword import iskeyword
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from ...pipeline.errors import nearest
@@ -34,7 +35,8 @@ def fields(part: type) -> dict[str, Field]:
     for p in found:
         if not _is_plain(hints.get(p.name)):
             raise ValueError(f"its parameter '{p.name}' needs a type that a recipe can hold: int, float, bool or str")
-    return {p.name.rstrip("_"): Field(hints[p.name], p.default) for p in found}
+    names = (name if iskeyword(name := p.name.removesuffix("_")) else p.name for p in found)
+    return {name: Field(hints[p.name], p.default) for name, p in zip(names, found, strict=True)}
 
 
 def _is_plain(kind: Any) -> bool:

@@ -12,6 +12,8 @@ from small_store import make_store
 import xret
 from xret.heads.modules import aggregators
 from xret.heads.modules.registry import import_all
+from xret.heads.recipes.blocks import arguments
+from xret.heads.recipes.own import part_of
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
 from xret.heads.retrieval import hub
@@ -110,6 +112,18 @@ def test_settings_name_parts_of_the_working_folder(folder, monkeypatch):
     assert recipe.loss["mine:Square"] == {"weight": 2.0, "shift": 0.0}
     assert list(recipe.code) == ["mine"]
     assert "code" not in load_recipe("vsepp").to_dict()
+
+
+def test_parameters_may_be_named_as_words_of_python_and_keys_of_losses(tmp_path, monkeypatch):
+    body = "    def __init__(self, a, b, *, weight: float = 1.0, lambda_: float = 1.0, type_: str = 'x'):\n"
+    body += "        self.given = weight, lambda_, type_\n        super().__init__(a, b)\n"
+    forward = "    def forward(self, local, length, global_):\n        return Aggregated(global_)\n"
+    (tmp_path / "words.py").write_text(f"from xret.nn import *\n\nclass A(Aggregator):\n{body}{forward}")
+    monkeypatch.chdir(tmp_path)
+    given = {"weight": 3, "lambda": 2, "type_": "y"}
+    recipe = load_recipe("vsepp", {"aggregator.image": {"name": "words:A", **given}})
+    part = part_of(aggregators.AGGREGATORS, "words:A", recipe.sources)(8, 8, **arguments(recipe.aggregator["image"]))
+    assert part.given == (3.0, 2.0, "y")
 
 
 def test_a_changed_file_is_said_and_is_another_recipe(folder):

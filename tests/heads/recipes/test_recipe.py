@@ -92,6 +92,12 @@ def test_another_part_begins_with_its_own_defaults():
     assert recipe.similarity == {"name": "cosine"}
 
 
+def test_naming_the_adapter_that_is_there_changes_nothing(tmp_path):
+    (tmp_path / "mine.yaml").write_text("base: fusemix\nadapter: {grid: {name: rows, hidden: 9}}\n")
+    assert load_recipe("fusemix", ["adapter.grid=rows", "adapter.words=words"]) == load_recipe("fusemix")
+    assert load_recipe(str(tmp_path / "mine.yaml")) == load_recipe("fusemix", ["adapter.grid.hidden=9"])
+
+
 def test_a_part_that_is_chosen_takes_settings_in_any_order():
     settings = ["aggregator.image=element-slots", "aggregator.text=element-slots"]
     settings += ["similarity=smooth-chamfer", "aggregator.image.slots=2", "similarity.alpha=8"]
@@ -191,6 +197,9 @@ def test_an_option_does_not_add_its_term():
         # The values of an unknown part are left alone.
         ("aggregator.image=element-slot aggregator.image.whatever=3", "used: aggregator.image.name must be one of "),
         ("aggregator.image=element-slot", "not 'element-slot' (did you mean 'element-slots'?)"),
+        # An adapter of features of another kind.
+        ("adapter.grid=words", "adapter.grid.name must be one of rows, not 'words'"),
+        ("adapter.words=rows", "adapter.words.name must be one of words, not 'rows'"),
         # What does not go together.
         ("loss.soft-contrastive.weight=1", "needs a similarity that gives log-odds: monte-carlo-match"),
         ("aggregator.image=global", "'global' gives a vector and similarity 'smooth-chamfer' compares sets"),

@@ -7,18 +7,12 @@ import click
 
 from ..pipeline.exchange import FORMATS
 from .extract import DATA_ROOT, DTYPE, ON_ERROR, SPLITS, STORE
-from .parsing import comma_list
+from .parsing import comma_list, key_values
 from .summaries import print_summary
 
 
-def _names(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> dict[str, str]:
-    names = {}
-    for part in value.split(",") if value else ():
-        role, equals, name = part.partition("=")
-        if not (role.strip() and equals and name.strip()) or role.strip() in names:
-            raise click.BadParameter(f"'{part}' is not ROLE=NAME, each role once, as in local=features,id=image_ids")
-        names[role.strip()] = name.strip()
-    return names
+def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, str]:
+    return key_values(ctx, parameter, comma_list(ctx, parameter, value))
 
 
 @click.command("import")

@@ -47,8 +47,8 @@ def test_arrays_of_hdf5_are_named(world, tmp_path):
     words = ["import", world.manifest, "--store", tmp_path / "s", "--from", "hdf5", "--source", world.hdf5()]
     run(*words, "--arrays", "local=regions/local, length=count,id=name,boxes=regions/boxes")
     assert json.loads(run("cache", "verify", tmp_path / "s", "--json").stdout)["ok"]
-    assert "'local' is not ROLE=NAME" in refused(*words, "--arrays", "local", code=2)
-    assert "each role once" in refused(*words, "--arrays", "id=a,id=b", code=2)
+    assert "'local' must have the form ROLE=NAME" in refused(*words, "--arrays", "local", code=2)
+    assert "id is given twice" in refused(*words, "--arrays", "id=a,id=b", code=2)
 
 
 def test_mistakes(world, tmp_path):

@@ -21,7 +21,7 @@ from ..extraction.extraction import summary_of
 from ..extraction.options import DEFAULT_SPLITS, choose_splits
 from ..extraction.summary import Extraction, SetSummary
 from ..progress import Progress
-from ..store import FAILED, NOT_DONE, OK, CaptionSet, ImageSet
+from ..store import FAILED, OK, CaptionSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set, require_dtype
 from ..store.inspect import broken_chunks
 from ..store.store import open_for_writing, require_place
@@ -212,10 +212,7 @@ def _fill(
         for chunk in wanted.intersection(broken_chunks(features)):
             features.forget(chunk)
         features = features.reopened()
-    missing = features.missing(splits)
-    of_splits = np.zeros(features.samples, dtype=bool)
-    for split in splits:
-        of_splits[features.rows_of(split)] = True
+    missing, left = features.missing(splits), features.rows_left(splits)
     samples, began, seconds = 0, time.monotonic(), {"read": 0.0, "encode": 0.0, "write": 0.0}
     total = sum(last - first for first, last in map(features.rows_in, missing))
     with Progress(printable(features.name), total, features.modality) as progress:
@@ -223,8 +220,8 @@ def _fill(
             started = time.monotonic()
             first, last = features.rows_in(chunk)
             arrays = features.begun(chunk)
-            at = np.flatnonzero((arrays["status"] == NOT_DONE) & of_splits[first:last])
-            own = entries[first + at]
+            rows = left[(left >= first) & (left < last)]
+            at, own = rows - first, entries[rows]
             faults = dict.fromkeys(at[own < 0].tolist(), "the source has no features of it")
             faults |= table.put(arrays, at[own >= 0], own[own >= 0])
             failed = _failed(features, first, last, faults, options)

@@ -23,7 +23,7 @@ from ..data.sources import FOLDER, missing_from
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, ManifestError
 from ..progress import Progress
-from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set
 from ..store.folder import Folder
 from ..store.inspect import broken_chunks
@@ -211,7 +211,7 @@ def _fill(
     missing = sorted({chunk for of_set in chunks for chunk in of_set})
     lacking = [one for one, of_set in zip(sets, chunks, strict=True) if of_set]
     if is_images:
-        rows = {row for one, _ in lacking for row in _rows_left(one, missing, splits)}
+        rows = {row for one, _ in lacking for row in one.rows_left(splits).tolist()}
         _require_pictures(samples, manifest, options, sorted(rows))
     trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
     job = tasks.Job(
@@ -290,15 +290,6 @@ def _without_damage(
         for chunk in chunks:
             features.forget(chunk)
     return [(features.reopened(), encoder) for features, encoder in sets]
-
-
-def _rows_left(features: ImageSet, chunks: Sequence[int], splits: Sequence[str]) -> list[int]:
-    """Return the rows of these splits in some chunks that are not done."""
-    wanted = np.zeros(features.samples, dtype=bool)
-    for split in splits:
-        wanted[features.rows_of(split)] = True
-    wanted &= features.status == NOT_DONE
-    return [row for chunk in chunks for row in range(*features.rows_in(chunk)) if wanted[row]]
 
 
 def _good_rows(features: ImageSet, chunks: Sequence[int]) -> list[int]:

@@ -91,10 +91,14 @@ class FeatureSet:
         """Return which chunks are done, bool [chunks]."""
         return np.logical_and.reduceat(self.status != NOT_DONE, np.arange(0, self.samples, self.chunk_rows))
 
+    def rows_left(self, splits: Iterable[str]) -> np.ndarray:
+        """Return the rows of these splits that are not done, int64."""
+        rows = np.concatenate([np.arange(self.samples)[self.rows_of(split)] for split in splits])
+        return np.asarray(rows[self.status[rows] == NOT_DONE])
+
     def missing(self, splits: Iterable[str]) -> list[int]:
         """Return the chunks that hold rows of these splits that are not done."""
-        rows = np.concatenate([np.arange(self.samples)[self.rows_of(split)] for split in splits])
-        return sorted(set((rows[self.status[rows] == NOT_DONE] // self.chunk_rows).tolist()))
+        return sorted(set((self.rows_left(splits) // self.chunk_rows).tolist()))
 
     def marked(self) -> list[int]:
         """Return the chunks that have a mark, whether it can be read or not; rows of a chunk may be left."""

@@ -40,7 +40,6 @@ from .sets import CaptionSet, ImageSet
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
-TEXTS = ("id", "file_name", "caption")  # arrays of the samples that are UTF-8 bytes
 _SAMPLES_BYTES = 64 << 20  # of a chunk of the samples, which are read whole
 
 

@@ -3,7 +3,7 @@
 #     docker build --tag xret .
 #     docker build --tag xret:cuda --build-arg INDEX=https://pypi.org/simple .
 #     docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD:/data" xret demo
-#     docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD:/data" --gpus all --shm-size 2g xret:cuda extract …
+#     docker run --rm --user "$(id -u):$(id -g)" --volume "$PWD:/data" --gpus all --shm-size 8g xret:cuda extract …
 FROM python:3.12-slim
 ARG INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir torch torchvision --index-url "$INDEX"

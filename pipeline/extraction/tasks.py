@@ -26,7 +26,7 @@ from ..data.digests import digest_of
 from ..data.regions import lay_out
 from ..device import cores, pick_device, start_reading
 from ..encoders.base import encode_layers
-from ..encoders.registry import load_text_layers, load_visual_layers
+from ..encoders.registry import is_own, load_text_layers, load_visual_layers
 from ..encoders.spec import EncoderSpec
 from ..encoders.threads import encoding
 from ..encoders.words import WordsEncoder
@@ -106,9 +106,10 @@ class Station:
     def processes(self) -> int:
         """How many processes read pictures for a GPU, which threads are too slow for; 0: threads read.
 
-        Processes read what becomes tensors of one shape, where the system can fork; workers of a cluster may not.
+        Processes read what becomes tensors of one shape, where the system can fork; workers of a cluster may not. What
+        a user's own encoder decodes with may not bear it, the GPU for one.
         """
-        alike = getattr(self.encoders[0], "kind", None) == "grid"
+        alike = getattr(self.encoders[0], "kind", None) == "grid" and not is_own(self.job.specs[0].name)
         may_fork = hasattr(os, "fork") and not multiprocessing.current_process().daemon
         return self.job.threads or cores() if self.device != "cpu" and alike and may_fork else 0
 
@@ -251,6 +252,8 @@ def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Ite
             read = [one._replace(decoded=next(left)) if one.decoded else one for one in found]
             yield Batch(ahead.popleft(), partial(list, read))
     except RuntimeError as error:  # torch says which one
+        if str(error).startswith("Caught"):  # it lives, and has raised that itself
+            raise
         raise CacheError(f"a process that reads pictures has died ({error}); run the same command again") from error
 
 
@@ -276,7 +279,7 @@ def _shared(pixels: list[Tensor]) -> Tensor:
     except RuntimeError as error:
         raise CacheError(
             f"the shared memory is too small for the pictures that are read ahead ({reason(error)}); give the container"
-            " more, as by docker run --shm-size 2g, or take fewer --workers or a smaller --batch-size"
+            " more, as by docker run --shm-size 8g, or take fewer --workers or a smaller --batch-size"
         ) from error
 
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -124,6 +125,28 @@ def test_a_process_that_dies_is_said(manifest, tmp_path, monkeypatch, in_process
     encoder.decode = lambda picture: os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(CacheError, match="process"):
         extract(manifest, tmp_path / "s.zarr", IMAGES)
+
+
+def test_what_a_process_raises_is_raised(manifest, tmp_path, monkeypatch, in_processes):
+    use_for_images(monkeypatch, encoder := SmallEncoder())
+    encoder.decode = lambda picture: torch.zeros(2) + torch.zeros(3)
+    with pytest.raises(RuntimeError, match="must match the size"):
+        extract(manifest, tmp_path / "s.zarr", IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "device", "expected"),
+    [
+        ("resnet18", "grid", "cuda:1", 3),
+        ("resnet18", "grid", "cpu", 0),
+        ("butd", "roi", "cuda", 0),
+        ("my:Own", "grid", "cuda", 0),
+    ],
+)
+def test_processes_read_for_a_gpu_but_not_for_an_encoder_of_ones_own(name, kind, device, expected):
+    job = SimpleNamespace(specs=[EncoderSpec(name)], threads=3)
+    station = SimpleNamespace(job=job, device=device, encoders=[SimpleNamespace(kind=kind)])
+    assert tasks.Station.processes.fget(station) == expected
 
 
 def test_shared_memory_that_is_too_small_for_processes(manifest, tmp_path, monkeypatch, in_processes):

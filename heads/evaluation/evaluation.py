@@ -202,6 +202,18 @@ def open_ranker(path: str | Path, store: str | None, features: str) -> Ranker:
     return open_frozen(str(path), features) if is_store(path) else open_run(path, store)
 
 
+def views_of(rankers: Several[Ranker], views: bool) -> tuple[int, ...]:
+    """Return over how many views each ranker takes the mean; RunError where all `views` are wanted, and none has several."""
+    counts = tuple(ranker.sets[0].views if views else 1 for ranker in rankers)
+    if views and max(counts) == 1:
+        name, url = rankers[0].sets[0].name, rankers[0].cache.url
+        raise RunError(
+            f"'{name}' in {url} has one view of each image, so that there is no mean over views; leave --views out, or"
+            " train on features of `xret extract --views`"
+        )
+    return counts
+
+
 def evaluate_untrained(sets: Sets, split: str, device: torch.device | str = "auto", **how: Any) -> Evaluation | None:
     """Return what frozen encoders reach without a head; None where their features lie in no common space.
 
@@ -222,13 +234,7 @@ def _evaluate(
     views: bool = False,
     hubness: bool = False,
 ) -> Evaluation:
-    counts = tuple(ranker.sets[0].views if views else 1 for ranker in rankers)
-    if views and max(counts) == 1:
-        name, url = rankers[0].sets[0].name, rankers[0].cache.url
-        raise RunError(
-            f"'{name}' in {url} has one view of each image, so that there is no mean over views; leave --views out, or"
-            " train on features of `xret extract --views`"
-        )
+    counts = views_of(rankers, views)
     for ranker in rankers if hubness else ():
         require_bank(ranker.cache, split)
     measures = load_measures(rankers[0], protocol)

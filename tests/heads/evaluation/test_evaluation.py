@@ -13,6 +13,7 @@ from small_store import make_store
 from torch.nn.functional import normalize
 
 from xret.heads.evaluation import scoring
+from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import ranks, recall_table, recalls
 from xret.heads.evaluation.paper_rows import ROWS, row_of
@@ -269,5 +270,6 @@ def test_an_ensemble_takes_each_run_with_the_views_it_has(run_of, vsepp):
 
 
 def test_a_set_of_one_view_is_refused(vsepp):
-    with pytest.raises(RunError, match=r"'grid@.*has one view of each image.*leave --views out"):
-        evaluate(vsepp, views=True, device="cpu")
+    for ask, runs in ((evaluate, [vsepp]), (compare_runs, [vsepp, vsepp])):
+        with pytest.raises(RunError, match=r"'grid@.*has one view of each image.*leave --views out"):
+            ask(*runs, views=True, device="cpu")

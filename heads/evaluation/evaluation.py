@@ -203,7 +203,7 @@ def open_ranker(path: str | Path, store: str | None, features: str) -> Ranker:
 
 
 def views_of(rankers: Several[Ranker], views: bool) -> tuple[int, ...]:
-    """Return over how many views each ranker takes the mean; RunError where all `views` are wanted, and none has several."""
+    """Return over how many views each ranker takes the mean; RunError where `views` is set and none has several."""
     counts = tuple(ranker.sets[0].views if views else 1 for ranker in rankers)
     if views and max(counts) == 1:
         name, url = rankers[0].sets[0].name, rankers[0].cache.url

@@ -106,8 +106,8 @@ class Station:
     def processes(self) -> int:
         """How many processes read pictures for a GPU, which threads are too slow for; 0: threads read.
 
-        Processes read what becomes tensors of one shape, where the system can fork; workers of a cluster may not. What
-        a user's own encoder decodes with may not bear it, the GPU for one.
+        Processes read what becomes tensors of one shape, where the system can fork and this process may. What a user's
+        own encoder decodes with may not bear it, the GPU for one.
         """
         alike = getattr(self.encoders[0], "kind", None) == "grid" and not is_own(self.job.specs[0].name)
         may_fork = hasattr(os, "fork") and not multiprocessing.current_process().daemon
@@ -196,20 +196,21 @@ class Batch(NamedTuple):
 def write_images(job: Job, chunks: Sequence[int]) -> Receipt:
     """Encode the images of some chunks that are missing, and write the chunks; errors as of `encode_images`."""
     station, receipt = open_station(job), Receipt()
-    for batch in read_ahead(station, [chunks]):
+    for batch in _read_in_threads(station, [chunks]):  # to fork for each task would cost more than it brings
         encode_images(station, batch, receipt)
     return receipt
 
 
 def read_ahead(station: Station, groups: Iterable[Sequence[int]]) -> Generator[Batch, None, None]:
-    """Yield the images that are missing in groups of chunks, in batches, while threads read those that come next.
+    """Yield the images that are missing in groups of chunks, in batches, while those that come next are read.
 
     A batch lies in one group. `Station.ahead` bounds what waits, whatever the sizes of groups and chunks; processes
     read two batches each.
     """
-    if station.processes:
-        yield from _read_in_processes(station, groups)
-        return
+    return (_read_in_processes if station.processes else _read_in_threads)(station, groups)
+
+
+def _read_in_threads(station: Station, groups: Iterable[Sequence[int]]) -> Generator[Batch, None, None]:
     ahead: deque[Batch] = deque()
     waiting = 0
     for items in _batches(station, groups):
@@ -226,7 +227,7 @@ def _results(begun: "list[Future[_Read]]") -> list[_Read]:
     return [future.result() for future in begun]
 
 
-def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Iterator[Batch]:
+def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Generator[Batch, None, None]:
     """Yield batches that forked processes have read; threads would wait for each other's turn of the interpreter."""
     ahead: deque[list[_Item]] = deque()
 

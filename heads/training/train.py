@@ -322,4 +322,6 @@ def enough_memory(device: torch.device, recipe: Recipe) -> AbstractContextManage
     """Raise OutOfMemory where memory does not suffice, which names keys of the recipe that need less."""
     way = "" if recipe.data.chunk else "; or embed a batch in parts with data.chunk=32, for the same gradients"
     cache = "" if recipe.runtime.cache == "stream" else "; or leave the features there with runtime.cache=stream"
-    return within_memory(device, "the head", f"choose a smaller data.batch_size or model.dim{way}{cache}")
+    recorded = device.type == "cuda" and recipe.runtime.capture == "auto" and recipe.data.chunk is None
+    graphs = "; or do without CUDA graphs, which hold memory of their own, by runtime.capture=off" if recorded else ""
+    return within_memory(device, "the head", f"choose a smaller data.batch_size or model.dim{way}{cache}{graphs}")

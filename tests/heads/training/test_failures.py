@@ -66,6 +66,7 @@ def test_a_collapse_is_told_once_and_written_down(tmp_path, caplog, collapses):
     ("device", "settings", "ways"),
     [
         ("cpu", [], ["data.chunk=32, for the same gradients", "runtime.cache=stream"]),
+        ("cuda", ["runtime.cache=stream"], ["data.chunk=32", "runtime.capture=off"]),
         ("cuda", ["data.chunk=4", "runtime.cache=memory"], ["runtime.cache=stream"]),
         ("cuda", ["data.chunk=4", "runtime.cache=stream"], []),
     ],

@@ -84,7 +84,8 @@ def export_embeddings(
     if not folder and out.suffix not in writers:
         raise RunError(f"{out}: export to a file ending in .parquet or .safetensors, or to a folder of .npy files")
     require_new(out, folder=folder)
-    if dims is not None or dtype != "float32":
+    smaller = dims is not None or dtype != "float32"
+    if smaller:
         require_cosines(retriever)
     if out.suffix == ".parquet":
         _pyarrow()
@@ -100,19 +101,17 @@ def export_embeddings(
         "split": gallery.split,
         "kind": kind_of(gallery.images),
     }
+    both: list[Embedding] = [gallery.images, gallery.captions]
+    turn = None if dims is None else rotation(retriever, dims)
+    if smaller:
+        before, both = mean_recall(retriever, *both), [made_smaller(one, turn, dtype) for one in both]
+        about |= {"dtype": dtype, "mean_recall": {"before": before, "after": mean_recall(retriever, *both)}}
     arrays = {
         modality if name == "embedding" else f"{modality}.{name}": part.cpu().numpy()
-        for modality, embedding in (("images", gallery.images), ("captions", gallery.captions))
+        for modality, embedding in zip(("images", "captions"), both, strict=True)
         for name, part in tensors_of(embedding).items()
     }
-    if dims is not None or dtype != "float32":
-        turn = None if dims is None else rotation(retriever, dims)
-        small = [made_smaller(one, turn, dtype) for one in (gallery.images, gallery.captions)]
-        whole = [made_smaller(one, None, "float32") for one in (gallery.images, gallery.captions)]
-        arrays = {name: one.cpu().numpy() for name, one in zip(("images", "captions"), small, strict=True)}
-        arrays |= {} if turn is None else {"rotation": turn.cpu().numpy()}
-        recalls = [mean_recall(retriever, *both) for both in (whole, small)]
-        about |= {"dtype": dtype, "mean_recall": {"before": recalls[0], "after": recalls[1]}}
+    arrays |= {} if turn is None else {"rotation": turn.cpu().numpy()}
     if retriever.hubness and retriever.scale is not None:
         about["hubness"] = retriever.scale
         biases = {modality: retriever.bias(modality) for modality in ("images", "captions")}

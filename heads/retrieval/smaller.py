@@ -15,7 +15,7 @@ from ..evaluation.hubness import LEARN
 from ..evaluation.metrics import block_ranks, recall_table
 from ..evaluation.pairs import Pairs, Part
 from ..evaluation.scoring import BATCH, embed_all, representatives
-from ..modules.embedding import Embedding
+from ..modules.embedding import Embedding, each
 from ..runs.features import batches_of
 
 if TYPE_CHECKING:
@@ -60,13 +60,13 @@ def made_smaller(
     return rows
 
 
-def mean_recall(retriever: "Retriever", images: Tensor, captions: Tensor) -> float:
+def mean_recall(retriever: "Retriever", images: Embedding, captions: Embedding) -> float:
     """Return the mean of the six recalls (%) of a gallery by the run's similarity of these embeddings."""
-    images, captions = (one.to(retriever.device).float() for one in (images, captions))
+    images, captions = (each(lambda t: t.to(retriever.device).float(), one) for one in (images, captions))
     owner = torch.from_numpy(retriever.gallery.caption_image).to(retriever.device)
     same = representatives(captions, retriever.gallery.texts)
     pairs = Pairs((Part(retriever.model, (images,), captions),), owner, same)
-    return recall_table(*block_ranks(pairs.blocks, len(images), owner)).rsum / 6
+    return recall_table(*block_ranks(pairs.blocks, len(retriever.gallery.image_ids), owner)).rsum / 6
 
 
 def require_cosines(retriever: "Retriever") -> None:

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..evaluation.number_table import NumberTable, Rows
 from ..evaluation.scoring import Scored
 from ..modules.aggregators.gpo import GPO
-from ..modules.embedding import Embedding, Sequence, each
+from ..modules.embedding import Embedding, Sequence, each, shape_of
 from ..modules.similarity.attention import CrossAttention
 
 LENGTHS = 4  # the most frequent ones whose coefficients are shown
@@ -64,9 +64,7 @@ def cost(
 
     # Work is a + b I + c C + d I C; d is what a pair costs.
     macs = count(2, 2) - count(2, 1) - count(1, 2) + count(1, 1)
-    first = (one if isinstance(one, Tensor) else one[0] for one in (left, right))
-    image, text = (list(tensor.shape[1:]) for tensor in first)
-    return macs, image, text
+    return macs, shape_of(left)[1:], shape_of(right)[1:]
 
 
 def _one(embedding: Embedding) -> Embedding:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...pipeline.errors import RunError
 from ..model import Model
-from ..modules.embedding import Embedding, each
+from ..modules.embedding import Embedding, each, shape_of
 from ..modules.similarity.blocks import side
 from .metrics import Block
 
@@ -38,7 +38,7 @@ class Pairs:
         scored, many = self.same[order].unique_consecutive(return_counts=True)
         ends = [0, *many.cumsum(0).tolist()]
         step = min(side(part.views[0], part.captions) for part in self.parts)
-        images = max(len(part) for part in _tensors(self.parts[0].views[0]))
+        images = shape_of(self.parts[0].views[0])[0]
         for left in range(0, len(scored), step):
             right = min(left + step, len(scored))
             columns = order[ends[left] : ends[right]]
@@ -95,7 +95,3 @@ def mean_of(parts: tuple[Part, ...], rows: slice, captions: list[Embedding]) -> 
 
 def _taking(some: slice | Tensor) -> Callable[[Tensor], Tensor]:
     return lambda tensor: tensor[some]
-
-
-def _tensors(embedding: Embedding) -> list[Tensor]:
-    return [embedding] if isinstance(embedding, Tensor) else list(embedding)

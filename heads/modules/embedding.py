@@ -63,6 +63,11 @@ def each(change: Callable[[Tensor], Tensor], embedding: Embedding) -> Embedding:
     return type(embedding)(*map(change, embedding))
 
 
+def shape_of(embedding: Embedding) -> list[int]:
+    """Return the shape of vectors or sets, of the means of Gaussians, or of the rows of sequences."""
+    return list((embedding if isinstance(embedding, Tensor) else embedding[0]).shape)
+
+
 def tensors_of(embedding: Embedding) -> dict[str, Tensor]:
     """Return the tensors of an embedding by their names; of a vector or a set there is one, ``embedding``."""
     return {"embedding": embedding} if isinstance(embedding, Tensor) else embedding._asdict()

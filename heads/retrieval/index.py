@@ -25,7 +25,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making, require_new
-from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, tensors_of
+from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, shape_of, tensors_of
 from ..modules.padding import valid_rows
 from ..modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
 from .gallery import Modality, best
@@ -152,7 +152,7 @@ def beside(rows: np.ndarray, more: np.ndarray) -> np.ndarray:
 @torch.no_grad()
 def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Compare Q queries with every item; return the rows and scores of each query's k best answers."""
-    count = len(next(iter(tensors_of(queries).values())))
+    count = shape_of(queries)[0]
     found = [(np.empty(0, np.int64), np.empty(0, np.float32))] * count
     for first, block in items.blocks(count):
         for query, scores in enumerate(compare(queries, block).float().cpu().numpy()):
@@ -230,7 +230,7 @@ def build(
         index = faiss.index_factory(sample.shape[1], factory)
         index.train(sample)
         for first, block in items.blocks():
-            rows = slice(first, first + len(next(iter(tensors_of(block).values()))))
+            rows = slice(first, first + shape_of(block)[0])
             index.add(items.vectors(similarity, block, rows))
     except RuntimeError as error:
         reason = str(error).rpartition(": ")[2]
@@ -251,8 +251,7 @@ def build(
 
 def one_by_one(queries: Embedding) -> list[Embedding]:
     """Return Q embeddings as Q batches of one."""
-    count = len(next(iter(tensors_of(queries).values())))
-    return [each(itemgetter(slice(row, row + 1)), queries) for row in range(count)]
+    return [each(itemgetter(slice(row, row + 1)), queries) for row in range(shape_of(queries)[0])]
 
 
 def share_found(found: Iterable[np.ndarray], exact: Iterable[tuple[np.ndarray, np.ndarray]]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..embedding import Embedding, each
+from ..embedding import Embedding, each, shape_of
 
 SIDE = 512  # of a block of Gaussians or sequences, which are compared in float64 or bound their memory themselves
 # Pairs of elements in a block: a temporary has 16 MiB in float32. glibc returns those above 32 MiB to the system each
@@ -27,7 +27,7 @@ def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions
     Returns:
         `[I, C]`, as one call of `compare` would give it. Beside it, memory holds a few temporaries the size of a block.
     """
-    count, width = (len(one if isinstance(one, Tensor) else one[0]) for one in (images, captions))
+    count, width = shape_of(images)[0], shape_of(captions)[0]
     step = side(images, captions)
     similarity: Tensor | None = None
     for left in range(0, width, step):

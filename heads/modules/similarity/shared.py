@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..embedding import Embedding, kind_of
+from ..embedding import Embedding, kind_of, shape_of
 from ..parameters import Part
 from ..registry import Registry
 
@@ -80,7 +80,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 def check(kind: str, images: Embedding, captions: Embedding) -> None:
     """Raise ValueError unless both are embeddings of this `kind_of`, and of one width."""
-    shapes = [list((one if isinstance(one, Tensor) else one[0]).shape) for one in (images, captions)]
+    shapes = [shape_of(images), shape_of(captions)]
     kinds = kind_of(images), kind_of(captions)
     axes = 3 if kind in ("set", "sequence") else 2
     if kinds != (kind, kind) or {*map(len, shapes)} != {axes} or shapes[0][-1] != shapes[1][-1]:

@@ -1,10 +1,12 @@
 """The device to compute on, from ``--device``, and what to say when its memory is too small."""
 
+import math
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from .errors import DeviceError, OutOfMemory
 
+CGROUP = Path("/sys/fs/cgroup")  # where Linux says what a container may use
 _GENERATORS = threading.RLock()
 _NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
 _NO_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # where torch itself does not allocate
@@ -35,8 +38,13 @@ def pick_device(name: str) -> torch.device:
 
 
 def cores() -> int:
-    """Return how many of the processor's cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many of the processor's cores this process may use, also within a container's limit."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
+    except (OSError, ValueError):  # not in a container, or in one without a limit
+        return found
+    return min(found, math.ceil(quota / period))
 
 
 @contextmanager

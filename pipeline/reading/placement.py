@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..device import CGROUP
 from ..errors import RunError
 from ..store.rows import ranges
 from ..wording import in_bytes
@@ -20,7 +21,6 @@ Where = Literal["device", "host", "store"]  # the memory of the device or of the
 
 SHARE = 0.6  # of the free memory that `auto` fills; the rest is the model's
 _PART = 1 << 26  # bytes that are read at once when a table is filled
-_CGROUP = Path("/sys/fs/cgroup")
 _CPU = torch.device("cpu")
 
 
@@ -144,9 +144,9 @@ def free_host_memory() -> int:
     except (OSError, StopIteration):  # not Linux: half of what is built in
         free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     try:  # files that the container has cached make room
-        counts = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
+        counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
         cached = int(counts["active_file"]) + int(counts["inactive_file"])
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, used = (int((CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
         return max(0, min(free, limit - used + cached))
     except (OSError, ValueError, KeyError):  # not in a container, or in one without a limit
         return free

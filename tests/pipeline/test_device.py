@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from xret.pipeline.device import deterministic, pick_device, start_reading, to_host, within_memory
+from xret.pipeline import device as device_module
+from xret.pipeline.device import cores, deterministic, pick_device, start_reading, to_host, within_memory
 from xret.pipeline.errors import DeviceError, RunError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -30,6 +31,20 @@ def test_a_gpu_is_told_to_repeat_its_sums_before_anything_runs_on_it(monkeypatch
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")  # a user's own stays
     pick_device("cuda")
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+
+
+def test_a_container_may_have_fewer_cores(tmp_path, monkeypatch):
+    monkeypatch.setattr(device_module, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    assert cores() == 64
+    for limit, expected in (
+        ("max 100000\n", 64),
+        ("250000 100000\n", 3),
+        ("10000 100000\n", 1),
+        ("9900000 100000\n", 64),
+    ):
+        (tmp_path / "cpu.max").write_text(limit)
+        assert cores() == expected
 
 
 def test_how_sums_are_formed_is_afterwards_as_before():

@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_a_sentence(cache, monkeypatch):
 
 
 def test_in_a_container_what_is_used_is_not_free(tmp_path, monkeypatch):
-    monkeypatch.setattr(placement_module, "_CGROUP", tmp_path)
+    monkeypatch.setattr(placement_module, "CGROUP", tmp_path)
 
     def free(limit):
         (tmp_path / "memory.max").write_text(limit)

@@ -188,8 +188,13 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
                 f"{_kinds(sets)}; extract with --text words, or set loss.{term}.weight=0"
             )
         sizes = (recipe.model.dim, words) if writes else ()
-        losses[term] = _make(f"loss.{term}", part, block, *sizes)
+        losses[term.replace(".", "/")] = _make(f"loss.{term}", part, block, *sizes)  # a module's name has no dot
     return nn.ModuleDict(losses)
+
+
+def term_of(key: str) -> str:
+    """Return the loss term that a weight belongs to, by its key in the state of what `build_losses` makes."""
+    return key.partition(".")[0].replace("/", ".")
 
 
 def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:

@@ -24,7 +24,7 @@ from ...pipeline.reading.split import AS_A_WHOLE
 from ...pipeline.store import OK, FeatureCache, ImageSet
 from ...pipeline.wording import counted
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
-from ..model import Model, build_losses, build_model
+from ..model import Model, build_losses, build_model, term_of
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
@@ -314,7 +314,7 @@ def take_losses(losses: nn.ModuleDict, recipe: Recipe, base: Run) -> None:
         return
     there, here = ({term: {**block, "weight": 1} for term, block in one.terms.items()} for one in (base.recipe, recipe))
     same = {term for term, block in here.items() if there.get(term) == block}
-    learned = {key: value for key, value in checkpoint["state"]["losses"].items() if key.partition(".")[0] in same}
+    learned = {key: value for key, value in checkpoint["state"]["losses"].items() if term_of(key) in same}
     losses.load_state_dict(losses.state_dict() | learned)
 
 

@@ -157,7 +157,7 @@ class Trainer:
         Raises:
             RunError: the loss or a similarity is not finite, or a file cannot be written.
         """
-        self._run, self._split, self._val, self._terms = run, split, val, list(self.losses)
+        self._run, self._split, self._val, self._terms = run, split, val, list(self.recipe.terms)
         self._texts, self._caption_image = val.texts(), torch.as_tensor(val.caption_image)
         data, epochs, patience = self.recipe.data, self.recipe.schedule.epochs, self.recipe.schedule.patience
         self._steps_an_epoch = split.steps(data.unit, data.batch_size)

@@ -30,7 +30,7 @@ from ....pipeline.reading.joined_sets import parts_of
 from ....pipeline.reading.origin import Origin
 from ....pipeline.reading.reattachment import find_pictures, put_back_captions, put_back_images
 from ....pipeline.reading.split import Split
-from ...model import Model, build_losses
+from ...model import Model, build_losses, term_of
 from ...recipes.blocks import Recipe
 from ...recipes.recipe import changed
 from ...recipes.schema import difference, flat
@@ -229,7 +229,7 @@ def _recipe(
 
 def _settled(recipe: Recipe, state: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that the weights of a head and of its losses were trained for, by dotted key."""
-    learned = {key.partition(".")[0] for key in state["losses"]}
+    learned = set(map(term_of, state["losses"]))
     values: dict[str, Any] = {"loss": list(recipe.terms), "augment.mask_words > 0": recipe.augment.mask_words > 0}
     for key, value in flat(recipe.to_dict()).items():
         first, _, last = key.rpartition(".")

@@ -5,6 +5,7 @@ import re
 import shutil
 
 import pytest
+import torch
 import yaml
 from command_line import refused, run
 from small_store import make_store
@@ -17,6 +18,7 @@ from xret.heads.recipes.own import part_of
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
 from xret.heads.retrieval import hub
+from xret.heads.runs.run import Run
 
 MINE = """
 import torch
@@ -112,6 +114,21 @@ def test_settings_name_parts_of_the_working_folder(folder, monkeypatch):
     assert recipe.loss["mine:Square"] == {"weight": 2.0, "shift": 0.0}
     assert list(recipe.code) == ["mine"]
     assert "code" not in load_recipe("vsepp").to_dict()
+
+
+def test_a_loss_may_lie_in_a_package(folder):
+    (folder / "parts").rename(folder / "package")
+    learned = MINE.replace("self.shift = shift", "self.shift = nn.Parameter(torch.tensor(shift))")
+    (folder / "package" / "mine.py").write_text(learned)
+    term, words = "package.mine:Square", ["--device", "cpu", "--json"]
+    words += [f"--set={setting}" for setting in (f"loss.{term}.weight=1", "model.dim=8", "optimizer.lr=0.1")]
+    train = ["train-head", "s.zarr", "--recipe", "vsepp", *words, "--set", "schedule.epochs=1"]
+    run(*train, "--out", "one")
+    run(*train, "--out", "two", "--init-from", "one", "--set", "optimizer.lr=0")
+    states = [torch.load(folder / out / "checkpoint.pt", weights_only=True)["state"] for out in ("one", "two")]
+    (one,), (two,) = (state["losses"].values() for state in states)
+    assert one == two != 0
+    assert list(Run("one").metrics()[0]["parts"]) == ["triplet", term]
 
 
 def test_parameters_may_be_named_as_words_of_python_and_keys_of_losses(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from dask.delayed import delayed
 from ..errors import CacheError
 
 T = TypeVar("T")
+PATIENCE = 10  # seconds until a scheduler must have answered
 
 
 def run_here(task: Callable[[Any], T], parts: Iterable[Any], tasks: int, take: Callable[[T], None]) -> None:
@@ -48,7 +49,7 @@ def run_on_cluster(
     from distributed.scheduler import KilledWorker
 
     try:
-        client = Client(address, set_as_default=False, timeout=10)
+        client = Client(address, set_as_default=False, timeout=PATIENCE)
     except (OSError, ValueError) as error:
         raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct --workers") from error
     with client:

@@ -21,6 +21,7 @@ import torchvision
 from packed_data import SPLITS, PackedData
 from small_encoder import SmallEncoder, use_for_images
 from small_extraction import SMALL, files
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import xret
 from xret.pipeline.data.images import open_image
@@ -29,7 +30,7 @@ from xret.pipeline.data.regions import Regions
 from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError, SampleError
-from xret.pipeline.extraction import tasks
+from xret.pipeline.extraction import cluster, tasks
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.store import FeatureCache
@@ -95,8 +96,9 @@ def test_the_batches_of_one_chunk_are_encoded_at_once(tiny_dataset, tmp_path, mo
 
 @pytest.fixture
 def in_processes(monkeypatch):
-    """Let two processes read the pictures, as for a GPU."""
+    """Let two processes read the pictures, as for a GPU, and torch look every tenth of a second if they live."""
     monkeypatch.setattr(tasks.Station, "processes", 2)
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
 
 
 @pytest.mark.parametrize("how", [{}, {"visual": "timm:test_vit", "views": "crop-flip:2"}], ids=["grid", "views"])
@@ -500,7 +502,8 @@ def test_a_gpu_stores_what_its_encoder_gives(dtype, tiny_dataset, tmp_path):
         ({"workers": "tcp://127.0.0.1:9"}, CacheError, "no Dask scheduler answers"),
     ],
 )
-def test_python_refuses_what_the_command_line_refuses(options, error, message, manifest, tmp_path):
+def test_python_refuses_what_the_command_line_refuses(options, error, message, manifest, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "PATIENCE", 0.1)
     small = {"visual": "resnet18", "visual_weights": "random:0", "image_size": 64, "text": "words"}
     how = options if "encoder" in options else small | options
     with pytest.raises(error, match=message):

@@ -43,8 +43,8 @@ def golden():
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     """Train a small head, once: `trained("setdiv", "model.dim=8")` gives its run, beside its store `small.zarr`."""
-    from plain_evaluation import recipe_of
     from small_store import make_store
+    from small_trainings import recipe_of
 
     from xret.heads.training.train import train
 
@@ -54,7 +54,7 @@ def trained(tmp_path_factory):
     def run(name="vsepp", *settings):
         out = folder / "-".join((name, *settings))
         if not out.exists():
-            train(store, recipe_of(name, *settings), out, device="cpu")
+            train(store, recipe_of(name, 2, *settings), out, device="cpu")
         return out
 
     return run

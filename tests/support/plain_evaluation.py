@@ -6,19 +6,10 @@ import numpy as np
 import torch
 from edited_runs import edited
 
-from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.pipeline.data.samples import tokenize
 from xret.pipeline.reading.batches import Features
 from xret.pipeline.store import FeatureCache
-
-SMALL = ["model.dim=16", "data.batch_size=16", "adapter.words.word_dim=8", "optimizer.lr=0.01"]
-
-HEADS = [f"aggregator.{side}.head_dim=16" for side in ("image", "text")]
-
-
-def recipe_of(name, *settings):
-    return load_recipe(name, [*SMALL, *(HEADS if name == "setdiv" else []), "schedule.epochs=2", *settings])
 
 
 @torch.no_grad()

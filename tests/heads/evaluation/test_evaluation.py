@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 from captioned_store import make_captioned_store
-from plain_evaluation import plain_rsum, plain_similarity, recipe_of, run_on
+from plain_evaluation import plain_rsum, plain_similarity, run_on
 from scores import score
 from small_store import make_store
+from small_trainings import recipe_of
 from torch.nn.functional import normalize
 
 from xret.heads.evaluation import scoring
@@ -133,7 +134,7 @@ def test_ties_of_equal_captions_are_exact(setdiv):
 
 def test_an_ensemble_is_the_mean_of_its_similarities_on_one_store_or_two(store, setdiv, vsepp, folder):
     regions = make_store(folder / "regions.zarr", image="roi")
-    train(regions, recipe_of("vsepp"), folder / "regions", device="cpu")
+    train(regions, recipe_of("vsepp", 2), folder / "regions", device="cpu")
     first, owner = plain_similarity(vsepp, store)
     for other, there, stores in ((setdiv, store, store), (folder / "regions", regions, [store, regions])):
         result = evaluate([vsepp, other], device="cpu")
@@ -184,7 +185,7 @@ def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folde
     (needed,), there = Run(setdiv).info.names("image"), FeatureCache.open(other).image_set().name
     assert f"{other} has no image features equal to '{needed}' (it has {there})" in str(caught.value)
     states = make_store(folder / "states.zarr", text="tokens")
-    train(states, recipe_of("vsepp"), folder / "states", device="cpu")
+    train(states, recipe_of("vsepp", 2), folder / "states", device="cpu")
     with pytest.raises(RunError, match=r"no text features equal to 'states@.*' \(it has words@"):
         evaluate([folder / "states"], store=store, device="cpu")
 
@@ -213,7 +214,7 @@ def run_of(several, folder):
     def run(name):
         path = folder / f"{name}-of-views"
         if not path.exists():
-            train(several, recipe_of(name, *KINDS[name]), path, device="cpu")
+            train(several, recipe_of(name, 2, *KINDS[name]), path, device="cpu")
         return Run(path)
 
     return run

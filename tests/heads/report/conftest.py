@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from plain_evaluation import recipe_of
 from small_store import make_store
+from small_trainings import recipe_of
 
 from xret.heads.evaluation.scoring import embed_split, open_run
 from xret.heads.report.examples import PageRun
@@ -31,7 +31,7 @@ def run(folder):
     def trained(name):
         path = folder / name
         if not path.exists():
-            train(str(folder / "small.zarr"), recipe_of(name), path, device="cpu")
+            train(str(folder / "small.zarr"), recipe_of(name, 2), path, device="cpu")
         return path
 
     return trained

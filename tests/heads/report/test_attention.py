@@ -11,9 +11,9 @@ import pytest
 import small_store
 import torch
 from PIL import Image
-from plain_evaluation import recipe_of
 from small_reports import require_sound
 from small_store import make_store
+from small_trainings import recipe_of
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import write_report
@@ -85,7 +85,7 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch, size):
     monkeypatch.setattr(small_store, "image_set", with_boxes)
     monkeypatch.setattr(small_store, "write", with_places)
     store = make_store(tmp_path / "roi.zarr", image="roi")
-    train(store, recipe_of("setdiv"), tmp_path / "run", device="cpu")
+    train(store, recipe_of("setdiv", 2), tmp_path / "run", device="cpu")
     write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
     text = (tmp_path / "roi.html").read_text()
     require_sound(text)

@@ -6,9 +6,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from plain_evaluation import recipe_of
 from small_reports import require_sound
 from small_store import make_store
+from small_trainings import recipe_of
 
 from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
 from xret.heads.evaluation.number_table import shown as number
@@ -88,7 +88,7 @@ def test_damaged_pictures_are_named(folder, run, tmp_path):
 
 def test_runs_of_two_data_sets_are_refused(run, tmp_path):
     store = make_store(tmp_path / "other.zarr", mark="x")
-    train(store, recipe_of("vsepp"), tmp_path / "run", device="cpu")
+    train(store, recipe_of("vsepp", 2), tmp_path / "run", device="cpu")
     with pytest.raises(RunError, match=r"the runs are of several data sets, small and xsmall; make a page for each"):
         write_report([run("vsepp"), tmp_path / "run"], tmp_path / "r.html", device="cpu")
 

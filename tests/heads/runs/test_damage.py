@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 from edited_runs import edited
-from plain_evaluation import recipe_of
+from small_trainings import recipe_of
 
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
@@ -57,7 +57,7 @@ def test_other_values_are_refused(run, tmp_path, key, value, sentence):
 
 
 def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
-    wider = recipe_of("vsepp", "model.dim=32")
+    wider = recipe_of("vsepp", 2, "model.dim=32")
     folder = edited(shutil.copytree(run, tmp_path / "run"), recipe=wider.to_dict())
     with pytest.raises(RunError, match=r"checkpoint\.pt does not fit the run's run\.json"):
         train(Run(folder).info.store, wider, folder, device="cpu", resume=True)

@@ -8,13 +8,13 @@ from itertools import islice
 import pytest
 import torch
 from asked_device import META, Asked, one_dropout, one_operation
-from bundled_recipes import ALIGNMENT, OURS, SYSTEMS, small_settings
+from bundled_recipes import ALIGNMENT, KINDS, OURS, SYSTEMS, small_settings
 from small_extraction import OPTIONS
+from small_trainings import learner
 from torch import nn
 
 from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.modules.embedding import tensors_of
-from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import batches_of
 from xret.heads.training.finetuning.reattached import EndToEndModel, EndToEndObjective
@@ -24,7 +24,6 @@ from xret.heads.training.optimisation import average_of, build_optimizer, drop_f
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
-from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.end_to_end import end_to_end_batches
 from xret.pipeline.reading.origin import Origin
 from xret.pipeline.reading.reattachment import find_pictures
@@ -46,26 +45,21 @@ def asked(monkeypatch):
     return Asked()
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", KINDS)
 def test_a_step_of_every_recipe(name, stores, asked):
-    recipe, model, split, facts = learner(name, stores, META)
-    losses = build_losses(recipe, facts).to(META)
+    recipe, model, losses, split = small_learner(name, stores, META)
     objective = Objective(recipe, model, losses, split)
     operations = operations_of_a_step(asked, objective, split, build_optimizer(model, losses, recipe.optimizer))
     print(f"{name}: {operations} operations")  # shown by pytest -s
     assert operations <= MOST.get(name, 2000)
 
 
-def learner(name, stores, device):
-    """Return a small model of a recipe, in training mode, what it learns from, and the facts of its captions."""
+def small_learner(name, stores, device="cpu"):
+    """Return a recipe, a small model of it and its losses, and what they learn from."""
     recipe = load_recipe(name, small_settings(name))
     text = "tokens" if name in ALIGNMENT else "words"
     cache = FeatureCache.open(stores(recipe.data.image_kind or "grid", recipe.data.text_kind or text))
-    facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
-    model = build_model(recipe, *facts).to(device).train()
-    fields = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
-    split = stored_batches(cache.image_set(), cache.caption_set(), "train", device=device, **fields)
-    return recipe, model, split, facts[1]
+    return recipe, *learner(cache, recipe, device)
 
 
 def first_batch(recipe, split):
@@ -73,11 +67,10 @@ def first_batch(recipe, split):
     return next(split.epoch(unit=data.unit, batch_size=data.batch_size, captions=data.captions, seed=0, epoch=0))
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", KINDS)
 def test_a_prepared_batch_is_all_that_a_step_needs(name, stores, asked):
     """So that a graph can hold the step; lengths are values of the device, which are others in the next batch."""
-    recipe, model, split, facts = learner(name, stores, META)
-    losses = build_losses(recipe, facts).to(META)
+    recipe, model, losses, split = small_learner(name, stores, META)
     objective, optimizer = Objective(recipe, model, losses, split), build_optimizer(model, losses, recipe.optimizer)
     if refused := Gradients(objective, optimizer, torch.amp.GradScaler("cpu", enabled=False)).refused:
         pytest.skip(f"{name}: {refused}")
@@ -91,7 +84,7 @@ def test_a_prepared_batch_is_all_that_a_step_needs(name, stores, asked):
 @pytest.mark.parametrize("name", [*SYSTEMS, *OURS, "vse-infty/f30k-butd-bert", "vse-infty/f30k-butd-bigru"])
 def test_embeddings_and_gradients_are_those_of_a_cpu(name, stores, monkeypatch):
     """What a GPU computes without asking, computed by a CPU."""
-    recipe, model, split, _ = learner(name, stores, torch.device("cpu"))
+    recipe, model, _, split = small_learner(name, stores)
     model.double()
     for module in model.modules():
         for key in ("p", "dropout", "state_dropout", "output_dropout"):

@@ -1,11 +1,10 @@
 """A finished run that goes on with more epochs, and a run that begins with the weights of another."""
 
 import pytest
-import torch
 from command_line import refused
 from safetensors.torch import load_file
 from small_store import make_store
-from small_trainings import assert_equal, numbers
+from small_trainings import assert_equal, numbers, state_of
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
@@ -93,8 +92,7 @@ def test_a_run_begins_with_what_the_losses_of_another_have_learned(store, tmp_pa
 
     def scale_of(name, *settings, **words):
         train(store, recipe_of(1, *settings), tmp_path / name, device="cpu", **words)
-        state = torch.load(tmp_path / name / "checkpoint.pt", weights_only=True)["state"]
-        return state["losses"]["infonce.scale"].item()
+        return state_of(tmp_path / name)["losses"]["infonce.scale"].item()
 
     learned = scale_of("base", "loss.infonce.weight=1", "loss.infonce.scale=5")
     assert learned != 5

@@ -9,10 +9,9 @@ import pytest
 import torch
 from bundled_recipes import ALIGNMENT, small_settings
 from small_store import make_store
-from small_trainings import assert_equal, numbers
+from small_trainings import assert_equal, learner, numbers
 from small_trainings import recipe_of as small_recipe
 
-from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.gradients import Gradients
@@ -20,7 +19,6 @@ from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import build_optimizer
 from xret.heads.training.train import train
 from xret.pipeline.device import deterministic, drawing
-from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -29,12 +27,8 @@ CUDA = torch.device("cuda")
 
 def trained(recipe, cache, steps):
     """Take some steps on a GPU; return each one's loss with its terms and gradients, the weights, and the graphs."""
-    facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
-    with drawing(torch.device("cpu"), 1):
-        model, losses = build_model(recipe, *facts).to(CUDA).train(), build_losses(recipe, facts[1]).to(CUDA)
-    fields = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
-    split = stored_batches(cache.image_set(), cache.caption_set(), "train", device=CUDA, **fields)
-    optimizer = build_optimizer(model, losses, recipe.optimizer)
+    model, losses, split = learner(cache, recipe, CUDA)
+    optimizer = build_optimizer(model.train(), losses, recipe.optimizer)
     gradients = Gradients(
         Objective(recipe, model, losses, split), optimizer, torch.amp.GradScaler("cuda", enabled=False)
     )
@@ -83,12 +77,8 @@ def test_a_training_with_graphs_goes_on_where_it_stopped(tmp_path):
 def gradients_on_cpu(stores, name, *settings, **changes):
     """Return what computes the gradients of a recipe on a CPU, and a batch."""
     recipe = replace(load_recipe(name, [*small_settings(name), *settings]), **changes)
-    cache = FeatureCache.open(stores(recipe.data.image_kind or "grid"))
-    facts = [feature_facts(one) for one in (cache.image_set(), cache.caption_set())]
-    model, losses = build_model(recipe, *facts), build_losses(recipe, facts[1])
+    model, losses, split = learner(FeatureCache.open(stores(recipe.data.image_kind or "grid")), recipe)
     optimizer, scaler = build_optimizer(model, losses, recipe.optimizer), torch.amp.GradScaler("cpu", enabled=False)
-    fields = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
-    split = stored_batches(cache.image_set(), cache.caption_set(), "train", **fields)
     batch = next(split.epoch(unit=recipe.data.unit, batch_size=recipe.data.batch_size, seed=0, epoch=0))
     return Gradients(Objective(recipe, model, losses), optimizer, scaler), batch
 

@@ -3,9 +3,8 @@
 import shutil
 
 import pytest
-import torch
 from small_store import make_store
-from small_trainings import assert_equal, numbers, stopped_after
+from small_trainings import assert_equal, numbers, state_of, stopped_after
 
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
@@ -66,7 +65,7 @@ def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(stores, w
     out, words = tmp_path / "run", {"device": "cpu", "also": [stores[1]]}
     with stopped_after(7):
         train(stores[0], recipe_of("runtime.checkpoint_steps=1"), out, **words)
-    assert torch.load(out / "checkpoint.pt", weights_only=True)["state"]["steps"] == 2  # of five in an epoch
+    assert state_of(out)["steps"] == 2  # of five in an epoch
     with pytest.raises(RunError, match=r"begun otherwise: also is \['small \w{8}'\] there and None now"):
         train(stores[0], recipe_of(), out, device="cpu", resume=True)
     moved = [str(shutil.copytree(url, tmp_path / f"{name}.zarr")) for url, name in zip(stores, "ab", strict=True)]

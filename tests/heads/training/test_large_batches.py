@@ -8,8 +8,8 @@ from bundled_recipes import small_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from small_store import make_store
+from small_trainings import learner
 
-from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.aggregators.region_graph import RegionGraphLayer
 from xret.heads.modules.losses import LOSSES
@@ -17,7 +17,6 @@ from xret.heads.modules.losses.blocks import compared_pairs
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.objective import Objective, embed_in_parts, goes_in_blocks, same_text
-from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 
 SYSTEMS = [name for name in recipe_names() if "/" not in name]
@@ -37,13 +36,8 @@ class Trial:
     """A head with its losses before one batch of the whole split."""
 
     def __init__(self, store, recipe, dtype=torch.float64):
-        cache = FeatureCache.open(store)
-        self.recipe = recipe
-        self.text_number = None
-        sets = cache.image_set(), cache.caption_set()
-        torch.manual_seed(0)
-        self.model = build_model(recipe, *map(feature_facts, sets))
-        self.losses = build_losses(recipe, feature_facts(sets[1]))
+        self.recipe, self.text_number = recipe, None
+        self.model, self.losses, split = learner(FeatureCache.open(store), recipe)
         for module in self.model.modules():
             if isinstance(module, RegionGraphLayer):
                 module.norm = torch.nn.Identity()
@@ -51,8 +45,6 @@ class Trial:
             parameter.data += 0.1 * torch.randn_like(parameter)  # none at zero, where a gradient may vanish
         self.model.to(dtype)
         self.losses.to(dtype)
-        fields = {"image_fields": self.model.image_fields, "caption_fields": self.model.caption_fields}
-        split = stored_batches(*sets, "train", **fields)
         (self.batch,) = split.epoch(unit=recipe.data.unit, batch_size=100, seed=0, epoch=0)
 
     def gradients(self, chunk, precision=None, seed=1):

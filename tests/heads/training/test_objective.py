@@ -3,13 +3,11 @@
 import pytest
 import torch
 from small_store import make_store
-from small_trainings import recipe_of
+from small_trainings import learner, recipe_of
 
 from xret.heads.evaluation.scoring import embed
-from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.training.augmentation import averaged, blend, drop_rows
 from xret.heads.training.objective import Objective, same_text
-from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
 
 
@@ -23,14 +21,11 @@ def test_captions_with_the_text_of_a_positive_are_no_negatives():
 @pytest.mark.parametrize("same", ["negative", "excluded", "positive"])
 def test_the_loss_with_equal_texts_is_that_of_a_loop(tmp_path, same):
     cache = FeatureCache.open(make_store(tmp_path / "s.zarr"))
-    sets = cache.image_set(), cache.caption_set()
     terms = ["loss.triplet.weight=0", "loss.infonce.weight=1", "loss.infonce.scale=5", f"loss.same_text={same}"]
     recipe = recipe_of("vsepp", 1, *terms, "data.unit=image", "data.captions=null")
-    facts = [feature_facts(one) for one in sets]
-    model, losses = build_model(recipe, *facts).double(), build_losses(recipe, facts[1]).double()
-    split = stored_batches(*sets, "train", image_fields=model.image_fields, caption_fields=model.caption_fields)
+    model, losses, split = learner(cache, recipe)
     (batch,) = split.epoch(unit="image", batch_size=100, seed=0, epoch=0)
-    found = Objective(recipe, model, losses, split)(batch, 0.0)[1].item()
+    found = Objective(recipe, model.double(), losses.double(), split)(batch, 0.0)[1].item()
 
     sides = model.embed_images(batch.images).embedding, model.embed_captions(batch.captions).embedding
     scores, owner = 5 * model.similarity(*sides), batch.caption_image
@@ -61,12 +56,8 @@ def recording(embed, read):
 
 def features_read(tmp_path, monkeypatch, name, *settings, text="words"):
     """Return a batch, the images and captions that the model embeds of it in a loss, and draws after seed 5."""
-    cache = FeatureCache.open(make_store(tmp_path / "s.zarr", text=text))
-    sets = cache.image_set(), cache.caption_set()
     recipe = recipe_of(name, 1, *settings)
-    facts = [feature_facts(one) for one in sets]
-    model, losses = build_model(recipe, *facts), build_losses(recipe, facts[1])
-    split = stored_batches(*sets, "train", image_fields=model.image_fields, caption_fields=model.caption_fields)
+    model, losses, split = learner(FeatureCache.open(make_store(tmp_path / "s.zarr", text=text)), recipe)
     batch = next(iter(split.epoch(unit="image", batch_size=20, seed=0, epoch=0, captions=1)))
     read = []
     monkeypatch.setattr(model, "embed_images", recording(model.embed_images, read))

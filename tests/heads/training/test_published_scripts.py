@@ -4,11 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_store import make_store
+from small_trainings import learner
 from small_trainings import recipe_of as small_recipe
 
-from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.runs.features import batches_of
 from xret.heads.runs.run import Run
 from xret.heads.training import trainer
 from xret.heads.training.objective import Objective
@@ -19,16 +18,6 @@ from xret.pipeline.store import FeatureCache
 
 def recipe_of(*settings):
     return small_recipe("setdiv", 2, "loss.triplet.warmup_epochs=0", *settings)
-
-
-def sets_of(store):
-    cache = FeatureCache.open(store)
-    return cache.image_set(), cache.caption_set()
-
-
-def model_of(store, recipe):
-    torch.manual_seed(0)
-    return build_model(recipe, *map(feature_facts, sets_of(store)))
 
 
 def test_the_rate_of_each_step_is_set(store, tmp_path, monkeypatch):
@@ -48,8 +37,8 @@ def test_the_rate_of_each_step_is_set(store, tmp_path, monkeypatch):
 def test_a_loss_that_writes_captions_writes_them_whole(store, augment):
     small = ["model.dim=16", "adapter.words.word_dim=8"]
     recipe = load_recipe("vsrn", [*small, *(f"augment.{key}" for key in augment)])
-    model, losses = model_of(store, recipe), build_losses(recipe, feature_facts(sets_of(store)[1]))
-    split = batches_of(sets_of(store), model, "train", torch.device("cpu"))
+    cache = FeatureCache.open(store)
+    model, losses, split = learner(cache, recipe)
     batch = next(iter(split.epoch(unit="caption", batch_size=8, seed=0, epoch=0)))
     written, read = [], []
     losses["caption-generation"].register_forward_pre_hook(lambda term, inputs: written.append(inputs[3].token))
@@ -57,7 +46,7 @@ def test_a_loss_that_writes_captions_writes_them_whole(store, augment):
     assert Objective(recipe, model, losses, split)(batch, 0)[0].isfinite()
     assert torch.equal(written[0].rows, batch.captions.token)
     assert torch.equal(written[0].length, batch.captions.length)
-    assert (read[0] == len(sets_of(store)[1].vocabulary)).any() == ("mask_words=1" in augment)
+    assert (read[0] == len(cache.caption_set().vocabulary)).any() == ("mask_words=1" in augment)
     assert (read[0] > 0).sum() < (batch.captions.token > 0).sum() or augment == ["mask_words=1"]
 
 

@@ -9,12 +9,11 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 from small_store import make_store
-from small_trainings import SMALL, WORDS, assert_equal, numbers, recipe_of
+from small_trainings import SMALL, assert_equal, learner, numbers, recipe_of, state_of
 from torch.utils._pytree import tree_leaves
 
 from xret.cli.train_head import train_head
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
@@ -22,17 +21,6 @@ from xret.heads.training.train import train
 from xret.pipeline.errors import VectorsError
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.store import FeatureCache
-
-
-def first_model(store, recipe):
-    """The head before its first step, of seed 0."""
-    cache = FeatureCache.open(store)
-    torch.manual_seed(0)
-    return build_model(recipe, feature_facts(cache.image_set()), feature_facts(cache.caption_set()))
-
-
-def state_of(run):
-    return torch.load(run / "checkpoint.pt", weights_only=True)["state"]
 
 
 @pytest.mark.parametrize("name", ["vsepp", "setdiv"])
@@ -67,14 +55,12 @@ def test_the_run_folder(uninterrupted, store):
 def test_the_loss_of_the_first_batch_is_that_of_the_recipe(store, tmp_path):
     recipe = recipe_of("setdiv", 1, "data.batch_size=100", "loss.mmd.weight=0.5")
     train(store, recipe, tmp_path / "run", device="cpu", seed=0)
-    cache, model = FeatureCache.open(store), first_model(store, recipe)
-    sets = cache.image_set(), cache.caption_set()
-    split = stored_batches(*sets, "train", image_fields={"local"}, caption_fields={"token"})
+    model, losses, split = learner(FeatureCache.open(store), recipe)
     (batch,) = split.epoch(unit="image", batch_size=100, seed=0, epoch=0)
     one, other = model.embed_images(batch.images), model.embed_captions(batch.captions)
     similarity = model.similarity(one.embedding, other.embedding)
     positives = batch.caption_image[None, :] == torch.arange(48)[:, None]
-    parts = {key: term(similarity, positives, one, other).item() for key, term in build_losses(recipe, WORDS).items()}
+    parts = {key: term(similarity, positives, one, other).item() for key, term in losses.items()}
     (line,) = Run(tmp_path / "run").metrics()
     assert line["parts"] == pytest.approx(parts, rel=1e-5)
     expected = parts["triplet"] + 0.5 * parts["mmd"] + 0.01 * parts["diversity"]
@@ -219,7 +205,8 @@ def test_a_step_is_no_longer_than_what_it_is_clipped_to(store, tmp_path, clip):
     settings = [*plain, "optimizer.lr=1", "data.unit=image", "data.batch_size=100", f"optimizer.clip={clip}"]
     recipe = recipe_of("vsepp", 1, *settings)
     train(store, recipe, tmp_path / "run", device="cpu")
-    first, after = first_model(store, recipe).state_dict(), load_file(tmp_path / "run" / "model.safetensors")
+    model, *_ = learner(FeatureCache.open(store), recipe)
+    first, after = model.state_dict(), load_file(tmp_path / "run" / "model.safetensors")
     step = sum((after[name] - value).double().square().sum() for name, value in first.items()).sqrt()
     assert step.item() == pytest.approx(clip, rel=1e-3)
 

@@ -12,6 +12,7 @@ from killed import left_by_kills
 from safetensors.torch import load_file
 from small_bert import save_bert
 from small_extraction import OPTIONS
+from small_trainings import state_of
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import find_encoders, specs_of_run
@@ -90,10 +91,6 @@ def tune(made, pictures, tmp_path):
         return tmp_path / out
 
     return run
-
-
-def state_of(run):
-    return torch.load(Path(run) / "checkpoint.pt", weights_only=True)["state"]
 
 
 def backbone_of(state, side):

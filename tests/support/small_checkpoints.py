@@ -36,6 +36,7 @@ def _alone(name, processor, kind="Model", **settings):
 
 _CROPPED, _STRETCHED = partial(hf.CLIPImageProcessor, **CROP), partial(hf.ViTImageProcessor, **STRETCH)
 _BIT, _EDGE = partial(hf.BitImageProcessor, **CROP), partial(hf.ConvNextImageProcessor, size={"shortest_edge": 64})
+_OBLONG = partial(hf.BitImageProcessor, size={"shortest_edge": 64}, crop_size={"height": SIDE, "width": 48})
 _DEIT = partial(hf.DeiTImageProcessor, size={"height": 36, "width": 36}, crop_size=CROP["crop_size"])
 # By family the model and the image processor that its checkpoints have.
 IMAGE_FAMILIES = {
@@ -44,6 +45,7 @@ IMAGE_FAMILIES = {
     "siglip2": lambda: (_joint(hf.SiglipModel, hf.SiglipConfig), hf.SiglipImageProcessor(**STRETCH, resample=2)),
     "metaclip2": lambda: (_joint(hf.MetaClip2Model, hf.MetaClip2Config, projection_dim=24), _CROPPED()),
     "dinov2": _alone("Dinov2", _BIT, **VIT, mlp_ratio=2),
+    "oblong": _alone("Dinov2", _OBLONG, **VIT, mlp_ratio=2),
     "dinov2-registers": _alone("Dinov2WithRegisters", _BIT, **VIT, mlp_ratio=2, num_register_tokens=3),
     "dinov3": _alone("DINOv3ViT", partial(hf.DINOv3ViTImageProcessor, **STRETCH), **VIT, num_register_tokens=4),
     "vit": _alone("ViT", _STRETCHED, **VIT),

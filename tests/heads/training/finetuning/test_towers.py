@@ -1,7 +1,5 @@
 """Fine-tuning of image encoders and text towers of transformers, timm and open_clip, from cache to search."""
 
-import json
-
 import numpy as np
 import pytest
 import small_open_clip
@@ -14,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 from small_checkpoints import CROP, save_image_model, save_text_model
 from small_timm import save_timm_model
+from small_trainings import state_of
 from torchvision.transforms import RandomResizedCrop
 
 import xret
@@ -52,10 +51,7 @@ class Made:
         for family in ("clip", "siglip", "t5"):
             save_text_model(folder / family, family)
         save_bert(folder / "bert")
-        save_image_model(folder / "oblong", "dinov2")
-        file = folder / "oblong" / "preprocessor_config.json"
-        sizes = {"crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}
-        file.write_text(json.dumps({**json.loads(file.read_text()), **sizes}))
+        save_image_model(folder / "oblong", "oblong")
         save_image_model(folder / "cropped", "clip")
         hf.CLIPImageProcessor(do_resize=False, crop_size=CROP["crop_size"]).save_pretrained(folder / "cropped")
         save_timm_model(folder / "swin.pth", "small_swin")
@@ -100,7 +96,7 @@ class Made:
         if not run.exists():
             chosen = {**HEAD, **settings, "schedule.name": "step", "schedule.epochs": epochs}
             xret.train(self.store(pair, dtype, more), recipe=recipe, out=run, settings=chosen, device="cpu", seed=3)
-            state = torch.load(edited(run) / "checkpoint.pt", weights_only=True)["state"]["model"]
+            state = state_of(edited(run))["model"]
             save_file({key: value.contiguous() for key, value in state.items()}, run / "model.safetensors")
         return run
 
@@ -127,10 +123,6 @@ def tune(made, tmp_path):
     return run
 
 
-def state_of(run):
-    return torch.load(run / "checkpoint.pt", weights_only=True)["state"]["model"]
-
-
 @pytest.mark.parametrize(
     ("pair", "sides", "dtype", "tolerance", "recipe", "settings"),
     [
@@ -151,7 +143,7 @@ def test_before_a_backbone_has_learnt_a_step_is_the_caches(made, tune, pair, sid
     two, three = (made.head(pair, dtype, epochs, recipe, **settings) for epochs in (2, 3))
     tuned = tune(two, pair, sides, **FROZEN)
     assert Run(tuned).metrics()[2]["loss"] == pytest.approx(Run(three).metrics()[2]["loss"], rel=tolerance)
-    before, expected, found = (state_of(run) for run in (two, three, tuned))
+    before, expected, found = (state_of(run)["model"] for run in (two, three, tuned))
     for key, value in expected.items():
         moved = (value - before[key]).norm()
         assert (found[key] - value).norm() <= max(100 * tolerance * moved, 1e-6), key
@@ -161,7 +153,7 @@ def test_before_a_backbone_has_learnt_a_step_is_the_caches(made, tune, pair, sid
 def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path, pair):
     learn = {"finetune.image_lr": 1, "finetune.text_lr": 1}
     tuned = tune(made.head(pair, more="-tuned", **{"model.residual": True}), pair, BOTH, **learn)
-    info, state, weights = Run(tuned).info, state_of(tuned), made.weights(pair)
+    info, state, weights = Run(tuned).info, state_of(tuned)["model"], made.weights(pair)
     for side, encoder in (("image", made.image_encoder(pair)), ("text", made.text_encoder(pair))):
         network = {key: value for key, value in encoder.network.state_dict().items() if value.is_floating_point()}
         assert len(network) > 20

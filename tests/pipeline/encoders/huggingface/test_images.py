@@ -18,6 +18,7 @@ EXPECTED = {
     "siglip2": ((4, 4), 0, "projected"),
     "metaclip2": ((4, 4), 1, "projected"),
     "dinov2": ((4, 4), 1, "pooler"),
+    "oblong": ((4, 6), 1, "pooler"),
     "dinov2-registers": ((4, 4), 4, "pooler"),
     "dinov3": ((4, 4), 5, "pooler"),
     "vit": ((4, 4), 1, "pooler"),
@@ -119,15 +120,6 @@ def test_whole_pictures_where_the_processor_cuts_out_the_middle(checkpoint, phot
     assert torch.equal(prepared(encoder, photographs), expected)
     assert not torch.equal(cut.decode(photographs[0])[0], expected[0])
     assert encoder.identity["preprocessing"]["stretch"] == (side or 32) and "crop" in cut.identity["preprocessing"]
-
-
-def test_a_picture_need_not_be_square(copy, photographs):
-    sizes = {"crop_size": {"height": 32, "width": 48}, "size": {"shortest_edge": 64}}
-    folder = change(copy(save_image_model, "dinov2"), **sizes)
-    encoder = load(folder)
-    pixels, found = documented(folder, photographs)
-    close(encoder.encode(pixels)[0], found.last_hidden_state[:, 1:])
-    assert encoder.grid == (4, 6)
 
 
 def test_weights_in_half_precision_are_computed_with_in_float32(checkpoint, copy, photographs):

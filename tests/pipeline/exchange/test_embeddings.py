@@ -47,6 +47,18 @@ def assert_holds(cache, names, texts, images, captions):
     assert np.array_equal(of_captions.global_(np.arange(cache.captions)), expected.astype(of_captions.dtype))
 
 
+def manifest_of(folder, rows):
+    """Write a manifest of JSON lines, whose rows are names with captions and splits."""
+    lines = [json.dumps(dict(zip(("file_name", "caption", "split"), row, strict=True))) for row in rows]
+    (folder / "c.jsonl").write_text("\n".join(lines))
+    (folder / "m.yaml").write_text("name: own\nimages: .\ncaptions: c.jsonl\n")
+    return folder / "m.yaml"
+
+
+def in_test(names, texts):
+    return zip(names, texts, ["test"] * len(names), strict=True)
+
+
 @pytest.mark.parametrize("column", ["split", "Split"])
 def test_a_split_column_of_clip_retrieval_counts(tmp_path, column):
     pairs = Pairs()
@@ -118,17 +130,13 @@ def test_two_models_have_no_common_space_and_may_differ_in_width(tmp_path):
 
 def test_a_manifest_says_which_samples_count(tmp_path):
     pairs = Pairs(40)
-    (tmp_path / "photos").mkdir()
     rows = [(pairs.names[k], pairs.texts[k], "train" if k < 20 else "test") for k in range(30)]
-    text = "file_name,caption,split\n" + "".join(f"{name},{text},{split}\n" for name, text, split in rows)
-    (tmp_path / "c.csv").write_text(text)
-    manifest = tmp_path / "m.yaml"
-    manifest.write_text("name: own\nimages: photos\ncaptions: c.csv\n")
+    manifest = manifest_of(tmp_path, rows)
     source = pairs.clip_retrieval(tmp_path / "e")
     summary, cache = bring(source, tmp_path / "s", manifest=manifest)
     assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
     assert (summary.dataset, summary.matched_by, summary.unmatched) == ("own", "id", 10)
-    (tmp_path / "c.csv").write_text(f"{text}{pairs.names[0]},another caption,train\nelse.jpg,none,test\n")
+    manifest_of(tmp_path, [*rows, (pairs.names[0], "another caption", "train"), ("else.jpg", "none", "test")])
     with pytest.raises(SourceError, match=r"lacks 1 of 11 images of split 'test' of 'own', .*'else.jpg'; --on-error"):
         bring(source, tmp_path / "t", manifest=manifest)
     summary, cache = bring(source, tmp_path / "t", manifest=manifest, on_error="skip")
@@ -228,6 +236,10 @@ FAULTS = {
         change("metadata", 1, lambda t: t.set_column(0, "image_path", pa.array(["x.jpg"] * 20))),
         r"row 0 of img_emb_01.npy and row 1 of img_emb_01.npy are of 'x.jpg' and differ",
     ),
+    "two files": (
+        lambda s: shutil.copy(s / "img_emb/img_emb_01.npy", s / "img_emb/img_emb_1.npy"),
+        "both part 1",
+    ),
     "cut npy": (cut("img_emb"), r"img_emb_00.npy is no array of numbers, or was cut off"),
     "cut parquet": (cut("metadata"), r"metadata_00.parquet is no Parquet file, is damaged or was cut off"),
 }
@@ -296,27 +308,16 @@ def test_memory_does_not_grow_with_the_matrices(tmp_path):
     assert peak(8192) - peak(16) < 600 * 8192 * 4  # half of both matrices; a chunk has a twentieth of their rows
 
 
-def manifest_of(folder, pairs, texts):
-    """Write a manifest of JSON lines in which the pairs' images have other texts."""
-    rows = [
-        json.dumps({"file_name": name, "caption": text, "split": "test"})
-        for name, text in zip(pairs.names, texts, strict=True)
-    ]
-    (folder / "c.jsonl").write_text("\n".join(rows))
-    (folder / "m.yaml").write_text("name: m\nimages: .\ncaptions: c.jsonl\n")
-    return folder / "m.yaml"
-
-
 def test_an_index_whose_captions_are_of_other_images_is_refused(tmp_path):
     pairs = Pairs(20)
-    manifest = manifest_of(tmp_path, pairs, pairs.texts[1:] + pairs.texts[:1])
+    manifest = manifest_of(tmp_path, in_test(pairs.names, pairs.texts[1:] + pairs.texts[:1]))
     with pytest.raises(SourceError, match=r"'caption number 0', but the image '00000/000000000\.jpg'"):
         bring(pairs.folder(tmp_path / "e"), tmp_path / "s", "embeddings", manifest, on_error="skip")
 
 
 def test_two_lines_of_one_caption_with_other_embeddings_are_refused(tmp_path):
     pairs = Pairs(20)
-    manifest = manifest_of(tmp_path, pairs, pairs.texts)
+    manifest = manifest_of(tmp_path, in_test(pairs.names, pairs.texts))
     lines = list(zip(pairs.names, pairs.texts, strict=True))
     pairs.images, pairs.captions = (np.concatenate([one, one[:1]]) for one in (pairs.images, pairs.captions))
     source = pairs.folder(tmp_path / "e", [*lines, lines[0]])
@@ -346,12 +347,6 @@ def test_urls_are_names(tmp_path):
     pairs.names = [f"https://x.org/a//{row}.jpg" for row in range(30)]
     _, cache = bring(pairs.folder(tmp_path / "e"), tmp_path / "s", "embeddings")
     assert sorted(cache.file_names(0, 30)) == sorted(pairs.names)
-
-
-def test_two_files_of_one_part(tmp_path):
-    source = Pairs(60).clip_retrieval(tmp_path / "e")
-    shutil.copy(source / "img_emb/img_emb_01.npy", source / "img_emb/img_emb_1.npy")
-    refused("both part 1", source, tmp_path / "s")
 
 
 @pytest.mark.parametrize(("scale", "dtype"), [(1e-9, np.float32), (1e-300, np.float64), (1e30, np.float64)])

@@ -94,12 +94,3 @@ def test_a_sample_without_rows_is_finite(direction, pooling):
     queries_missing = similarity[:, 1] if direction == "t-i" else similarity[1]
     assert (queries_missing == 0).all()
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(similarity.sum(), rows))
-
-
-@pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
-def test_gradcheck(direction, pooling):
-    images, captions = sequences([3, 2], width=4), sequences([1, 3], width=4, seed=1)
-    rows = [side.rows.nan_to_num().requires_grad_() for side in (images, captions)]
-    module = CrossAttention(direction=direction, pooling=pooling, negative_slope=0.1)
-    lengths = [images.length, captions.length]
-    assert torch.autograd.gradcheck(lambda *both: module(*map(Sequence, both, lengths)), rows)

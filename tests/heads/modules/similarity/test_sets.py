@@ -13,7 +13,12 @@ from xret.heads.modules.similarity.samples import MonteCarloMatch, match_probabi
 from xret.heads.modules.similarity.sets import MIL, Cosine
 
 mil, chamfer = MIL(), Chamfer()
-LARGE = [("smooth-chamfer", {"alpha": alpha}) for alpha in (0.5, 40.0)]  # below and above what is computed at once
+OPTIONS = [("smooth-chamfer", {"alpha": alpha}) for alpha in (0.5, 40.0)]  # below and above what is computed at once
+OPTIONS += [
+    ("cross-attention", {"direction": direction, "pooling": pooling, "negative_slope": 0.1})
+    for direction in ("t-i", "i-t")
+    for pooling in ("lse", "average")
+]
 CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
 
 
@@ -65,7 +70,7 @@ def test_cosine_agrees_with_torch():
     torch.testing.assert_close(Cosine()(images, captions), expected)
 
 
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SIMILARITIES), *LARGE])
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SIMILARITIES), *OPTIONS])
 def test_gradcheck(name, options):
     similarity = SIMILARITIES[name](**options).double()
     images, captions = (embeddings(similarity.embedding, 3, seed=seed) for seed in (0, 1))

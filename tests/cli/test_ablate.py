@@ -6,16 +6,10 @@ import re
 
 import pytest
 from command_line import refused, run
-from small_store import make_store
 
 VALUES = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1}
 SMALL = [f"--set={key}={value}" for key, value in VALUES.items()]
 VARY = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1,0.2", *SMALL]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return make_store(tmp_path_factory.mktemp("store") / "s.zarr", train=8, val=4, test=4)
 
 
 def test_a_table_its_files_and_its_json(store, tmp_path):

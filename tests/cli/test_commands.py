@@ -7,17 +7,10 @@ import shlex
 import warnings
 
 import click
-import pytest
 from click.testing import CliRunner
 from command_line import refused, run
-from small_store import make_store
 
 from xret.cli import Commands
-
-
-@pytest.fixture
-def store(tmp_path):
-    return make_store(tmp_path / "s.zarr", train=8, val=4, test=4)
 
 
 def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path, monkeypatch):

@@ -3,17 +3,10 @@
 import importlib.util
 import json
 
-import pytest
 from command_line import refused, run
-from small_store import make_store
 
 SMALL = [f"--set={setting}" for setting in ("model.dim=8", "adapter.words.word_dim=4", "schedule.epochs=2")]
 WORDS = ["--recipe", "vsepp", "--trials", "3", "--device", "cpu", *SMALL]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    return make_store(tmp_path_factory.mktemp("store") / "s.zarr", train=8, val=4, test=4)
 
 
 def test_a_table_its_files_and_its_json(store, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 from bundled_recipes import OURS, SYSTEMS, faults
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xret.heads.model import FeatureFacts, build_losses, build_model
@@ -163,8 +163,8 @@ def test_absurd_sizes_are_named_before_memory_is_taken(value):
 )
 def test_a_setting_hides_no_value_where_the_file_must_have_a_block(tmp_path, wrong, setting):
     (tmp_path / "mine.yaml").write_text(f"base: vsepp\n{wrong}\n")
-    for settings in ((), (setting,)):
-        assert wrong.split(":")[0] in faults(tmp_path / "mine.yaml", *settings)
+    for chosen in ((), (setting,)):
+        assert wrong.split(":")[0] in faults(tmp_path / "mine.yaml", *chosen)
 
 
 def test_a_recipe_must_say_what_has_no_default(tmp_path):
@@ -216,14 +216,15 @@ def test_what_cannot_be_is_refused(settings, fault):
     assert fault in faults("setdiv", *settings.split())
 
 
+@settings(max_examples=25)
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=0, max_value=1e6))
 def test_a_number_arrives_as_it_was_written(number):
-    for settings in (
+    for chosen in (
         {"optimizer.lr": number},
         settings_of([f"optimizer.lr={number!r}"]),
         {"optimizer": {"lr": number}},
     ):
-        assert load_recipe("vsepp", settings).optimizer.lr == number
+        assert load_recipe("vsepp", chosen).optimizer.lr == number
 
 
 def test_equal_settings_are_equal_however_they_are_written():

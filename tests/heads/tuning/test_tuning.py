@@ -99,9 +99,9 @@ def test_more_trials_add_and_equal_a_tuning_in_one_go(stores, whole, tmp_path, m
 
 def test_a_killed_trial_is_lost_and_counted(stores, tmp_path):
     out = tmp_path / "out"
-    killed_in_second_epoch(tuning, out / "trials" / "0", tuned, stores(), out)
-    found = tuned(stores(), out)
-    assert [trial.number for trial in found.trials] == list(range(TRIALS))
+    killed_in_second_epoch(tuning, out / "trials" / "0", tuned, stores(), out, trials=3)
+    found = tuned(stores(), out, trials=3)
+    assert [trial.number for trial in found.trials] == [0, 1, 2]
     (lost,) = [trial for trial in found.trials if trial.status == "failed"]
     assert lost.error == "its process was killed"
     assert heavy(out) == ["best"]
@@ -109,11 +109,11 @@ def test_a_killed_trial_is_lost_and_counted(stores, tmp_path):
 
 def test_two_commands_share_a_tuning(stores, tmp_path):
     out = tmp_path / "out"
-    other = started(tuned, stores(), out)
-    found = tuned(stores(), out)
+    other = started(tuned, stores(), out, trials=5)
+    found = tuned(stores(), out, trials=5)
     other.join()
     assert other.exitcode == 0
-    assert [trial.number for trial in found.trials] == list(range(TRIALS))
+    assert [trial.number for trial in found.trials] == list(range(5))
     assert not [trial.error for trial in found.trials if trial.error]
     assert Run(out / "best").info.best_rsum == found.best.rsum
     assert heavy(out) == ["best"]

@@ -14,7 +14,6 @@ from distributed import Client, LocalCluster
 from safetensors.torch import load_file
 from small_extraction import SMALL, files
 
-from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.errors import CacheError, EncoderError, SampleError
 from xret.pipeline.extraction import tasks
@@ -30,11 +29,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*:DeprecationWarning:distributed"),
 ]
-
-
-@pytest.fixture
-def manifest(tiny_dataset):
-    return load_manifest(tiny_dataset())
 
 
 @pytest.fixture

@@ -40,11 +40,6 @@ IMAGES = replace(SMALL, text=None)
 
 
 @pytest.fixture
-def manifest(tiny_dataset):
-    return load_manifest(tiny_dataset())
-
-
-@pytest.fixture
 def store(manifest, tmp_path):
     extract(manifest, tmp_path / "s.zarr", SMALL)
     return str(tmp_path / "s.zarr")

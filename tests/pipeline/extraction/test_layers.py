@@ -13,7 +13,6 @@ from small_checkpoints import save_image_model, save_text_model
 from small_extraction import files
 
 import xret
-from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
@@ -36,11 +35,6 @@ CASES = {
     "t5": ((save_text_model, "t5"), {"visual": None}, (0, 1, 2)),
 }  # fmt: skip
 BERT = {"visual": None, "text": "bert", "batch_size": 4}
-
-
-@pytest.fixture
-def manifest(tiny_dataset):
-    return load_manifest(tiny_dataset())
 
 
 @pytest.fixture

@@ -140,13 +140,16 @@ def place_of(run: PageRun, image: int) -> Place | None:
 def window_of(features: ImageSet, size: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
     """Return the part of an image that a grid's network sees: its corner and size as shares of width and height.
 
-    That is the middle of its shorter side, or of the image stretched to a square; all, where that is not known.
+    That is the middle of its shorter side, or of the image stretched to a square, or padded to one, whose edges lie
+    outside; all, where that is not known.
     """
     preprocessing, share = features.identity.get("preprocessing"), np.ones(2)
     if isinstance(preprocessing, dict) and "stretch" in preprocessing:
         share *= preprocessing.get("crop", preprocessing["stretch"]) / preprocessing["stretch"]
-    elif isinstance(preprocessing, dict) and {"crop", "resize"} <= preprocessing.keys():
-        share *= preprocessing["crop"] / preprocessing["resize"] * min(size) / np.array(size)
+    elif isinstance(preprocessing, dict) and "resize" in preprocessing:
+        for cut, side in (("crop", min(size)), ("pad", max(size))):
+            if cut in preprocessing:
+                share *= preprocessing[cut] / preprocessing["resize"] * side / np.array(size)
     return (1 - share) / 2, share
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from oriented import save, shown
 from PIL import Image
+from timm.data import create_transform
 from torchvision.transforms import functional as transforms
 
 from xret.heads.report.attention import place_of, window_of
@@ -55,6 +56,17 @@ def test_a_grid_lies_where_its_network_looks(preprocessing, side, crop):
     # A pixel of the gradient tells where it lies.
     np.testing.assert_allclose(seen[crop // 2, [0, -1], 0] / 250, [corner[0], corner[0] + size[0]], atol=0.02)
     np.testing.assert_allclose(seen[[0, -1], crop // 2, 1] / 250, [corner[1], corner[1] + size[1]], atol=0.02)
+
+
+@pytest.mark.parametrize(("size", "resized"), [((320, 200), 64), ((200, 320), 80)])
+def test_a_grid_reaches_beyond_a_picture_that_is_padded(size, resized):
+    prepare = create_transform((3, 64, 64), crop_pct=64 / resized, crop_mode="border", mean=(0,) * 3, std=(1,) * 3)
+    seen = prepare(Image.new("RGB", size, "blue"))[2] > 0.5
+    corner, share = window_of(SimpleNamespace(identity={"preprocessing": {"resize": resized, "pad": 64}}), size)
+    for side, inside in enumerate((seen.any(0), seen.any(1))):
+        first, last = inside.nonzero()[[0, -1], 0].tolist()
+        edges = [(edge - corner[side]) / share[side] * 64 for edge in (0, 1)]  # of the picture in the square
+        np.testing.assert_allclose(np.clip(edges, 0, 64), [first, last + 1], atol=1)
 
 
 def test_a_video_is_shown_by_its_first_frame(tmp_path):

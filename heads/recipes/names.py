@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ...pipeline.documents import read_yaml
 from ...pipeline.errors import RecipeError, nearest
 
 FOLDER = Path(__file__).parent / "systems"
@@ -100,8 +101,9 @@ def _text_of(text: str, variant: str) -> str:
 
 
 def _parse(file: Path) -> dict[str, Any]:
+    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for those of xret, which are read often and checked by tests
     try:
-        values = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        values = yaml.load(file.read_bytes(), fast) if file.parent == FOLDER else read_yaml(file)
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"recipe {file} is not valid YAML: {error}") from error
     if not isinstance(values, dict):

@@ -10,6 +10,7 @@ from command_line import run
 from xret.heads.recipes import names
 from xret.heads.recipes.names import recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe
+from xret.pipeline.documents import read_yaml
 
 
 def test_the_list_groups_variants_below_their_system():
@@ -72,11 +73,21 @@ def test_a_recipe_that_is_not_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"), [("a: [", "is not valid YAML"), ("- 1", "must be a mapping"), ("name: 2024-13-45", "month")]
+    ("text", "fault"),
+    [
+        ("a: [", "is not valid YAML"),
+        ("- 1", "must be a mapping"),
+        ("base: vsepp\nmodel: {dim: 8}\nmodel: {residual: false}", "line 3, column 1: the key 'model' stands twice"),
+    ],
 )
 def test_a_file_that_is_no_recipe(tmp_path, text, fault):
     (tmp_path / "mine.yaml").write_text(text)
     assert fault in faults(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize("file", sorted(names.FOLDER.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_bundled_file_names_no_key_twice(file):
+    assert read_yaml(file)["name"] == file.stem
 
 
 def test_recipes_that_are_based_on_each_other(tmp_path):

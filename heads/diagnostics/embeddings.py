@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..evaluation.number_table import NumberTable, Rows
 from ..evaluation.scoring import Scored
+from ..modules.adapters import WordsAdapter
 from ..modules.aggregators.gpo import GPO
 from ..modules.embedding import Embedding, Sequence, each, shape_of
 from ..modules.similarity.attention import CrossAttention
@@ -136,10 +137,11 @@ def coefficient_tables(seen: Scored) -> dict[str, NumberTable]:
 def gpo_coefficients(branch: nn.Module, length: Tensor) -> dict[str, dict[int, tuple[int, list[float]]]]:
     """Return by GPO of a branch, and by each of the lengths ``[B]``: its samples, and the coefficients of their ranks.
 
-    Where every dimension has coefficients of its own, the mean over dimensions. A GPO whose coefficients depend on the
-    sample is left out.
+    Where a caption is read with its ends, they count as rows. Where every dimension has coefficients of its own, the
+    mean over dimensions. A GPO whose coefficients depend on the sample is left out.
     """
-    lengths, samples = length.clamp(min=1).unique(return_counts=True)
+    ends = any(isinstance(part, WordsAdapter) and part.ends for part in branch.modules())
+    lengths, samples = (length.clamp(min=1) + 2 * ends).unique(return_counts=True)
     found = {}
     for name, part in branch.named_modules():
         if isinstance(part, GPO) and not part.feature_input:

@@ -120,6 +120,12 @@ def test_a_gaussian_has_the_coefficients_of_mean_and_variance(trained):
     assert "coefficients of image aggregator.log_variance" in found
 
 
+@pytest.mark.parametrize(("ends", "rows"), [("false", [3, 5, 7]), ("true", [5, 7, 9])])
+def test_the_ends_of_captions_are_rows(trained, ends, rows):
+    found = diagnose(trained("vse-infty", f"adapter.words.ends={ends}"), device="cpu").tables
+    assert [row[0] for row in found["coefficients of text aggregator"].rows] == [f"{number} rows" for number in rows]
+
+
 def test_long_coefficients_are_shown_at_ten_ranks_of_the_most_frequent_lengths():
     branch, nothing = AGGREGATORS["gpo"](4, 4), torch.nn.Identity()
     sides = [

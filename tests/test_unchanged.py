@@ -52,14 +52,11 @@ def test_training(folder, store, system):
         assert [line["rsum"] for line in found] == pytest.approx([line["rsum"] for line in before], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("commands", "kills"),
-    [("extract", 3), pytest.param("extract,import,train,finetune,ablate", 40, marks=[pytest.mark.slow])],
-)
+@pytest.mark.parametrize("how", ["--small", pytest.param("--kills=40", marks=[pytest.mark.slow])])
 @pytest.mark.timeout(1800)
-def test_killed_at_random_moments_and_resumed_equals_uninterrupted(commands, kills):
+def test_killed_at_random_moments_and_resumed_equals_uninterrupted(how):
     tests = Path(__file__).parent
-    words = [sys.executable, str(tests / "benchmarks" / "kills.py"), f"--only={commands}", f"--kills={kills}"]
+    words = [sys.executable, str(tests / "benchmarks" / "kills.py"), how]
     paths = os.pathsep.join([str(tests / "support"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment)

@@ -152,10 +152,10 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="extract,train,ablate", help=f"of {', '.join(CASES)}; separated by commas")
     parser.add_argument("--loud", action="store_true", help="let the commands print")
-    parser.add_argument("--small", action="store_true", help="one kill of one command, which says nothing")
+    parser.add_argument("--small", action="store_true", help="three kills of one command")
     asked = parser.parse_args()
     if asked.small:
-        asked.kills, asked.only = 1, "extract"
+        asked.kills, asked.only = 3, "extract"
     torch.set_num_threads(1)
     names, dice = asked.only.split(","), random.Random(asked.seed)
     with tempfile.TemporaryDirectory() as folder:

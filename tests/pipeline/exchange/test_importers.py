@@ -3,7 +3,6 @@
 import hashlib
 import json
 import pickle
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -194,12 +193,9 @@ def test_splits_are_written_when_asked_for(world):
     assert summary.sets[0].samples == 26
 
 
-def bring_after_another(another, one):
-    """Import with small chunks, after all that a first import loads."""
-    bring(*another)
+def bring_in_small_chunks(*source):
     create.CHUNK_BYTES = 1 << 19
-    tracemalloc.reset_peak()
-    bring(*one)
+    bring(*source)
 
 
 @pytest.mark.parametrize("format_", ["butd-tsv", "scan", "hdf5"])
@@ -209,5 +205,5 @@ def test_memory_is_that_of_a_chunk_not_of_the_source(tmp_path, format_):
         image["regions_of_test"]["local"] = np.full((4, 8192), image["imgid"] + 1, dtype=np.float32)
     source = {"butd-tsv": world.tsv, "scan": world.scan, "hdf5": world.hdf5}[format_]()
     small = World(tmp_path / "small")
-    peak = peak_of(bring_after_another, (small, small.tsv(), "butd-tsv"), (world, source, format_))
+    peak = peak_of(bring_in_small_chunks, (small, small.tsv(), "butd-tsv"), (world, source, format_))
     assert peak < 122 * 4 * 8192 * 4 / 2  # of the source's 16 MB

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,7 @@ def read_grid(name: str) -> dict[str, Any]:
     return grids[name]
 
 
+@lru_cache(1)
 def _grids() -> dict[str, dict[str, Any]]:
     """Return every grid: that of ``table4`` in ``setdiv.yaml`` is named ``setdiv-table4``."""
     files = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in FOLDER.glob("*.yaml")}

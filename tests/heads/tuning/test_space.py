@@ -56,10 +56,11 @@ def test_a_bundled_space_has_keys_of_its_system(system):
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_the_first_trial_of_every_recipe_is_the_recipe_but_for_no_decay(name):
-    recipe = load_recipe(name)
+    small = {"model.dim": 8}
+    recipe = load_recipe(name, small)
     image = FeatureFacts(recipe.data.image_kind or "grid", 16, 16)
     text = TOKENS if recipe.data.text_kind == "tokens" or recipe.augment.mix else WORDS
-    space, first = make_space(name, image, text, {}, {})
+    space, first = make_space(name, image, text, {}, small)
     values = flat(recipe.to_dict())
     different = {key for key in space if first.get(key) != values[key]}
     assert different <= {"optimizer.weight_decay"}

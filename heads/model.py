@@ -1,6 +1,6 @@
 """The head: two branches, adapter and aggregator each, and the similarity that compares what they give."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,6 +55,17 @@ def block_of(side: str, facts: FeatureFacts) -> str:
 def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
     """Return the facts of each set."""
     return facts if isinstance(facts, tuple) else (facts,)
+
+
+def adapters_in_use(image: Facts, text: Facts) -> set[str]:
+    """Return the kinds whose blocks of ``adapter`` count for features with these facts."""
+    return {block_of(side, one) for side, facts in (("image", image), ("text", text)) for one in facts_of_each(facts)}
+
+
+def without_effect(keys: Iterable[str], image: Facts, text: Facts) -> list[str]:
+    """Return which of a recipe's keys are of adapters that features with these facts do not use."""
+    kinds = adapters_in_use(image, text)
+    return [key for key in keys if key.startswith("adapter.") and key.split(".")[1] not in kinds]
 
 
 class Branch(nn.Module):

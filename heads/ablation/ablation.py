@@ -28,6 +28,7 @@ from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untra
 from ..evaluation.hubness import require_bank
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
+from ..model import feature_facts, without_effect
 from ..recipes.blocks import Recipe
 from ..recipes.schema import difference
 from ..runs.features import Sets
@@ -268,6 +269,10 @@ def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:
     if faults:
         several = {text: f"{' and '.join(of)}: " if len(of) < len(plan.variants) else "" for text, of in faults.items()}
         raise RecipeError("; ".join(f"{of}{text}" for text, of in several.items()))
+    keys = dict.fromkeys(key for variant in plan.variants for key in variant.values)
+    idle = [without_effect(keys, *map(feature_facts, sets)) for sets in found.values()]
+    for key in (key for key in keys if all(key in one for one in idle)):
+        logger.warning(f"{key} changes nothing: no feature set in use is of its kind")
     if plan.views and all(sets[0].views == 1 for sets in found.values()):
         raise RunError(f"{cache.url} has one view of each image; extract it with --views, or leave --views out")
     return found

@@ -36,8 +36,8 @@ def part_of(registry: Registry[P], name: str, sources: Sources) -> type[P]:
         raise RecipeError(f"{found.__file__} has no class '{kind}'{nearest(kind, classes)}")
     if not issubclass(part, registry.base):
         raise RecipeError(
-            f"{found.__file__}: {kind} must derive from {registry.public}.{registry.base.__name__} to be a "
-            f"{registry.role}"
+            f"{found.__file__}: {kind} is no {registry.role}: it must derive from {registry.public}."
+            f"{registry.base.__name__}"
         )
     return part
 

@@ -24,7 +24,7 @@ from ...pipeline.reading.split import AS_A_WHOLE
 from ...pipeline.store import OK, FeatureCache, ImageSet
 from ...pipeline.wording import counted
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
-from ..model import Model, build_losses, build_model, term_of
+from ..model import Model, build_losses, build_model, term_of, without_effect
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
@@ -103,7 +103,7 @@ def train(
     with run.locked(created), enough_memory(target, recipe):
         if not trainer.resume(run):
             if title == "":
-                introduce(recipe, split, val_split)
+                introduce(info, split, val_split)
             if base is None:
                 look_at_data(model, split)
             else:
@@ -228,16 +228,19 @@ def checked_seed(seed: int) -> int:
     return int(seed)
 
 
-def introduce(recipe: Recipe, split: Batches, val: Batches) -> None:
-    """Log what differs from the bundled recipe of this name, and whether the splits are too small."""
+def introduce(info: RunInfo, split: Batches, val: Batches) -> None:
+    """Log what differs from the bundled recipe of this name, what of it does nothing, and what is too small."""
+    recipe = info.recipe
     if recipe.name in recipe_names():
         bundled = flat(load_recipe(recipe.name).to_dict())
-        changed = [
-            f"{key}={value}"
+        changed = {
+            key: f"{key}={value}"
             for key, value in flat(recipe.to_dict()).items()
             if bundled.get(key) != value and not key.startswith("code.")
-        ]
-        _log.info(f"{recipe.name}{' with ' if changed else ''}{', '.join(changed)}")
+        }
+        _log.info(f"{recipe.name}{' with ' if changed else ''}{', '.join(changed.values())}")
+        for key in without_effect(changed, info.image_facts, info.text_facts):
+            _log.warning(f"{key} changes nothing: no feature set in use is of its kind")
     if val.images < FEW:
         _log.info(f"val: {too_few(val.images)} to tell which epoch is best.")
     unit, size = recipe.data.unit, recipe.data.batch_size

@@ -13,7 +13,7 @@ import yaml
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ...pipeline.errors import RecipeError, nearest
-from ..model import Facts, block_of, facts_of_each
+from ..model import Facts, adapters_in_use
 from ..modules.losses import LOSSES
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import NOT_LEARNT, PARTS, changed, faults_of, load_recipe, refused
@@ -45,7 +45,7 @@ def make_space(
     lacking = {f"loss.{term}.weight": 0.0 for term in LOSSES if term not in base.terms}  # may be varied all the same
     base = changed(base, {key: 1 for key in lacking if key in own})
     values = flat(base.to_dict()) | (lacking if own.keys() & lacking else {})
-    kinds = {block_of(side, one) for side, facts in (("image", image), ("text", text)) for one in facts_of_each(facts)}
+    kinds = adapters_in_use(image, text)
     usable = [key for key in values if not _unusable(key, kinds)]
     swapped = tuple(f"{part}." for part in PARTS if f"{part}.name" in own)  # another part may lack these keys
     texts = bundled(base.name, [key for key in usable if key not in fixed and not key.startswith(swapped)])

@@ -257,6 +257,14 @@ def test_two_at_work_in_a_folder(stores, tmp_path, monkeypatch):
     assert len(ablated(stores(), plan_of(), tmp_path / "out")) == 2
 
 
+def test_what_is_varied_of_features_that_are_not_there_is_said(stores, tmp_path, caplog):
+    vary = {"adapter.grid.dropout,adapter.roi.dropout": [0.1]}
+    ablated(stores(), plan_of(vary), tmp_path / "out")
+    assert [text for text in caplog.messages if "changes nothing" in text] == [
+        "adapter.roi.dropout changes nothing: no feature set in use is of its kind"
+    ]
+
+
 def test_what_does_not_fit_the_store_is_refused_for_all_cells_at_once(stores, tmp_path):
     out = tmp_path / "out"
     vary = {"aggregator.text": ["global", "average", "max"], **MARGIN}

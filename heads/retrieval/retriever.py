@@ -215,16 +215,19 @@ class Retriever:
         """
         query = self._query(query, k)
         compare, answers = self.comparison(query.answers), query.answers
-        if self._index is None:
+        if (index := self.index_of(answers)) is None:
             found = compare(query.embedding, self.searched.of(answers))[0]
             if not query.alike and (bias := self.bias(answers)) is not None:
                 found = found + bias.to(found)
             return self.searched.best(answers, found, k)
-        if answers not in self._opened:
-            self._opened[answers] = open_index(self._index, answers, self)
-        index = self._opened[answers]
         rows, scores = index.search(query.embedding, k, compare)
         return self.gallery.hits(answers, rows, scores, index.items[rows])
+
+    def index_of(self, answers: Modality) -> Index | None:
+        """Return the index that looks up a modality; None where none was given. RunError as `search`."""
+        if self._index is not None and answers not in self._opened:
+            self._opened[answers] = open_index(self._index, answers, self)
+        return self._opened.get(answers)
 
     def search_elements(self, query: Picture | Query, k: int = 10) -> list[list[Hit]]:
         """Return for each element of the query's set the answers that have the element nearest to it.

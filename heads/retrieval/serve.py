@@ -24,7 +24,7 @@ Answers = tuple[list[tuple[Image.Image, str]], list[dict[str, Any]]]  # pictures
 def make_page(retriever: Retriever) -> Any:
     """Return the page, a `gradio.Blocks`, with the endpoints ``/search_text`` and ``/search_picture``.
 
-    Gallery and model are loaded here, so that no query waits for them.
+    Model and gallery, or the index in its place, are loaded here, so that no query waits for them.
     """
     run, searched, what = retriever.run, retriever.searched, "pictures"
     row_of = {id_: row for row, id_ in enumerate(searched.names("images")[0])}
@@ -32,7 +32,8 @@ def make_page(retriever: Retriever) -> Any:
     if isinstance(searched, Gallery):
         what = f"images and {len(searched.texts):,} captions of {searched.dataset}, split {searched.split}"
         image_of = dict(zip(searched.caption_ids, searched.caption_image.tolist(), strict=True))
-    searched.of("images")
+    if retriever.index_of("images") is None:
+        searched.of("images")
     try:
         searched.picture(0)
     except XretError as error:

@@ -17,6 +17,7 @@ from PIL import Image
 from small_runs import make_pictures, make_run, make_store
 
 from xret.cli import main
+from xret.heads.retrieval.index import index_run
 from xret.heads.retrieval.retriever import Retriever
 
 http = pytest.importorskip("httpx").Client(timeout=120, headers={"Connection": "close"})
@@ -47,6 +48,16 @@ def served(request, tmp_path_factory):
         server.send_signal(signal.SIGTERM)
         assert server.wait(120) == 0
     assert not list((folder / "tmp").iterdir())  # nothing is left of what clients sent
+
+
+def test_an_index_of_something_else_is_refused_before_anybody_asks(made, tmp_path):
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    index_run(Retriever(made.run(), device="cpu"), tmp_path / "index")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ("--index", tmp_path / "index", "--split", "val", "--port", taken.getsockname()[1])
+        with start(made.run(), *words) as server:
+            _, said = server.communicate(timeout=120)
+    assert (server.returncode, "is an index of something else (split and" in said) == (1, True)
 
 
 def ask(address, name, *data):

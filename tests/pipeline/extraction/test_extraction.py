@@ -363,23 +363,13 @@ def test_failures_of_a_split_stay_when_another_ones_join_them(manifest, tmp_path
     assert features.chunks_of("train")[-1] == features.chunks_of("val")[0]
 
 
-def test_what_is_damaged_is_repaired_alone(manifest, store):
-    before, images = files(store), FeatureCache.open(store).image_set()
-    name = f"{images.path}/local/c.2.0.0"
-    with Path(store, name).open("r+b") as opened:
-        opened.write(b"\xff")
-    assert not verify(store).ok
-    summary = extract(manifest, store, replace(SMALL, repair=True))
-    assert summary.sets[0].chunks == 1
-    assert files(store) == before
-
-
-def test_a_damaged_mark_is_named_and_repaired(manifest, store):
+@pytest.mark.parametrize(("array", "chunk", "file"), [("local", 2, "c.2.0.0"), ("status", 1, "c.1")])
+def test_what_is_damaged_is_named_and_repaired_alone(manifest, store, array, chunk, file):
     before, path = files(store), FeatureCache.open(store).image_set().path
-    with Path(store, path, "status", "c.1").open("r+b") as opened:
+    with Path(store, path, array, file).open("r+b") as opened:
         opened.write(b"\x07")
     (damage,) = verify(store).damaged
-    assert (damage.array, damage.chunk) == (f"{path}/status", 1)
+    assert (damage.array, damage.chunk) == (f"{path}/{array}", chunk)
     summary = extract(manifest, store, replace(SMALL, repair=True))
     assert (summary.sets[0].chunks, summary.sets[0].chunks_before) == (1, 3)
     assert files(store) == before

@@ -37,7 +37,7 @@ def try_aggregator(part: type[Any], dim: int, given: Mapping[str, Any]) -> Aggre
             f" and gave a {given_shape}"
         )
     _require_finite(place, embedding)
-    _require_padding(place, embedding, _called(made, _refilled(inputs[0]), *inputs[1:]).embedding)
+    _require_own(place, embedding, _called(made, *map(_second, (_refilled(inputs[0]), *inputs[1:]))).embedding)
     return found
 
 
@@ -62,17 +62,24 @@ def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str
             raise ValueError(f"{place}.forward must give rows [B, N, local_dim], and gave {list(rows.shape)}")
         _require_finite(place, global_)
         if inputs[0] is not None:
-            _require_padding(place, global_, _called(made, length, _refilled(inputs[0]), *inputs[1:]).global_)
+            others = (value if value is None else _second(value) for value in inputs[1:])
+            _require_own(place, global_, _called(made, _second(length), _second(_refilled(inputs[0])), *others).global_)
 
 
 def try_similarity(part: type[Any], given: Mapping[str, Any], images: Embedding, captions: Embedding) -> None:
-    """Compare two images with three captions; ValueError where that gives no finite `[2, 3]`."""
-    place = _place(part)
-    scores = _called(_made(part, (), given), images, each(lambda values: values[[0, 1, 0]], captions))
+    """Compare two images with three captions; ValueError where that gives no finite `[2, 3]`, each pair by itself.
+
+    The embeddings are drawn in the shapes of those given.
+    """
+    place, made = _place(part), _made(part, (), given)
+    images, captions = (each(_drawn, side) for side in (images, captions))
+    scores = _called(made, images, each(lambda values: values[[0, 1, 0]], captions))
     if not isinstance(scores, Tensor) or scores.shape != (2, 3):
         gave = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"{place}.forward must give [images, captions], here [2, 3], and gave {gave}")
     _require_finite(place, scores)
+    if not _close(_called(made, each(_second, images), each(_second, captions)), scores[1:, 1:2]):
+        raise ValueError(f"{place}.forward must score each image with each caption whatever others it is given")
 
 
 def try_loss(part: type[Any], given: Mapping[str, Any], samples: Sequence[Any]) -> None:
@@ -116,11 +123,25 @@ def _require_finite(place: str, embedding: Embedding) -> None:
         raise ValueError(f"{place}.forward gives values that are not finite on a trial batch")
 
 
-def _require_padding(place: str, embedding: Embedding, other: Embedding) -> None:
+def _require_own(place: str, embedding: Embedding, alone: Embedding) -> None:
+    """Raise ValueError where the second sample `alone`, with other values on its padding, is embedded otherwise."""
     if isinstance(embedding, Rows):  # what stands after its lengths means nothing
         return
-    for one, two in zip(*([e] if isinstance(e, Tensor) else list(e) for e in (embedding, other)), strict=True):
-        if not torch.allclose(one, two, rtol=1e-3, atol=1e-4):
+    for one, two in zip(*([e] if isinstance(e, Tensor) else list(e) for e in (embedding, alone)), strict=True):
+        if not _close(one[1:], two):
             raise ValueError(
-                f"{place}.forward reads padding: only the first length[b] rows of sample b count (xret.nn.valid_rows)"
+                f"{place}.forward reads padding or other samples: the embedding of sample b is made of its first "
+                "length[b] rows alone (xret.nn.valid_rows)"
             )
+
+
+def _drawn(values: Tensor) -> Tensor:
+    return torch.randn_like(values) if values.is_floating_point() else values
+
+
+def _second(values: Tensor) -> Tensor:
+    return values[1:2]
+
+
+def _close(one: Tensor, two: Tensor) -> bool:
+    return one.shape == two.shape and torch.allclose(one, two, rtol=1e-3, atol=1e-4)

@@ -173,6 +173,19 @@ WRONG = {
     "no Aggregated": (made("A", "Aggregator", [FORWARD, "    return global_"]), "must return xret.nn.Aggregated"),
     "a set called a vector": (made("A", "Aggregator", [FORWARD, "    return Aggregated(local)"]), "must give a vector"),
     "padding": (made("A", "Aggregator", [FORWARD, "    return Aggregated(local.mean(1))"]), "reads padding"),
+    "other samples": (
+        made("A", "Aggregator", [FORWARD, "    return Aggregated(global_ - global_.mean(0))"]),
+        "reads padding or other samples",
+    ),
+    "other captions": (
+        made(
+            "S",
+            "Similarity",
+            ["def forward(self, a, b):", "    return (x := a @ b.T) - x.mean(1, keepdim=True)"],
+            "similarity=wrong:S",
+        ),
+        "must score each image with each caption whatever others it is given",
+    ),
     "NaN": (made("A", "Aggregator", [FORWARD, "    return Aggregated(global_ / 0 * 0)"]), "not finite"),
     "an error": (made("A", "Aggregator", [FORWARD, "    return 1 / 0"]), "fails on a trial batch .*ZeroDivisionError"),
     "no type": (made("A", "Aggregator", ["def __init__(self, a, b, k=3): ..."]), "parameter 'k' needs a type"),

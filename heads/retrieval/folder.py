@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .retriever import Retriever
 
 SAVED_AFTER = 128  # batches of new pictures, after which all embeddings are saved
+FILES = "files"  # the stamps by name, beside the embeddings: a header would hold those of a million pictures at most
 log = logging.getLogger("xret")
 
 Stamp = tuple[int, int, int]  # size, and times of modification and change in nanoseconds, of a file
@@ -166,9 +167,10 @@ class PictureFolder(Searched):
         self._parts = [concatenate(self._parts)]
         known = json.dumps({name: stamps[name] for name in self._names})
         tensors = {name: tensor.contiguous() for name, tensor in tensors_of(self._parts[0]).items()}
+        tensors[FILES] = torch.frombuffer(bytearray(known, "ascii"), dtype=torch.uint8)
         try:
             with making_file(self._file, OutputError) as partial:
-                save_file(tensors, partial, {"files": known})
+                save_file(tensors, partial)
         except OutputError as error:
             log.warning("the embeddings of the pictures are not kept: %s", error)
 
@@ -181,8 +183,8 @@ def _load(file: Path) -> tuple[dict[str, Stamp], Embedding | None]:
     """Return the stamps of the pictures whose embeddings a file holds, and these; none where it is damaged."""
     try:
         with safe_open(file, "pt") as opened:
-            embedding = embedding_of({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
-            known = json.loads(opened.metadata()["files"])
-        return {name: tuple(stamp) for name, stamp in known.items()}, embedding
-    except (OSError, SafetensorError, LookupError, TypeError, ValueError):
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        known = json.loads(bytes(tensors[FILES].numpy()))
+        return {name: tuple(stamp) for name, stamp in known.items()}, embedding_of(tensors)
+    except (OSError, SafetensorError, LookupError, ValueError):
         return {}, None

@@ -130,6 +130,13 @@ def test_a_damaged_file_of_embeddings_is_made_again(run, photos, encoded, damage
     assert sum(encoded) == 7
 
 
+def test_the_names_of_pictures_do_not_fill_the_header(run, photos):
+    search(run, photos)
+    (file,) = (run / EMBEDDINGS).iterdir()
+    size = int.from_bytes(file.read_bytes()[:8], "little")  # safetensors takes a hundred million
+    assert b".png" not in file.read_bytes()[: 8 + size]
+
+
 def test_a_run_that_cannot_be_written_searches_all_the_same(run, photos, caplog):
     (run / EMBEDDINGS).touch()
     assert len(search(run, photos)) == 7

@@ -5,7 +5,6 @@ import shutil
 import sys
 
 import pytest
-import sentence_transformers
 import torch
 import transformers
 from encoder_contract import close, image_encoder, refused, text_encoder
@@ -87,11 +86,16 @@ def test_another_layer_gives_its_states(checkpoint, family):
     refused("has no layer 5; choose one from 0 to 2", load, checkpoint(family), layer=5)
 
 
+def by_the_library(folder, texts):
+    import sentence_transformers  # which takes seconds
+
+    return sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts)
+
+
 def check_sentences(folder, tmp_path):
     """Assert that a folder gives what sentence-transformers makes of it, and what is saved of it likewise."""
     encoder = load(folder)
-    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
-    close(encoder.encode(encoder.tokenize(TEXTS))[1], expected)
+    close(encoder.encode(encoder.tokenize(TEXTS))[1], by_the_library(folder, TEXTS))
     encoder.save(tmp_path / "saved")
     assert load(tmp_path / "saved").identity == encoder.identity
     return encoder
@@ -140,8 +144,7 @@ def test_a_folder_that_changes_its_texts_or_has_other_modules_is_refused(tmp_pat
     change(folder / "config_sentence_transformers.json", **about)
     refused(r"see 'two ' before every text; give --prompt 'two \{\}', another prompt, or", load, folder)
     encoder = load(folder, prompt="two {}")
-    expected = sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(TEXTS[:1])
-    close(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], expected)
+    close(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1]))
     change(folder / "sentence_bert_config.json", do_lower_case=True)
     refused("want texts in lower case, which xret does not run", load, folder, prompt="{}")
     change(folder / "sentence_bert_config.json", do_lower_case=False)

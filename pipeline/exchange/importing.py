@@ -23,7 +23,7 @@ from ..extraction.summary import Extraction, SetSummary
 from ..progress import Progress
 from ..store import FAILED, OK, CaptionSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set, require_dtype
-from ..store.inspect import broken_chunks
+from ..store.inspect import damaged_chunks
 from ..store.store import open_for_writing, require_place
 from ..wording import counted, printable, some_of
 from .importers.arrays import ArrayTable
@@ -209,8 +209,9 @@ def _fill(
     """
     wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
     if options.repair:
-        for chunk in wanted.intersection(broken_chunks(features)):
+        for chunk in wanted.intersection(damaged_chunks(features)):
             features.forget(chunk)
+        features.reopened().retry(splits)
         features = features.reopened()
     missing, left = features.missing(splits), features.rows_left(splits)
     samples, began, seconds = 0, time.monotonic(), {"read": 0.0, "encode": 0.0, "write": 0.0}

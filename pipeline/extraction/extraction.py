@@ -26,7 +26,7 @@ from ..progress import Progress
 from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set
 from ..store.folder import Folder
-from ..store.inspect import broken_chunks
+from ..store.inspect import damaged_chunks
 from ..store.store import is_store_of, open_for_writing, require_place
 from ..wording import counted, printable, some_of
 from .options import Options, choose_splits, recorded_options
@@ -206,7 +206,7 @@ def _fill(
     is_images = isinstance(features, ImageSet)
     wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
     if options.repair:
-        sets = _without_damage(sets, wanted, samples, manifest, options)
+        sets = _without_damage(sets, wanted, samples, manifest, options, splits)
     chunks = [one.missing(splits) for one, _ in sets]
     missing = sorted({chunk for of_set in chunks for chunk in of_set})
     lacking = [one for one, of_set in zip(sets, chunks, strict=True) if of_set]
@@ -279,16 +279,22 @@ def _fill(
 
 
 def _without_damage(
-    sets: Sequence[tuple[Any, Any]], wanted: set[int], samples: Samples, manifest: Manifest, options: Options
+    sets: Sequence[tuple[Any, Any]],
+    wanted: set[int],
+    samples: Samples,
+    manifest: Manifest,
+    options: Options,
+    splits: list[str],
 ) -> list[tuple[Any, Any]]:
-    """Delete the chunks that are damaged or hold samples that failed; return the sets as they are then."""
-    broken = [[chunk for chunk in broken_chunks(features) if chunk in wanted] for features, _ in sets]
-    for (features, _), chunks in zip(sets, broken, strict=True):
+    """Delete the chunks that are damaged, and let samples that failed be not done; return the sets as they are then."""
+    damaged = [[chunk for chunk in damaged_chunks(features) if chunk in wanted] for features, _ in sets]
+    for (features, _), chunks in zip(sets, damaged, strict=True):
         if isinstance(features, ImageSet):
             _require_pictures(samples, manifest, options, _good_rows(features, chunks), repair=True)
-    for (features, _), chunks in zip(sets, broken, strict=True):
+    for (features, _), chunks in zip(sets, damaged, strict=True):
         for chunk in chunks:
             features.forget(chunk)
+        features.reopened().retry(splits)
     return [(features.reopened(), encoder) for features, encoder in sets]
 
 
@@ -325,10 +331,7 @@ def summary_of(features: FeatureSet, splits: Sequence[str], **done: Any) -> SetS
         if not (features.status[features.rows_of(split)] == FAILED).all():
             continue
         _, example = next(iter(features.failures))
-        for chunk in features.chunks_of(split):
-            first, last = features.rows_in(chunk)
-            if not (features.status[first:last] == OK).any():
-                features.forget(chunk)
+        features.retry([split])
         raise CacheError(
             f"no {features.modality[:-1]} of split '{split}' could be read; for example {example}; fix that, or choose"
             " other --splits"

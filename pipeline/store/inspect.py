@@ -161,14 +161,9 @@ def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
     return damaged
 
 
-def broken_chunks(features: FeatureSet) -> list[int]:
-    """Return the chunks that are done, and damaged or with samples that failed."""
-    broken = []
-    for chunk in features.marked():
-        failed = features.cache.folder.exists(f"{features.path}/status/failed.{chunk}.jsonl")
-        if failed or damaged_arrays(features, chunk):
-            broken.append(chunk)
-    return broken
+def damaged_chunks(features: FeatureSet) -> list[int]:
+    """Return the chunks that are done and damaged."""
+    return [chunk for chunk in features.marked() if damaged_arrays(features, chunk)]
 
 
 def _is_finite(values: np.ndarray, name: str, arrays: dict[str, Any], features: FeatureSet) -> bool:

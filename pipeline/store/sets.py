@@ -93,8 +93,11 @@ class FeatureSet:
 
     def rows_left(self, splits: Iterable[str]) -> np.ndarray:
         """Return the rows of these splits that are not done, int64."""
+        return self._rows_with(NOT_DONE, splits)
+
+    def _rows_with(self, status: int, splits: Iterable[str]) -> np.ndarray:
         rows = np.concatenate([np.arange(self.samples)[self.rows_of(split)] for split in splits])
-        return np.asarray(rows[self.status[rows] == NOT_DONE])
+        return np.asarray(rows[self.status[rows] == status])
 
     def missing(self, splits: Iterable[str]) -> list[int]:
         """Return the chunks that hold rows of these splits that are not done."""
@@ -226,6 +229,17 @@ class FeatureSet:
         data = rows.reshape(-1).view(np.uint8)
         checksum = google_crc32c.value(data).to_bytes(4, "little")
         self.cache.folder.write_parts(f"{self.path}/{name}/{chunk_file(array, chunk)}", data, checksum)
+
+    def retry(self, splits: Iterable[str]) -> None:
+        """Mark the samples of these splits that failed as not done; what else their chunks hold stays."""
+        rows, status, folder = self._rows_with(FAILED, splits), self.status.copy(), self.cache.folder
+        status[rows] = NOT_DONE
+        for chunk in np.unique(rows // self.chunk_rows).tolist():
+            first, last = self.rows_in(chunk)
+            self._write("status", chunk, status[first:last])
+            folder.sync([f"{self.path}/status"])
+            if not (status[first:last] == FAILED).any():
+                folder.remove(f"{self.path}/status/failed.{chunk}.jsonl")
 
     def forget(self, chunk: int) -> None:
         """Delete a chunk, its mark first."""

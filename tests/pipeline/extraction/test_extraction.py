@@ -347,9 +347,14 @@ def test_a_broken_picture_stops_or_is_recorded_and_repaired(manifest, tmp_path):
     assert (images.samples, images.failed) == (0, 1)
     (manifest.images / "4.jpg").write_bytes(good)
     (images,) = extract(manifest, url, replace(IMAGES, repair=True)).sets
-    assert (images.failed, images.chunks) == (0, 1)
+    assert (images.failed, images.chunks, images.samples) == (0, 1, 1)
     extract(manifest, tmp_path / "whole.zarr", IMAGES)
-    assert files(url) == files(tmp_path / "whole.zarr")
+    repaired, whole = (FeatureCache.open(one).image_set() for one in (url, tmp_path / "whole.zarr"))
+    for name in ("local", "global", "length", "size", "digest"):
+        one, other = (features.array(name, np.arange(32)) for features in (repaired, whole))
+        assert np.allclose(one[4], other[4], rtol=2e-3, atol=1e-3)  # it was alone in its batch
+        assert np.array_equal(np.delete(one, 4, 0), np.delete(other, 4, 0))
+    assert verify(str(url)).ok and files(url).keys() == files(tmp_path / "whole.zarr").keys()
 
 
 def test_failures_of_a_split_stay_when_another_ones_join_them(manifest, tmp_path):
@@ -361,6 +366,19 @@ def test_failures_of_a_split_stay_when_another_ones_join_them(manifest, tmp_path
     features = FeatureCache.open(tmp_path / "s.zarr").image_set()
     assert dict(features.failures).keys() == {"17", "21"} and len(images.reasons) == images.failed == 2
     assert features.chunks_of("train")[-1] == features.chunks_of("val")[0]
+
+
+def test_a_repair_of_a_split_keeps_the_others_and_their_failures(manifest, tmp_path):
+    good = {number: (manifest.images / f"{number}.jpg").read_bytes() for number in (17, 21)}  # of train and of val
+    for number in good:
+        (manifest.images / f"{number}.jpg").write_bytes(b"no picture")
+    extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip"))
+    for number, data in good.items():
+        (manifest.images / f"{number}.jpg").write_bytes(data)
+    (images,) = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, repair=True, splits=("val",))).sets
+    features = FeatureCache.open(tmp_path / "s.zarr").image_set()
+    assert images.samples == 1 and dict(features.failures).keys() == {"17"}
+    assert all(features.complete(split) for split in ("train", "val", "test"))
 
 
 @pytest.mark.parametrize(("array", "chunk", "file"), [("local", 2, "c.2.0.0"), ("status", 1, "c.1")])
@@ -404,8 +422,8 @@ def test_a_split_of_which_nothing_can_be_read_is_refused_and_tried_again(manifes
         extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip"))
     for number, data in good.items():
         (manifest.images / f"{number}.jpg").write_bytes(data)
-    (images,) = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, repair=True)).sets
-    assert images.failed == 0
+    (images,) = extract(manifest, tmp_path / "s.zarr", IMAGES).sets
+    assert (images.failed, images.samples) == (0, len(good))
 
 
 def test_a_value_beyond_the_dtype_names_the_picture(manifest, tmp_path):

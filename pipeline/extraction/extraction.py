@@ -20,6 +20,7 @@ import numpy as np
 from ..data.manifest import Manifest
 from ..data.samples import Samples, read_samples, tokenize
 from ..data.sources import FOLDER, missing_from
+from ..encoders.registry import is_own
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, ManifestError
 from ..progress import Progress
@@ -97,6 +98,8 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
 
 def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extraction | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
+    if options.visual is not None and is_own(options.visual.name):
+        return None  # its identity is in its code, which may be another one now
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
     for modality, own in (("images", options.visual), ("captions", options.text)):

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import own_encoder
 import pytest
 import torch
 import torchvision
@@ -238,6 +239,22 @@ def test_other_weights_in_the_same_file_are_another_set(manifest, tmp_path):
         with torch.no_grad():
             network.conv1.weight.mul_(2)
     assert len(FeatureCache.open(tmp_path / "s.zarr").set_names("images")) == 2
+
+
+def test_a_users_class_with_another_identity_is_another_set(manifest, tmp_path, monkeypatch):
+    own = build_options(visual="own_encoder:Quarters", image_size=60, text=None)
+    (first,) = extract(manifest, tmp_path / "s.zarr", own).sets
+    (again,) = extract(manifest, tmp_path / "s.zarr", own).sets
+    assert (again.name, again.samples) == (first.name, 0)
+
+    class Another(own_encoder.Quarters):
+        def __init__(self, *how):
+            super().__init__(*how)
+            self.identity = {**self.identity, "layer": "another"}
+
+    monkeypatch.setattr(own_encoder, "Quarters", Another)
+    (second,) = extract(manifest, tmp_path / "s.zarr", own).sets
+    assert second.name != first.name and second.samples == 32
 
 
 def test_splits_are_computed_when_asked_for_and_need_no_others_pictures(manifest, tmp_path):

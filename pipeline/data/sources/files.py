@@ -70,7 +70,9 @@ def expand(pattern: str) -> list[str]:
     for number, text in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         span = re.fullmatch(r"(\d{1,9})\.\.(\d{1,9})", text) if number % 2 else None
         if span:
-            parts.append([f"{one:0{len(span[1])}d}" for one in range(int(span[1]), int(span[2]) + 1)])
+            first, last = int(span[1]), int(span[2])
+            numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+            parts.append([f"{one:0{len(span[1])}d}" for one in numbers])
         else:
             parts.append(text.split(",") if number % 2 else [text])
     return ["".join(chosen) for chosen in itertools.product(*parts)]

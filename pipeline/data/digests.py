@@ -1,6 +1,7 @@
 """Digests of content tell pictures and captions apart, whatever their names and places."""
 
 import hashlib
+import os
 from pathlib import Path
 
 from ..errors import SampleError
@@ -21,6 +22,6 @@ def digest_of(picture: PictureFile | Path) -> bytes:
         return digest(picture.getvalue())
     try:
         frames = frame_names(picture)
-        return digest(b"".join(name.encode() + b"\0" + digest_of(read_picture(picture / name)) for name in frames))
-    except (SampleError, UnicodeEncodeError):
+        return digest(b"".join(os.fsencode(name) + b"\0" + digest_of(read_picture(picture / name)) for name in frames))
+    except SampleError:
         return NONE

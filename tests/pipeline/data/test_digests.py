@@ -16,10 +16,12 @@ def test_a_picture_is_known_by_its_bytes(tmp_path):
 
 def test_frames_are_known_by_their_names_and_bytes(tmp_path):
     found = []
-    for number, frames in enumerate(({"1.png": b"a", "2.png": b"b"}, {"1.png": b"b", "2.png": b"a"}, {"1.png": b"a"})):
+    pairs = {"1.png": b"a", "2.png": b"b"}, {"1.png": b"b", "2.png": b"a"}
+    not_utf8 = {"\udcff.png": b"a"}, {"\udcff.png": b"b"}
+    for number, frames in enumerate((*pairs, {"1.png": b"a"}, *not_utf8)):
         folder = tmp_path / str(number)
         folder.mkdir()
         for name, content in frames.items():
             (folder / name).write_bytes(content)
         found.append(digest_of(read_picture(folder)))
-    assert len({*found, NONE}) == 4
+    assert len({*found, NONE}) == 6

@@ -251,10 +251,12 @@ def _within_folder(names: list[str], where: Path) -> list[str]:
     outside = next((name for name in names if name.startswith(("/", ".."))), None)
     if outside is None:
         return names
-    try:
-        common = posixpath.commonpath([posixpath.dirname(name) for name in names])
-    except ValueError as error:
+    folders = [posixpath.dirname(name) for name in names]
+    same_start = len({folder.startswith("/") for folder in folders}) == 1
+    common = posixpath.commonpath(folders) if same_start else ""
+    below = [name[len(common) :].lstrip("/") if common else name for name in names]
+    if any(name.startswith(("/", "../")) for name in below):
         raise SourceError(
             f"{where}: '{outside}' leads out of the folder of the other pictures; name all from one folder"
-        ) from error
-    return [posixpath.relpath(name, common) for name in names]
+        )
+    return below

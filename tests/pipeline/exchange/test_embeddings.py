@@ -101,6 +101,14 @@ def test_paths_from_elsewhere_become_names_below_the_common_folder(tmp_path, roo
     assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
 
 
+@pytest.mark.parametrize("outside", ["../a.jpg", "/a.jpg"])
+def test_paths_without_a_common_folder_are_refused(tmp_path, outside):
+    pairs = Pairs(30)
+    pairs.names[0] = outside
+    sentence = f"'{outside}' leads out of the folder of the other pictures"
+    refused(sentence, pairs.folder(tmp_path / "e"), tmp_path / "s", "embeddings")
+
+
 @pytest.mark.parametrize("index", ["csv", "jsonl"])
 @pytest.mark.parametrize("by", ["image", "line"])
 def test_a_folder_of_two_matrices_and_an_index(tmp_path, index, by):

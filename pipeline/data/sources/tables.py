@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -131,6 +132,8 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowRead
     if len({path for path in paths if path and _is_name(path)}) == len(paths):
         for entry, path in zip(entries, paths, strict=True):
             entry.file_name = path
+    elif again := next((path for path, rows in Counter(filter(None, paths)).items() if rows > 1), None):
+        reader.note(f"'{again}' is the path of several rows, which count as different pictures; give a picture one row")
     return entries
 
 

@@ -120,6 +120,14 @@ def test_rows_without_distinct_paths_are_numbered(data):
     assert sorted(contents(manifest, samples)) == sorted(bytes_ for _, bytes_, *_ in data.rows)
 
 
+def test_rows_of_one_path_count_as_pictures_with_a_note(data, caplog):
+    rows = [{"image": {"bytes": data.rows[0][1], "path": "a.png"}, "text": text} for text in ("one", "two")]
+    parquet.write_table(pa.Table.from_pylist(rows), data.folder / "t.parquet")
+    _, samples = read(data.manifest("t", parquet="t.parquet"))
+    assert [image.file_name for image in samples.images] == ["00000000", "00000001"]
+    assert "'a.png' is the path of several rows, which count as different pictures" in caplog.text
+
+
 def test_a_text_file_is_a_caption_and_json_goes_before_it(data, tmp_path, caplog):
     texts = {"d/1.TXT": "one\n", "d/2.txt": "two", "d/2.json": '{"caption": "zwei"}'}
     pictures = {f"d/{number}.jpg": data.rows[number][1] for number in (1, 2)}

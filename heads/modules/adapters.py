@@ -19,7 +19,7 @@ from .cached_input import CachedInput
 from .dropout import dropout as dropped
 from .padding import max_rows, mean_rows, valid_rows, with_ends
 from .parameters import Deep, Part, Rate, Width
-from .projections import Layers, on_valid_rows, projection
+from .projections import Layers, RowNorm, on_valid_rows, projection
 from .recurrence import run_packed
 from .registry import Registry
 
@@ -117,6 +117,8 @@ class RowsAdapter(Adapter):
         self.local_dim = dim
         self.output_dropout = SETDIV_DROPOUT if layers == "mlp-on-linear" else 0.0
         self.global_ = global_
+        # Rows and vectors that share a batch norm are normalised together: it has one mean and deviation in evaluation.
+        self.normed_together = self.global_layer is None and self._reads_vector and _has_norm(self.layer)
         self.rows_input = CachedInput(channels, standardize=standardize, dropout=dropout)
         self.global_input = CachedInput(width, standardize=standardize and self._reads_vector, dropout=dropout)
 
@@ -155,6 +157,10 @@ class RowsAdapter(Adapter):
         """
         dtype = next(self.layer.parameters()).dtype
         read = self.rows_input(local.to(dtype)) if local is not None and self._adapts_rows(uses_local) else None
+        if read is not None and self.normed_together:
+            vector = self.global_input(self._vector(length, local, global_).to(dtype))
+            both = on_valid_rows(self.layer, torch.cat([vector[:, None], read], 1), length + 1)
+            return Adapted(self._dropped(both[:, 1:]), length, self._dropped(both[:, 0]))
         if read is None:
             rows = None
         elif isinstance(self.layer, nn.Linear):
@@ -182,6 +188,10 @@ class RowsAdapter(Adapter):
 
     def _dropped(self, adapted: Tensor) -> Tensor:
         return dropped(adapted, self.output_dropout, self.training)
+
+
+def _has_norm(layer: nn.Module) -> bool:
+    return any(isinstance(module, RowNorm) for module in layer.modules())
 
 
 @ADAPTERS.register("words", "word embeddings, and a GRU or a bag over them")

@@ -61,6 +61,21 @@ def test_cached_global_goes_through_the_same_layer(adapter):
     assert without.local is None
 
 
+@pytest.mark.parametrize("layers", ["mlp", "mlp-on-linear"])
+@pytest.mark.parametrize("global_", ["cached", "pooled", "mean"])
+def test_rows_and_vectors_are_normalised_in_evaluation_as_in_training(layers, global_):
+    torch.manual_seed(0)
+    adapter = RowsAdapter(6, 6, 8, global_=global_, layers=layers)
+    adapter.output_dropout, adapter.layer.mlp[1].momentum = 0.0, 1.0  # statistics of the last batch
+    local, length = torch.randn(400, 5, 6), torch.arange(400) % 5 + 1
+    cached = (length, local, local.mean(1) / 3)
+    trained, evaluated = adapter.train()(*cached), adapter.eval()(*cached)
+    torch.testing.assert_close(evaluated.global_, trained.global_, rtol=0.01, atol=0.01)
+    for sample in range(5):
+        both = (one.local[sample, : length[sample]] for one in (evaluated, trained))
+        torch.testing.assert_close(*both, rtol=0.01, atol=0.01)
+
+
 @pytest.mark.parametrize("adapter", ROWS)
 def test_only_what_is_needed_is_read(adapter):
     cached, pooled = adapter(6, 6, 8, global_="cached"), adapter(6, 2, 8, global_="mean")

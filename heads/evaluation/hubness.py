@@ -7,7 +7,7 @@ order of images: one matrix with both has the rankings of both directions.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,12 @@ from .scoring import BATCH, Ranker, Scored, embed_all, representatives
 LEARN, CHOOSE = "train", "val"  # the splits that the bank comes from, and that the scale is chosen on
 BANK = 10_000  # captions drawn for the bank, which has all images; small banks hurt
 MULTIPLES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # scales that are tried, times one over the similarities' deviation
+Change = Callable[[Embedding], Embedding]
+
+
+def unchanged(embedding: Embedding) -> Embedding:
+    """Return an embedding as it is."""
+    return embedding
 
 
 @dataclass(frozen=True)
@@ -104,22 +110,35 @@ def bank_biases(ranker: Ranker, scored: Scored, scales: Sequence[float], views: 
 
 @torch.no_grad()
 def image_bias(
-    sets: Sets, model: Model, device: torch.device, views: Sequence[Embedding], scales: Sequence[float]
+    sets: Sets,
+    model: Model,
+    device: torch.device,
+    views: Sequence[Embedding],
+    scales: Sequence[float],
+    change: Change = unchanged,
 ) -> Tensor:
-    """Return the bias of images, in the mean of some views, with each scale, by captions that are read bit by bit."""
+    """Return the bias of images, in the mean of some views, with each scale, by captions that are read bit by bit.
+
+    Where the images' embeddings were changed, the captions' must `change` likewise.
+    """
     bank = batches_of(sets, model, LEARN, device)
     chosen = np.sort(np.random.default_rng(0).permutation(bank.captions)[:BANK])
     parts = read_ahead(bank.caption_source.fetch, np.split(chosen, range(BATCH, len(chosen), BATCH)), device)
-    embedded = (embed_all(model.embed_captions, [part]) for part in parts)
+    embedded = (change(embed_all(model.embed_captions, [part])) for part in parts)
     several = (torch.stack([in_blocks(model.similarity, one, captions) for one in views]) for captions in embedded)
     return item_bias((one.mean(0).T for one in several), scales)
 
 
 @torch.no_grad()
 def caption_bias(
-    sets: Sets, model: Model, device: torch.device, captions: Embedding, scales: Sequence[float]
+    sets: Sets,
+    model: Model,
+    device: torch.device,
+    captions: Embedding,
+    scales: Sequence[float],
+    change: Change = unchanged,
 ) -> Tensor:
-    """Return the bias of captions with each scale, by images that are read batch by batch."""
+    """Return the bias of captions with each scale, by images that are read batch by batch; `change` as above."""
     features = batches_of(sets, model, LEARN, device).image_features(BATCH)
-    embedded = (embed_all(model.embed_images, [part]) for part in features)
+    embedded = (change(embed_all(model.embed_images, [part])) for part in features)
     return item_bias((in_blocks(model.similarity, one, captions) for one in embedded), scales)

@@ -114,8 +114,8 @@ def export_embeddings(
     arrays |= {} if turn is None else {"rotation": turn.cpu().numpy()}
     if retriever.hubness and retriever.scale is not None:
         about["hubness"] = retriever.scale
-        biases = {modality: retriever.bias(modality) for modality in ("images", "captions")}
-        arrays |= {f"{name}.bias": bias.cpu().numpy() for name, bias in biases.items() if bias is not None}
+        arrays["images.bias"] = retriever.bias_of("images", gallery.images, turn).cpu().numpy()
+        arrays["captions.bias"] = retriever.bias_of("captions", gallery.captions, turn).cpu().numpy()
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
     with (making if folder else making_file)(out, RunError, "choose another --out") as partial:

@@ -294,15 +294,14 @@ def index_run(
         for modality, other in zip(modalities, modalities[::-1], strict=True):
             items = Items(partial / modality, facts[modality])
             chosen[other] = items[np.sort(np.random.default_rng(1).permutation(len(items))[:SAMPLE])]
-            if retriever.hubness and retriever.scale is not None:
-                step = max(1, HELD // items.numbers)
-                parts = (items[first : first + step] for first in range(0, len(items), step))
-                bias = torch.cat([retriever.bias_of(modality, part) for part in parts])
-                bias.cpu().numpy().astype(np.float32).tofile(partial / modality / "bias")
+            learn_bias(retriever, partial / modality, modality, items)
         for modality in modalities:
             folder, queries, compare = partial / modality, chosen[modality], retriever.comparison(modality)
             if smaller:
-                exact = search_exactly(queries, Items(folder, facts[modality]), compare, K)
+                items = Items(folder, facts[modality])
+                exact = search_exactly(queries, items, compare, K)
+                if turn is not None:
+                    learn_bias(retriever, folder, modality, items, turn)
                 facts[modality] = make_smaller(folder, facts[modality], turn, dtype)
             asked = made_smaller(queries, turn) if smaller else queries
             found = build(folder, facts[modality], asked, compare, similarity, factory=factory, recall=recall)
@@ -313,6 +312,17 @@ def index_run(
         (partial / RECORD).write_text(json.dumps({**retriever.index_facts(), **facts}, indent=1))
     reported = ("samples", "elements", "factory", "effort", "recall", "bytes", "whole_recall")
     return {name: {key: facts[name][key] for key in reported if key in facts[name]} for name in modalities}
+
+
+def learn_bias(
+    retriever: "Retriever", folder: Path, modality: Modality, items: Items, turn: Tensor | None = None
+) -> None:
+    """Write the `bias` of items into a folder, where hubness is corrected; `turn` as of `Retriever.bias_of`."""
+    if retriever.hubness and retriever.scale is not None:
+        step = max(1, HELD // items.numbers)
+        parts = (items[first : first + step] for first in range(0, len(items), step))
+        bias = torch.cat([retriever.bias_of(modality, part, turn) for part in parts])
+        bias.cpu().numpy().astype(np.float32).tofile(folder / "bias")
 
 
 def make_smaller(folder: Path, facts: dict[str, Any], turn: Tensor | None, dtype: str) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, enco
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import some_of
 from ..evaluation.evaluation import choose_scale
-from ..evaluation.hubness import caption_bias, image_bias, require_bank
+from ..evaluation.hubness import caption_bias, image_bias, require_bank, unchanged
 from ..evaluation.scoring import Ranker, embed_all
 from ..model import Model, facts_of_each
 from ..modules.embedding import Embedding, each
@@ -33,6 +33,7 @@ from ..runs.run import Run
 from .folder import PictureFolder
 from .gallery import Gallery, Hit, Modality, Searched
 from .index import Compare, Index, open_index
+from .smaller import made_smaller
 
 log = logging.getLogger("xret")
 
@@ -151,14 +152,18 @@ class Retriever:
             self._biases[modality] = self.bias_of(modality, self.searched.of(modality))
         return self._biases[modality]
 
-    def bias_of(self, modality: Modality, items: Embedding) -> Tensor:
-        """Return what is added to the scores of some items of a modality, float64 [N], where there is a `scale`."""
-        items = each(lambda t: t.to(self.device), items)
+    def bias_of(self, modality: Modality, items: Embedding, turn: Tensor | None = None) -> Tensor:
+        """Return what is added to the scores of some items of a modality, float64 [N], where there is a `scale`.
+
+        With `turn` it is that of the scores that embeddings have which are rotated by it, see `smaller`.
+        """
+        change = unchanged if turn is None else partial(made_smaller, turn=turn)
+        items = change(each(lambda t: t.to(self.device), items))
         assert self.scale is not None
         with within_memory(self.device):
             if modality == "images":
-                return image_bias(self.sets, self.model, self.device, [items], [self.scale])[0]
-            return caption_bias(self.sets, self.model, self.device, items, [self.scale])[0]
+                return image_bias(self.sets, self.model, self.device, [items], [self.scale], change)[0]
+            return caption_bias(self.sets, self.model, self.device, items, [self.scale], change)[0]
 
     def encode_text(self, texts: Sequence[str], *, warn: bool = True) -> Embedding:
         """Embed B texts: float32 [B, D], [B, K, D], or a Gaussian or Sequence of B.

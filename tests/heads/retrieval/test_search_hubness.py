@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from command_line import refused
 from safetensors.numpy import load_file
+from torch.nn.functional import normalize
 
 from xret.heads.retrieval import index
 from xret.heads.retrieval import retriever as room
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.index import index_run
-from xret.heads.retrieval.retriever import Retriever
+from xret.heads.retrieval.retriever import Query, Retriever
 from xret.pipeline.errors import QueryError
 
 SCALE = 20.0
@@ -68,6 +70,25 @@ def test_an_export_has_them_beside_the_embeddings(corrected, tmp_path):
     export_embeddings(retriever, tmp_path / "e.parquet")
     column = parquet.read_table(tmp_path / "e.parquet")["bias"].to_numpy()
     np.testing.assert_allclose(column, np.concatenate([of_images, of_captions]), atol=1e-5)
+
+
+def test_smaller_embeddings_have_the_biases_of_their_own_scores(corrected, tmp_path):
+    retriever = corrected[0]
+    bank, gallery = Retriever(retriever.run.path, split="train").gallery, retriever.gallery
+    export_embeddings(retriever, tmp_path / "e.safetensors", dims=3)
+    arrays = load_file(tmp_path / "e.safetensors")
+    turn = torch.from_numpy(arrays["rotation"])
+    small = [normalize(normalize(one) @ turn).numpy() for one in (bank.images, bank.captions)]
+    by_captions, by_images = arrays["images"] @ small[1].T, small[0] @ arrays["captions"].T
+    expected = [-np.log(np.exp(SCALE * one).mean(axis)) / SCALE for one, axis in ((by_captions, 1), (by_images, 0))]
+    np.testing.assert_allclose(arrays["images.bias"], expected[0], atol=1e-4)
+    np.testing.assert_allclose(arrays["captions.bias"], expected[1], atol=1e-4)
+    pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    index_run(retriever, tmp_path / "index", dims=3)
+    indexed = Retriever(retriever.run.path, index=tmp_path / "index")
+    found = {hit.id: hit.score for hit in indexed.search(Query(gallery.captions[:1], "images"), 99)}
+    scores = arrays["captions"][0] @ arrays["images"].T + expected[0]
+    assert found == pytest.approx(dict(zip(gallery.image_ids, scores, strict=True)), abs=1e-4)
 
 
 def test_pictures_of_a_folder_are_held_back_for_texts_alone(corrected, made):

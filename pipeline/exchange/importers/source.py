@@ -155,7 +155,7 @@ def _check_boxes(boxes: np.ndarray, size: tuple[int, int]) -> None:
 
 def require_fitting(values: np.ndarray, dtype: np.dtype[Any]) -> None:
     """Raise CacheError where the dtype of a set cannot hold values [n,C], SourceError where they are no features."""
-    peaks = np.abs(values).max(axis=-1, initial=0)
+    peaks = np.abs(values).max(axis=-1, initial=0).astype(np.float64)  # float16 cannot hold the bounds
     if (absurd := peaks[(peaks > _LARGEST) | ((peaks > 0) & (peaks < _SMALLEST))]).size:
         raise SourceError(
             f"values of {absurd[0]:.3g} are no features: the bytes are in another order, or of another type, than the"

@@ -116,6 +116,15 @@ def test_an_array_a_video_is_its_frames(tmp_path, ragged, hdf5):
     assert_holds(cache, ragged.stored, size=False, kind="frames")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_features_in_float16_are_compared_with_all_bounds(ragged, dtype):
+    source = ragged.arrays()
+    for path in source.iterdir():
+        np.save(path, np.load(path).astype(np.float16))
+    _, cache = bring(ragged, source, "arrays", dtype=dtype)
+    assert cache.image_set().dtype == dtype and verify(cache.url).ok
+
+
 def test_the_fingerprint_says_where_the_features_come_from(world):
     source = world.tsv()
     _, cache = bring(world, source, "butd-tsv")

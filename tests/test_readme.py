@@ -96,7 +96,7 @@ BENCHMARKS = commands(FIGURES, "python tests/benchmarks/")
 @pytest.mark.parametrize(("line", "document"), XRET.items())
 def test_a_command_of_a_document(line, document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(block("docs/tutorials/your-head.md", "class Scaled"))
+    (tmp_path / "mine.py").write_text(block("docs/tutorials/your-head.md", "class Between"))
     name, *words = shlex.split(line, comments=True)[1:]
     assert name in main.commands, f"{document}: there is no command {name}"
     parameters = parse(main.commands[name], [word for word in words if word not in ANYWHERE])

@@ -11,7 +11,7 @@ from ...pipeline.device import drawing
 from ...pipeline.wording import raised
 from ..modules.adapters import Adapted
 from ..modules.aggregators import Aggregated
-from ..modules.embedding import Embedding, Gaussian, each, kind_of
+from ..modules.embedding import Embedding, Gaussian, each, kind_of, tensors_of
 from ..modules.embedding import Sequence as Rows
 from ..modules.padding import valid_rows
 
@@ -37,6 +37,7 @@ def try_aggregator(part: type[Any], dim: int, given: Mapping[str, Any]) -> Aggre
             f" and gave a {given_shape}"
         )
     _require_finite(place, embedding)
+    _require_kept(place, embedding, _called(_made_again(made, part, (dim, dim), given), *inputs).embedding)
     _require_own(place, embedding, _called(made, *map(_second, (_refilled(inputs[0]), *inputs[1:]))).embedding)
     return found
 
@@ -61,6 +62,7 @@ def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str
         if rows is not None and (rows.ndim != 3 or rows.shape[::2] != (2, local_dim)):
             raise ValueError(f"{place}.forward must give rows [B, N, local_dim], and gave {list(rows.shape)}")
         _require_finite(place, global_)
+        _require_kept(place, global_, _called(_made_again(made, part, sizes, given), length, *inputs).global_)
         if inputs[0] is not None:
             others = (value if value is None else _second(value) for value in inputs[1:])
             _require_own(place, global_, _called(made, _second(length), _second(_refilled(inputs[0])), *others).global_)
@@ -73,11 +75,13 @@ def try_similarity(part: type[Any], given: Mapping[str, Any], images: Embedding,
     """
     place, made = _place(part), _made(part, (), given)
     images, captions = (each(_drawn, side) for side in (images, captions))
-    scores = _called(made, images, each(lambda values: values[[0, 1, 0]], captions))
+    three = each(lambda values: values[[0, 1, 0]], captions)
+    scores = _called(made, images, three)
     if not isinstance(scores, Tensor) or scores.shape != (2, 3):
         gave = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"{place}.forward must give [images, captions], here [2, 3], and gave {gave}")
     _require_finite(place, scores)
+    _require_kept(place, scores, _called(_made_again(made, part, (), given), images, three))
     if not _close(_called(made, each(_second, images), each(_second, captions)), scores[1:, 1:2]):
         raise ValueError(f"{place}.forward must score each image with each caption whatever others it is given")
 
@@ -103,6 +107,13 @@ def _made(part: type[Any], sizes: Sequence[Any], given: Mapping[str, Any]) -> nn
     return made.eval()
 
 
+def _made_again(made: nn.Module, part: type[Any], sizes: Sequence[Any], given: Mapping[str, Any]) -> nn.Module:
+    """Return another part with the weights of `made`, as an evaluation makes it."""
+    again = _made(part, sizes, given)
+    again.load_state_dict(made.state_dict())
+    return again
+
+
 def _called(made: nn.Module, *inputs: Any) -> Any:
     try:
         return made(*inputs)
@@ -123,16 +134,24 @@ def _require_finite(place: str, embedding: Embedding) -> None:
         raise ValueError(f"{place}.forward gives values that are not finite on a trial batch")
 
 
+def _require_kept(place: str, values: Embedding, again: Embedding) -> None:
+    """Raise ValueError where a part that is made again gives other values."""
+    if not all(map(_close, tensors_of(values).values(), tensors_of(again).values())):
+        raise ValueError(
+            f"{place} gives other values when it is made again with the same weights: register what it draws as a "
+            "buffer, and draw nothing in evaluation"
+        )
+
+
 def _require_own(place: str, embedding: Embedding, alone: Embedding) -> None:
     """Raise ValueError where the second sample `alone`, with other values on its padding, is embedded otherwise."""
     if isinstance(embedding, Rows):  # what stands after its lengths means nothing
         return
-    for one, two in zip(*([e] if isinstance(e, Tensor) else list(e) for e in (embedding, alone)), strict=True):
-        if not _close(one[1:], two):
-            raise ValueError(
-                f"{place}.forward reads padding or other samples: the embedding of sample b is made of its first "
-                "length[b] rows alone (xret.nn.valid_rows)"
-            )
+    if not all(map(_close, tensors_of(each(_second, embedding)).values(), tensors_of(alone).values())):
+        raise ValueError(
+            f"{place}.forward reads padding or other samples: the embedding of sample b is made of its first "
+            "length[b] rows alone (xret.nn.valid_rows)"
+        )
 
 
 def _drawn(values: Tensor) -> Tensor:

@@ -186,6 +186,20 @@ WRONG = {
         ),
         "must score each image with each caption whatever others it is given",
     ),
+    "numbers that are not kept": (
+        made(
+            "A",
+            "Aggregator",
+            [
+                "def __init__(self, local_dim, dim):",
+                "    super().__init__(local_dim, dim)",
+                "    self.signs = torch.randn(dim).sign()",
+                FORWARD,
+                "    return Aggregated(global_ * self.signs)",
+            ],
+        ),
+        "A gives other values when it is made again with the same weights: register what it draws as a buffer",
+    ),
     "NaN": (made("A", "Aggregator", [FORWARD, "    return Aggregated(global_ / 0 * 0)"]), "not finite"),
     "an error": (made("A", "Aggregator", [FORWARD, "    return 1 / 0"]), "fails on a trial batch .*ZeroDivisionError"),
     "no type": (made("A", "Aggregator", ["def __init__(self, a, b, k=3): ..."]), "parameter 'k' needs a type"),

@@ -23,6 +23,8 @@ _ANSWERS: dict[str, Modality] = {"t2i": "images", "i2t": "captions"}  # by the c
 class MtebModel:
     """A retriever that answers MTEB's tasks of the categories ``t2i`` and ``i2t``; its own gallery is not used.
 
+    Where it corrects hubness, it does so for a corpus, too.
+
     Results are filed under `name`, ``organization/name``; None: ``xret/`` and the run's folder. RunError where mteb is
     not installed.
     """
@@ -56,12 +58,14 @@ class MtebModel:
         looked at for each query.
         """
         assert self._items is not None, "mteb gives the corpus first"
-        answers, ids = _answers(task_metadata), list(queries["id"])
-        compare, row_of = self.retriever.comparison(answers), {name: row for row, name in enumerate(self._ids)}
+        answers, ids, retriever = _answers(task_metadata), list(queries["id"]), self.retriever
+        compare, row_of = retriever.comparison(answers), {name: row for row, name in enumerate(self._ids)}
+        corrects = retriever.hubness and retriever.scale is not None
+        bias = retriever.bias_of(answers, self._items).cpu().numpy() if corrects else 0.0
         embedded, found = self._encode(queries, images=answers == "captions"), {}
         for first in range(0, len(ids), _BATCH):
             some = slice(first, first + _BATCH)
-            compared = compare(each(itemgetter(some), embedded), self._items).cpu().numpy()
+            compared = compare(each(itemgetter(some), embedded), self._items).cpu().numpy() + bias
             for query, scores in zip(ids[some], compared, strict=True):
                 names = self._ids if top_ranked is None else top_ranked[query]
                 rows = np.array([row_of[name] for name in names], np.int64)

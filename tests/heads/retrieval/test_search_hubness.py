@@ -1,5 +1,7 @@
 """Searching, indexing and exporting with the correction of hubness, against its formula in numpy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from command_line import refused
 from safetensors.numpy import load_file
 from torch.nn.functional import normalize
 
-from xret.heads.retrieval import index
+from xret.heads.retrieval import index, mteb
 from xret.heads.retrieval import retriever as room
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.index import index_run
@@ -98,6 +100,29 @@ def test_pictures_of_a_folder_are_held_back_for_texts_alone(corrected, made):
     text, picture = retriever.gallery.texts[0], sorted(made.images.rglob("*.png"))[0]
     assert [hit.score for hit in folder.search(text)] != [hit.score for hit in plain.search(text)]
     assert folder.search(picture) == plain.search(picture)
+
+
+class Table(dict):
+    """Columns, of which a slice are rows, as a `datasets.Dataset` has them."""
+
+    def __len__(self):
+        return len(self["id"])
+
+    def __getitem__(self, key):
+        return {name: self[name][key] for name in self} if isinstance(key, slice) else super().__getitem__(key)
+
+
+def test_a_corpus_of_mteb_has_its_biases(corrected, made, monkeypatch):
+    monkeypatch.setattr(mteb, "_meta", lambda *_: None)
+    retriever, task = corrected[0], SimpleNamespace(category="t2i", name="a task")
+    gallery, model = retriever.gallery, mteb.MtebModel(retriever)
+    files = [made.images / name for name in gallery.file_names]
+    model.index(Table(id=gallery.image_ids, image=files), task_metadata=task)
+    queries = Table(id=["0", "3"], text=[gallery.texts[0], gallery.texts[3]])
+    found = model.search(queries, task_metadata=task, top_k=6)
+    for query, text in zip(*queries.values(), strict=True):
+        expected = {hit.id: hit.score for hit in retriever.search(text, 6)}
+        assert found[query] == pytest.approx(expected, abs=2e-3)
 
 
 def test_the_training_split_has_no_bank_of_its_own(made):

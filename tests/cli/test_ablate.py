@@ -16,10 +16,6 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
     files = {ending: tmp_path / "not there yet" / f"table.{ending}" for ending in ("csv", "tex", "svg")}
     out = [store, "--out", tmp_path / "out", *VARY, "--seeds", "2", "--device", "cpu"]
     table = run("ablate", *out, *(f"--save={file}" for file in files.values())).stdout
-    assert table.splitlines()[0] == (
-        "split test, protocol full, ties pessimistic; mean ± sample standard deviation over 2 seeds; "
-        "4 images are too few to tell variants apart"
-    )
     entries = json.loads(run("ablate", *out, "--json").stdout)
     assert [(entry["values"], entry["seed"], entry["error"]) for entry in entries] == [
         ({"loss.triplet.margin": margin}, seed, None) for margin in (0.1, 0.2) for seed in (0, 1)

@@ -52,19 +52,19 @@ def describe(url: str) -> dict[str, Any]:
 
 
 def _describe(features: ImageSet | CaptionSet) -> dict[str, Any]:
-    done = features.done()
     width = features.channels or (features.global_channels if features.kind == "global" else None)
     rows = [features.rows] if isinstance(features, ImageSet) and features.channels else []
-    of_splits = {split: features.chunks_of(split) for split in features.cache.splits}
-    finished = sum(last - first for first, last in map(features.rows_in, np.flatnonzero(done).tolist()))
+    chunks = {split: len(features.chunks_of(split)) for split in features.cache.splits}
+    finished = int((features.status != NOT_DONE).sum())
     facts = ("modality", "name", "kind", "dtype", "fingerprint", "identity", "chunk_rows")
     return {
         **{key: getattr(features, key) for key in facts},
         "shape": (*rows, width) if width else (),  # of a sample's local features, or of a ``global`` set
         "views": features.views if isinstance(features, ImageSet) else 1,
         "recorded": features.attributes["recorded"],  # versions, device and batch size of its creation
-        "done": {split: (int(done[chunks].sum()), len(chunks)) for split, chunks in of_splits.items()},  # of all chunks
-        "percent": 100 * finished / max(1, features.samples),  # of the samples whose chunks are done
+        # Chunks that hold all of their rows of a split, of all its chunks.
+        "done": {split: (count - len(features.missing([split])), count) for split, count in chunks.items()},
+        "percent": 100 * finished / max(1, features.samples),  # of the samples
         "failed": len(features.failures),
         "bytes": features.cache.folder.size(features.path),
     }

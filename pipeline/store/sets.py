@@ -87,10 +87,6 @@ class FeatureSet:
         rows = self.rows_of(split)
         return range(rows.start // self.chunk_rows, -(-rows.stop // self.chunk_rows))
 
-    def done(self) -> np.ndarray:
-        """Return which chunks are done, bool [chunks]."""
-        return np.logical_and.reduceat(self.status != NOT_DONE, np.arange(0, self.samples, self.chunk_rows))
-
     def rows_left(self, splits: Iterable[str]) -> np.ndarray:
         """Return the rows of these splits that are not done, int64."""
         return self._rows_with(NOT_DONE, splits)

@@ -36,7 +36,7 @@ from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..errors import CacheError, OutputError, nearest
 from ..files import require_writable
 from .folder import DAMAGED, LOCK, Folder
-from .sets import CaptionSet, ImageSet
+from .sets import NOT_DONE, CaptionSet, ImageSet
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
@@ -254,7 +254,8 @@ class FeatureCache:
             raise CacheError(f"{self.url} has no features of {modality}; run `xret extract` on it{left_out}")
         fitting = paths
         if prefix == "auto":  # a set of which nothing is done is in nobody's way
-            fitting = [path for path in paths if self.set_at(path).done().any()] or paths if paths[1:] else paths
+            begun = [path for path in paths if (self.set_at(path).status != NOT_DONE).any()] if paths[1:] else []
+            fitting = begun or paths
         elif f"{modality}/{prefix}" in paths:
             fitting = [f"{modality}/{prefix}"]
         else:

@@ -65,7 +65,7 @@ def test_ls_of_a_store(store):
         [f"captions/{name_of(store, 'captions')}", "tokens", "12", "float16", captions, "100% done"],
     ]
     assert lines[0].index("float16") == lines[1].index("float16")
-    assert "44% done" in run("ls", make_store(f"{store}2", splits=("train",), **SIZES)).stdout
+    assert "67% done" in run("ls", make_store(f"{store}2", splits=("train",), **SIZES)).stdout
     for modality in ("images", "captions"):
         run("rm", store, f"{modality}/{name_of(store, modality)}")
     assert run("ls", store).stdout == ""

@@ -247,10 +247,23 @@ def test_what_is_done_is_known_row_by_row(tmp_path):
     assert [images.complete(split) for split in cache.splits] == [False, True, False]
     assert images.missing(["train"]) == [0, 1]  # chunk 1 has rows of train and of val
     assert images.missing(["val"]) == []
-    assert images.done().tolist() == [False, False, False]
+    described = next(one for one in describe(cache.url)["sets"] if one["name"] == images.name)
+    assert described["done"] == {"train": (0, 2), "val": (2, 2), "test": (0, 1)}
+    assert described["percent"] == 100 * 10 / 24
     begun = images.begun(1)
     assert (begun["status"] == [255, 255, 0, 0, 0, 0, 0, 0]).all()
     assert np.array_equal(begun["local"][2:], images.local(np.arange(10, 16)))
+
+
+def test_a_set_with_a_row_is_in_the_choice(tmp_path):
+    url = make_store(tmp_path / "s.zarr", train=10, val=3, test=0, image=("grid", "roi"), splits=("val",))
+    whole = FeatureCache.open(url, writable=True).image_set("grid")
+    for chunk in range(whole.chunks):
+        arrays = whole.begun(chunk)
+        arrays["status"][:] = 0
+        whole.write(chunk, arrays)
+    with pytest.raises(CacheError, match="several feature sets fit 'auto'"):
+        FeatureCache.open(url).image_set()
 
 
 def test_failures_have_their_reasons_and_are_forgotten_with_their_chunk(own):

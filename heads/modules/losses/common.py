@@ -19,11 +19,9 @@ class Loss(Part):
     """Base of losses, which are called as `loss(similarity [I, C], positives [I, C], images, captions)`.
 
     Attributes:
-        uses_global: whether it reads the global features of both sides.
         asks_lengths: whether it needs lengths on the host, so that no CUDA graph can hold it.
     """
 
-    uses_global = False
     asks_lengths = False
 
     def needed(self, value: T | None, what: str, side: str, choose: str) -> T:

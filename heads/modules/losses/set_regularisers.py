@@ -37,8 +37,6 @@ class GlobalDiscriminative(SetRegulariser):
     The mean of both sides. Parameters as for `SetRegulariser`; the margin is the paper's delta 2.
     """
 
-    uses_global = True
-
     def of(self, side: str, aggregated: Aggregated) -> Tensor:
         """Return half of a side's loss; ValueError where there is no set, or no global feature."""
         elements = self.elements_of(side, aggregated)

@@ -72,6 +72,8 @@ def full_key(key: str) -> str:
 
 def value_of(value: Any) -> Any:
     """Return a value as Python has it: text that is a number, ``true``, ``false`` or ``null`` is read."""
+    if getattr(value, "shape", None) == ():  # a number of NumPy's
+        return value.item()
     if not isinstance(value, str):
         return value
     text = value.strip()

@@ -1,5 +1,6 @@
 """What ablations plan, by varied keys and by the papers' grids, and what they refuse to plan."""
 
+import numpy as np
 import pytest
 from small_ablations import MARGIN, NARROW, ablated, plan_of
 
@@ -11,7 +12,7 @@ from xret.pipeline.errors import RecipeError
 
 
 def test_every_combination_is_a_variant_with_its_own_folder():
-    plan = plan_of({**MARGIN, "similarity": ["cosine"], "optimizer.lr": ["1e-2", 0.001]})
+    plan = plan_of({**MARGIN, "similarity": ["cosine"], "optimizer.lr": ["1e-2", np.float64(0.001)]})
     assert [variant.values for variant in plan.variants] == [
         {"loss.triplet.margin": margin, "similarity": "cosine", "optimizer.lr": lr}
         for margin in (0.1, 0.2)

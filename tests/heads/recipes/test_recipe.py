@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -221,6 +222,7 @@ def test_what_cannot_be_is_refused(settings, fault):
 def test_a_number_arrives_as_it_was_written(number):
     for chosen in (
         {"optimizer.lr": number},
+        {"optimizer.lr": np.float64(number)},
         settings_of([f"optimizer.lr={number!r}"]),
         {"optimizer": {"lr": number}},
     ):

@@ -122,6 +122,7 @@ def _load_text(specs: list[EncoderSpec], samples: Samples, device: str) -> list[
 
     if specs[0].name != "words":
         return [*load_text_layers(specs, device)]
+    specs[0].require(())
     if "train" not in samples.splits:
         raise CacheError(
             f"'{samples.dataset}' has no train split to take a vocabulary from (it has {', '.join(samples.splits)});"

@@ -94,7 +94,7 @@ def build_options(
         raise EncoderError(f"layers is {layers!r}; give whole numbers in a list, as [6, 9, 12]")
     both_by_default = (visual, text) == ("resnet152", "bert")
     if run is not None:
-        others = (encoder, visual_weights, text_weights, prompt, *of_pictures.values())
+        others = (encoder, visual_weights, text_weights, prompt, dtype != "float16", *of_pictures.values())
         if not both_by_default or tuple(layers) != (-1,) or any(others):
             raise CacheError("the run given as --encoder decides the encoders and their options; leave the others out")
         return Options(run.get("image"), run.get("text"), **how)

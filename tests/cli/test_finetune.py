@@ -33,8 +33,8 @@ def test_a_head_is_tuned_extracted_again_and_evaluated(run):
     assert "exists; take another --out" in call("finetune", "head", *more, "--out", "tuned", code=1).stderr
     assert "--encoder tuned" in call("eval", "tuned", code=1).stderr
     extract = ["extract", "tiny/tiny.yaml", "--store", "s.zarr", "--encoder", "tuned", "--device", "cpu"]
-    wrong = call(*extract, "--visual", "resnet18", code=1).stderr
-    assert "decides the encoders" in wrong
+    for other in (("--visual", "resnet18"), ("--dtype", "float32")):
+        assert "decides the encoders" in call(*extract, *other, code=1).stderr
     made = json.loads(call(*extract, "--json").stdout)["sets"]
     assert [features["name"].split("@")[0] for features in made] == ["resnet18"]  # words are as they were
     evaluated = json.loads(call("eval", "tuned", "--split", "val", "--json").stdout)["results"][0]

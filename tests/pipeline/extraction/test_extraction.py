@@ -515,6 +515,8 @@ def test_a_gpu_stores_what_its_encoder_gives(dtype, tiny_dataset, tmp_path):
         ({"batch_size": 0}, CacheError, "at least 1"),
         ({"workers": 1.5}, CacheError, "a whole number"),
         ({"pool": "2x2"}, EncoderError, "two whole numbers"),
+        ({"prompt": "a photo of {}"}, EncoderError, "'words' does not take prompt"),
+        ({"text_weights": "minilm"}, EncoderError, "'words' does not take weights"),
         ({"splits": "dev"}, CacheError, "no image in split dev"),
         ({"encoder": "resnet18"}, EncoderError, "give a model of pictures and texts"),
         ({"encoder": "hf:x", "visual": "resnet18"}, CacheError, "in the place of --visual"),

@@ -90,8 +90,9 @@ def eval_(
 
     if diagnostics and (len(runs) > 1 or is_store(runs[0])):
         raise click.UsageError("--diagnostics takes one run, and no store")
-    if visual_genome is not None and not diagnostics:
-        raise click.UsageError("--visual-genome is for the crops of --diagnostics; add that, or leave it out")
+    for name, given in (("--data-root", data_root), ("--visual-genome", visual_genome)):
+        if given is not None and not diagnostics:
+            raise click.UsageError(f"{name} is for the crops of --diagnostics; add that, or leave it out")
     if compare:
         from ..heads.evaluation.comparison import compare_runs
 

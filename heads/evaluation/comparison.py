@@ -13,7 +13,7 @@ import torch
 
 from ...pipeline.device import pick_device
 from ...pipeline.wording import counted
-from .evaluation import in_order, open_ranker, views_of
+from .evaluation import in_order, open_rankers, views_of
 from .metrics import WAYS, Ranks, Ties, expected_ranks, hits, require_ties
 from .number_table import NumberTable, Rows
 from .scoring import embed_split
@@ -97,7 +97,7 @@ def compare_runs(
     """
     target = pick_device(device)
     require_ties(ties)
-    rankers = [open_ranker(one, store, features) for one in (first, second)]
+    rankers = open_rankers((first, second), store, features)
     counts = views_of(rankers, views)
     ours = embed_split(rankers[0], split, target, counts[0], whole=False)
     both, owner = [ours.ranks()], ours.caption_image

@@ -193,13 +193,19 @@ def evaluate(
     several = [runs] if isinstance(runs, str | Path) else list(runs)
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
-    rankers = [open_ranker(one, store, features) for one in several]
+    rankers = open_rankers(several, store, features)
     return _evaluate(rankers, split, target, protocol=protocol, ties=ties, views=views, hubness=hubness)
 
 
-def open_ranker(path: str | Path, store: str | None, features: str) -> Ranker:
-    """Open a run or a store; arguments as of `evaluate`."""
-    return open_frozen(str(path), features) if is_store(path) else open_run(path, store)
+def open_rankers(paths: Several[str | Path], store: str | None, features: str) -> list[Ranker]:
+    """Open runs and stores; arguments as of `evaluate`, RunError where one is for none of them."""
+    stores = [is_store(path) for path in paths]
+    if store is not None and all(stores):
+        raise RunError("--store is another store for a run, and none is evaluated; name that store itself")
+    if features != "auto" and not any(stores):
+        raise RunError("--features is for a store; a run reads the feature sets that it was trained on: leave it out")
+    both = zip(paths, stores, strict=True)
+    return [open_frozen(str(path), features) if is_one else open_run(path, store) for path, is_one in both]
 
 
 def views_of(rankers: Several[Ranker], views: bool) -> tuple[int, ...]:

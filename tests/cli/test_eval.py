@@ -36,3 +36,4 @@ def test_diagnostics_below_the_table(run):
     assert lines[lines.index("") + 1 :] == str(found).splitlines()
     assert json.loads(call(*words, "--json").stdout)["diagnostics"] == found.to_dict()
     assert "--diagnostics takes one run, and no store" in refused(*words, run, code=2)
+    assert "--data-root is for the crops of --diagnostics" in refused("eval", run, "--data-root", ".", code=2)

@@ -190,6 +190,13 @@ def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folde
         evaluate([folder / "states"], store=store, device="cpu")
 
 
+def test_a_store_or_features_for_none_of_them_are_refused(setdiv, store):
+    with pytest.raises(RunError, match="--store is another store for a run"):
+        evaluate(store, store=store)
+    with pytest.raises(RunError, match="--features is for a store"):
+        evaluate(setdiv, features="grid,words")
+
+
 def test_a_store_that_was_moved_is_asked_for(vsepp, store, tmp_path):
     run, gone = run_on(vsepp, str(tmp_path / "gone.zarr"), tmp_path / "run"), str(tmp_path / "gone.zarr")
     with pytest.raises(RunError, match=r"not usable \(.*no feature store.*; name where it is now with --store"):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..pipeline.errors import RecipeError
 from ..pipeline.reading.features import Features
 from ..pipeline.reading.joined_sets import Captions, Images, parts_of
-from .modules.adapters import ADAPTERS, KINDS, Adapter, WordsAdapter
+from .modules.adapters import ADAPTERS, KINDS, Adapter
 from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
@@ -97,11 +97,6 @@ class Branch(nn.Module):
     def twins(self) -> list[Adapter]:
         """The second one of each feature set; none where there is no twin."""
         return [] if self.twin is None else _of_each_set(self.twin)
-
-    @property
-    def words(self) -> WordsAdapter | None:
-        """That of the set of words; None where there is none."""
-        return next((adapter for adapter in self.adapters if isinstance(adapter, WordsAdapter)), None)
 
     @property
     def averages(self) -> tuple[bool, ...]:

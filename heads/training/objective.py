@@ -48,7 +48,8 @@ class Prepared:
 class Objective:
     """The loss of a recipe: the weighted sum of its terms over a batch, augmented as it says.
 
-    The `split` says which captions have equal texts, and where it is computed; None: none have, and in float32.
+    The `split` says which captions have equal texts, how many words there are, and where it is computed; None: no texts
+    are equal, no words are masked, and it is in float32.
     """
 
     static = True  # whether the operations of a step follow from the shapes of its batch
@@ -61,6 +62,7 @@ class Objective:
         if split is not None:
             self.weights = send(self.weights, split.device)
             self.precision = autocast_dtype(recipe.runtime.precision, split.device)
+            self.mask = len(split.caption_set.vocabulary or ())  # the id of `<mask>`, which follows those of the words
             self.text_number = None if recipe.loss["same_text"] == "negative" else same_texts(split)
 
     def __call__(self, batch: Batch, now: float) -> Tensor:
@@ -77,7 +79,7 @@ class Objective:
             vectors = averaged(images, self.model.image.averages), averaged(captions, self.model.text.averages)
             images, captions = blend(*vectors, batch.caption_image, augment.mix)
         if augment.mask_words:
-            captions = mask_words(captions, augment.mask_words, self._mask)
+            captions = mask_words(captions, augment.mask_words, self.mask)
         images = in_steps(drop_rows(images, augment.image, augment.image_varies))
         captions = in_steps(drop_rows(captions, augment.text))
         found = batch.captions.words
@@ -123,13 +125,6 @@ class Objective:
             similarity = similarity.masked_fill(given.ignored, -torch.inf)
         positives = listed(given.positives, given.pairs)
         return torch.stack([term(similarity, positives, images, captions) for term in losses])
-
-    @property
-    def _mask(self) -> int:
-        """The id of `<mask>`: the last word that the adapter knows."""
-        adapter = self.model.text.words
-        assert adapter is not None, "the model takes words where they are masked"
-        return adapter.vocabulary_size - 1
 
     def _parts(self, given: Prepared) -> int:
         """Return in how many parts a batch is embedded: `data.chunk` units at once."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from command_line import refused, run
+from safetensors.torch import load_file
 from small_store import make_store
 
 import xret
@@ -129,6 +130,23 @@ def test_a_loss_may_lie_in_a_package(folder):
     (one,), (two,) = (state["losses"].values() for state in states)
     assert one == two != 0
     assert list(Run("one").metrics()[0]["parts"]) == ["triplet", term]
+
+
+def test_words_may_be_masked_for_an_adapter_of_ones_own(folder):
+    lines = [
+        "def __init__(self, words, dim):",
+        "    super().__init__()",
+        "    self.local_dim, self.words = dim, nn.EmbeddingBag(words, dim)",
+        "def fields(self, uses_local):",
+        "    return {'token'}",
+        "def forward(self, length, local=None, global_=None, token=None, *, uses_local=True):",
+        "    return Adapted(None, length, self.words(token))",
+    ]
+    (folder / "bag.py").write_text(f"from torch import nn\n{made('Bag', 'Adapter', lines)[0]}")
+    settings = ["adapter.words=bag:Bag", "augment.mask_words=0.5", "model.dim=8", "schedule.epochs=1"]
+    xret.train("s.zarr", recipe="vsepp", out="masked", settings=settings_of(settings), device="cpu")
+    weights = load_file(folder / "masked" / "model.safetensors")["text.adapter.words.weight"]
+    assert len(weights) == len(Run("masked").vocabulary) + 1
 
 
 def test_parameters_may_be_named_as_words_of_python_and_keys_of_losses(tmp_path, monkeypatch):

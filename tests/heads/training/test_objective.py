@@ -6,7 +6,7 @@ from small_store import make_store
 from small_trainings import learner, recipe_of
 
 from xret.heads.evaluation.scoring import embed
-from xret.heads.training.augmentation import averaged, blend, drop_rows
+from xret.heads.training.augmentation import averaged, blend, drop_rows, mask_words
 from xret.heads.training.objective import Objective, same_text
 from xret.pipeline.store import FeatureCache
 
@@ -93,6 +93,13 @@ def test_rows_are_left_out_of_the_side_and_as_often_as_the_recipe_says(tmp_path,
     assert_read(captions, drop_rows(batch.captions, text))
     assert torch.equal(images.length, batch.images.length) == (image[0] == 0)
     assert torch.equal(captions.length, batch.captions.length) == (text == 0)
+
+
+def test_words_are_masked_by_the_id_after_the_last(tmp_path, monkeypatch):
+    batch, (_, captions), _, split = features_read(tmp_path, monkeypatch, "vsepp", "augment.mask_words=0.9")
+    mask = len(split.caption_set.vocabulary)
+    assert_read(captions, mask_words(batch.captions, 0.9, mask))
+    assert (captions.token == mask).any()
 
 
 def test_pairs_are_blended_as_vectors(tmp_path, monkeypatch):

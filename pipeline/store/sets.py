@@ -179,12 +179,15 @@ class FeatureSet:
         return blank
 
     def begun(self, chunk: int) -> dict[str, np.ndarray]:
-        """Return the arrays of a chunk by name as they are in the store, or blank if none of its samples is done."""
+        """Return the arrays of a chunk by name as they are in the store, or blank if none of its samples is done.
+
+        CacheError: a file of it is missing or damaged; Zarr would take fill values for one that is missing.
+        """
         first, last = self.rows_in(chunk)
         if (self.status[first:last] == NOT_DONE).all():
             return self.blank(chunk)
-        with self.cache.folder.answering():
-            return {name: np.asarray(self.array_of(name)[first:last]).copy() for name in self.array_names}
+        rows = np.arange(first, last)
+        return {name: Rows(self.cache.folder, self.array_of(name)).gather(rows) for name in self.array_names}
 
     def write(self, chunk: int, arrays: Mapping[str, np.ndarray], failed: Mapping[int, str] = {}) -> None:
         """Write a chunk of every array, as `blank` returns them, ``status`` last, whatever lies there.

@@ -255,6 +255,16 @@ def test_what_is_done_is_known_row_by_row(tmp_path):
     assert np.array_equal(begun["local"][2:], images.local(np.arange(10, 16)))
 
 
+@pytest.mark.parametrize("how", ["lost", "damaged"])
+def test_a_begun_chunk_that_is_damaged_is_not_completed(tmp_path, how):
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr", train=10, val=10, test=4, splits=("val",)))
+    images = cache.image_set()
+    file = tmp_path / "s.zarr" / images.path / "size" / "c.1.0"
+    file.unlink() if how == "lost" else file.write_bytes(bytes(file.stat().st_size))
+    with pytest.raises(CacheError, match=rf"{file} is (missing|damaged); .* --repair"):
+        images.begun(1)
+
+
 def test_a_set_with_a_row_is_in_the_choice(tmp_path):
     url = make_store(tmp_path / "s.zarr", train=10, val=3, test=0, image=("grid", "roi"), splits=("val",))
     whole = FeatureCache.open(url, writable=True).image_set("grid")

@@ -177,7 +177,13 @@ class FeatureCache:
     def sample_array(self, name: str) -> np.ndarray:
         """Return an array of the samples; CacheError if it is missing or damaged."""
         if name not in self._samples:
-            self._samples[name] = self.read_array(self.array(f"samples/{name}"))
+            array = self.array(f"samples/{name}")
+            # Zarr would take fill values for a file that is missing, as where a store was copied in part.
+            if sum(file.startswith("c.") for file in self.folder.names(array.path)) < array.nchunks:
+                raise CacheError(
+                    f"{self.url}: 'samples/{name}' has lost a file; copy it again, or extract into another --store"
+                )
+            self._samples[name] = self.read_array(array)
         return self._samples[name]
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:

@@ -255,6 +255,13 @@ def test_what_is_done_is_known_row_by_row(tmp_path):
     assert np.array_equal(begun["local"][2:], images.local(np.arange(10, 16)))
 
 
+@pytest.mark.parametrize("name", ["id", "file_name", "caption", "caption_offset", "caption_count", "cocoid", "sentid"])
+def test_samples_of_which_a_file_is_lost_are_not_read(own, name):
+    (Path(own) / "samples" / name / "c.0").unlink()
+    with pytest.raises(CacheError, match=f"'samples/{name}' has lost a file; copy it again"):
+        FeatureCache.open(own).sample_array(name)
+
+
 @pytest.mark.parametrize("how", ["lost", "damaged"])
 def test_a_begun_chunk_that_is_damaged_is_not_completed(tmp_path, how):
     cache = FeatureCache.open(make_store(tmp_path / "s.zarr", train=10, val=10, test=4, splits=("val",)))

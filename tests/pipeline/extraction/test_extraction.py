@@ -95,6 +95,9 @@ def in_processes(monkeypatch):
     """Let two processes read the pictures, as for a GPU, and torch look every tenth of a second if they live."""
     monkeypatch.setattr(tasks.Station, "processes", 2)
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
+    yield
+    gc.collect()  # what read is given up here, and not in another test
 
 
 @pytest.mark.parametrize("how", [{}, {"visual": "timm:test_vit", "views": "crop-flip:2"}], ids=["grid", "views"])

@@ -89,13 +89,15 @@ def verify(store: str) -> None:
         where = "metadata" if damage.chunk is None else f"chunk {damage.chunk}"
         samples = f", samples {list(damage.samples)}" if damage.samples else ""
         lines.append(f"damaged: {damage.array}, {where}{samples}")
-        if damage.chunk is None and damage.array.count("/") == 1:
+        if not damage.array.startswith(("images/", "captions/")):
+            ways = ["To repair: copy the store again, or extract into another --store."]
+        elif damage.array.count("/") == 1:
             ways.append(f"To repair: `xret cache rm {quote(store)} {quote(damage.array)}`, then extract it again.")
     lines += [f"failed sample {sample['id']}: {sample['reason']}" for sample in found.failed_samples]
     state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
     failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
     lines.append(f"{store}: {counted(found.chunks, 'chunk')} read, {state}{failed}")
-    if any(damage.chunk is not None and "/" in damage.array for damage in found.damaged):
+    if any(damage.array.count("/") == 2 for damage in found.damaged):  # an array of a set
         lines.append("To repair: run the same `xret extract` or `xret import` with --repair.")
     show(found.to_json(), lines + ways)
     if not found.ok:

@@ -56,6 +56,14 @@ def test_verify_ends_with_what_to_do(store):
     assert len(run("verify", store, code=1).stdout.splitlines()) == 3
 
 
+@pytest.mark.parametrize("how", ["lost", "damaged", "metadata"])
+def test_samples_at_fault_are_no_set_to_remove_or_repair(store, how):
+    file = Path(store, "samples", "caption", "zarr.json" if how == "metadata" else "c.0")
+    file.unlink() if how == "lost" else file.write_bytes(file.read_bytes().replace(b"a", b"b"))
+    *_, advice = run("verify", store, code=1).stdout.splitlines()
+    assert advice == "To repair: copy the store again, or extract into another --store."
+
+
 def test_ls_of_a_store(store):
     (facts,) = json.loads(run("ls", store, "--json").stdout)
     lines = run("ls", store).stdout.splitlines()

@@ -245,8 +245,9 @@ def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Gen
         worker_init_fn=lambda _: drop_locks(),
         generator=torch.Generator(),  # a seed is drawn from it, and not from the process's own
     )
+    reading: Any = iter(loader)
     try:
-        for found, pixels in loader:
+        for found, pixels in reading:
             if isinstance(found, XretError):
                 raise found
             left = iter(pixels)
@@ -256,6 +257,8 @@ def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Gen
         if str(error).startswith("Caught"):  # it lives, and has raised that itself
             raise
         raise CacheError(f"a process that reads pictures has died ({error}); run the same command again") from error
+    finally:
+        reading._shutdown_workers()  # else whichever thread collects it after an error waits for them
 
 
 class _Pictures(Dataset[Any]):

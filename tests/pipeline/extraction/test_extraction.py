@@ -3,6 +3,7 @@
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import resource
 import shutil
@@ -96,8 +97,6 @@ def in_processes(monkeypatch):
     monkeypatch.setattr(tasks.Station, "processes", 2)
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
-    yield
-    gc.collect()  # what read is given up here, and not in another test
 
 
 @pytest.mark.parametrize("how", [{}, {"visual": "timm:test_vit", "views": "crop-flip:2"}], ids=["grid", "views"])
@@ -117,6 +116,7 @@ def test_processes_record_or_refuse_what_cannot_be_read(manifest, tmp_path, in_p
     (manifest.images / "3.jpg").write_bytes(b"no picture")
     with pytest.raises(SampleError, match=r"3\.jpg"):
         extract(manifest, tmp_path / "s.zarr", IMAGES)
+    assert not multiprocessing.active_children()
     summary = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip")).sets[0]
     assert (summary.samples, summary.failed) == (31, 1)
 

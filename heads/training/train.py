@@ -241,6 +241,10 @@ def introduce(info: RunInfo, split: Batches, val: Batches) -> None:
         _log.info(f"{recipe.name}{' with ' if changed else ''}{', '.join(changed.values())}")
         for key in without_effect(changed, info.image_facts, info.text_facts):
             _log.warning(f"{key} changes nothing: no feature set in use is of its kind")
+    if recipe.data.captions is not None and recipe.data.unit == "caption":
+        _log.warning(
+            f"data.captions={recipe.data.captions} changes nothing: it draws from images, with data.unit=image"
+        )
     if val.images < FEW:
         _log.info(f"val: {too_few(val.images)} to tell which epoch is best.")
     unit, size = recipe.data.unit, recipe.data.batch_size

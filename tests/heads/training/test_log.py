@@ -46,10 +46,11 @@ def test_an_epoch_is_a_line(store, tmp_path, caplog, capfd, monkeypatch, level, 
 
 def test_the_start_says_what_differs_from_the_recipe_and_what_is_too_small(store, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "xret"):
-        recipe = recipe_of("vsepp", 1, "data.batch_size=999", "adapter.roi.dropout=0.5")
+        recipe = recipe_of("vsepp", 1, "data.batch_size=999", "adapter.roi.dropout=0.5", "data.captions=1")
         train(store, recipe, tmp_path / "run", device="cpu")
     assert "adapter.roi.dropout changes nothing: no feature set in use is of its kind" in caplog.text
-    assert caplog.text.count("changes nothing") == 1
+    assert "data.captions=1 changes nothing: it draws from images, with data.unit=image" in caplog.text
+    assert caplog.text.count("changes nothing") == 2
     assert "vsepp with " in caplog.text and "data.batch_size=999" in caplog.text and "model.dim=16" in caplog.text
     assert "data.batch_size=999 takes all 60 captions at once: an epoch is a single step." in caplog.text
     assert "val: 12 images are too few" in caplog.text

@@ -76,9 +76,9 @@ def import_(dataset: str | None, store: str, data_root: Path | None, **options: 
     from ..pipeline.data.manifest import load_manifest
     from ..pipeline.exchange.importing import ImportOptions, import_features
 
+    options["splits"] = tuple(filter(None, options["splits"].split(",")))
     if not options["splits"]:
         raise click.UsageError("nothing to import: give at least one of --splits")
-    options["splits"] = tuple(filter(None, options["splits"].split(",")))
     if dataset is None and data_root is not None:
         raise click.UsageError("--data-root is for a DATASET, which is not given; leave it out")
     manifest = None if dataset is None else load_manifest(dataset, data_root)

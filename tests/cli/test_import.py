@@ -54,7 +54,8 @@ def test_arrays_of_hdf5_are_named(world, tmp_path):
 def test_mistakes(world, tmp_path):
     words = ["import", world.manifest, "--store", tmp_path / "s", "--source", world.tsv()]
     assert "'tsv' is not one of 'scan'" in refused(*words, "--from", "tsv", code=2)
-    assert "nothing to import" in refused(*words, "--from", "butd-tsv", "--splits", "", code=2)
+    for nothing in ("", ","):
+        assert "nothing to import" in refused(*words, "--from", "butd-tsv", "--splits", nothing, code=2)
     words = ["import", "--store", tmp_path / "s", "--source", tmp_path]
     assert "needs the data set: name a manifest as DATASET" in refused(*words[:-1], world.tsv(), "--from", "butd-tsv")
     words += ["--from", "clip-retrieval"]

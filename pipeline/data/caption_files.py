@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -23,7 +24,7 @@ def read_entries(path: Path, reader: RowReader) -> list[Entry]:
         return _read_json(path, reader)
     entries: dict[str, Entry] = {}
     for where, row in caption_rows(path, reader, ""):
-        entry = entries.setdefault(row.file_name, row)
+        entry = entries.setdefault(unicodedata.normalize("NFC", row.file_name), row)  # as it is found
         if entry.split != row.split:
             both = f"'{row.split or 'none'}' here and '{entry.split or 'none'}' before"
             raise ManifestError(f"{where}: the split of '{row.file_name}' is {both}; give it one split.")

@@ -55,6 +55,12 @@ def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
     assert found.images[1].captions == (Caption("a bird .", 30), Caption("a beak", 32))
 
 
+def test_rows_that_spell_a_name_in_both_normal_forms_are_of_one_image(tmp_path):
+    rows = "file_name,caption,split\ncaf\u00e9.jpg,one,val\ncafe\u0301.jpg,two,val\n"
+    (image,) = read_samples(manifest(tmp_path, rows, ".csv")).images
+    assert (image.file_name, [caption.text for caption in image.captions]) == ("caf\u00e9.jpg", ["one", "two"])
+
+
 def test_annotations_and_what_else_stands_beside_sentences_are_left_alone(tmp_path):
     plain = read_samples(karpathy(tmp_path / "one", [image(1, id=5)]))
     carried = {"regions": [{"bbox": [0, 0, 5, 5], "phrase": "a beak", "class": "beak"}], "license": 4}

@@ -120,7 +120,7 @@ class FeatureSet:
     @cached_property
     def length(self) -> np.ndarray:
         """Valid local rows, or tokens, of each sample, int32."""
-        return self._read("length") if "length" in self.group else np.ones(self.samples, np.int32)
+        return self._read("length") if "length" in self.array_names else np.ones(self.samples, np.int32)
 
     @property
     def failures(self) -> list[tuple[str, str]]:

@@ -272,6 +272,13 @@ def test_a_begun_chunk_that_is_damaged_is_not_completed(tmp_path, how):
         images.begun(1)
 
 
+def test_lengths_that_are_lost_are_not_taken_for_one(own):
+    images = FeatureCache.open(own).image_set()
+    (Path(own) / images.path / "length" / "zarr.json").unlink()
+    with pytest.raises(CacheError, match="length' is missing or damaged"):
+        _ = images.reopened().length
+
+
 def test_a_set_with_a_row_is_in_the_choice(tmp_path):
     url = make_store(tmp_path / "s.zarr", train=10, val=3, test=0, image=("grid", "roi"), splits=("val",))
     whole = FeatureCache.open(url, writable=True).image_set("grid")

@@ -50,6 +50,7 @@ class Cell:
     run: str  # absolute
     store: str
     recipe: Recipe
+    sets: tuple[str, ...]  # names of the feature sets
     seed: int
     split: str
     views: bool
@@ -71,11 +72,17 @@ class Cell:
         """Return the evaluation of a finished cell, or None.
 
         Raises:
-            RunError: the run has another recipe.
+            RunError: the run has another recipe, or other feature sets.
         """
         run = Path(self.run)
-        if (run / "run.json").is_file() and (differing := difference(identity(Run(run).recipe), identity(self.recipe))):
-            raise RunError(f"{run} has another recipe: {differing}; take another --out")
+        if (run / "run.json").is_file():
+            trained = Run(run)
+            if differing := difference(identity(trained.recipe), identity(self.recipe)):
+                raise RunError(f"{run} has another recipe: {differing}; take another --out")
+            names = tuple(one.name for one in (*trained.info.image, *trained.info.text))
+            if names != self.sets:
+                read = f"{' and '.join(names)} and would now read {' and '.join(self.sets)}"
+                raise RunError(f"{run} has read {read}; take another --out")
         try:
             found = Evaluation.of_one(json.loads((run / "eval.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError):
@@ -149,7 +156,8 @@ def ablate(
         views = plan.views and sets_of[variant.name][0].views > 1
         for seed in range(seeds):
             run = str(root / variant.name / f"seed={seed}")
-            cells[run] = Cell(run, url, variant.recipe, seed, plan.split, views, hubness, device, jobs == 1)
+            names = tuple(set_names(sets_of[variant.name]))
+            cells[run] = Cell(run, url, variant.recipe, names, seed, plan.split, views, hubness, device, jobs == 1)
     used = [sets_of[variant.name] for variant in plan.variants if not variant.baseline]
     own: dict[str, Any] = {"manifest_sha256": cache.manifest_sha256, "sets": None}
     if all(set_names(one) == set_names(used[0]) for one in used):

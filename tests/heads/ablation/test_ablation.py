@@ -173,6 +173,16 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(stores, tmp_path, m
     assert again[2:] == entries[2:]
 
 
+def test_cells_of_other_feature_sets_are_refused_where_sets_are_varied(tmp_path):
+    both = {"train": 12, "val": 4, "test": 4, "image": ("grid", "roi")}
+    first, second = (make_store(tmp_path / f"{weights}.zarr", weights=weights, **both) for weights in "ab")
+    plan, out = plan_of({"data.image": ["grid", "roi"]}), tmp_path / "out"
+    entries = ablated(first, plan, out)
+    assert ablated(first, plan, out) == entries
+    with pytest.raises(RunError, match=r"data\.image=grid/seed=0 has read grid@.* and would now read grid@"):
+        ablated(second, plan, out)
+
+
 def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, tmp_path):
     out = shutil.copytree(whole[0], tmp_path / "out")
     first, *others = entries = ablated(stores(), plan_of(baselines=["linear", "linear"]), out)

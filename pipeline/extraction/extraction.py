@@ -331,14 +331,12 @@ def summary_of(features: FeatureSet, splits: Sequence[str], **done: Any) -> SetS
 
     CacheError: all samples of one of these splits have failed; they can be tried again then.
     """
-    for split in splits:
-        if not (features.status[features.rows_of(split)] == FAILED).all():
-            continue
+    if lost := [split for split in splits if (features.status[features.rows_of(split)] == FAILED).all()]:
         _, example = next(iter(features.failures))
-        features.retry([split])
+        features.retry(lost)
         raise CacheError(
-            f"no {features.modality[:-1]} of split '{split}' could be read; for example {example}; fix that, or choose"
-            " other --splits"
+            f"no {features.modality[:-1]} of split {' or '.join(map(repr, lost))} could be read; for example {example};"
+            " fix that, or choose other --splits"
         )
     failed, reasons = int((features.status == FAILED).sum()), tuple(reason for _, reason in features.failures)
     return SetSummary(features.name, failed=failed, reasons=reasons, **done)

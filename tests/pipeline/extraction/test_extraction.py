@@ -434,11 +434,12 @@ def test_missing_pictures_are_counted_before_a_store_is_there(manifest, tmp_path
     assert images.failed == 2
 
 
-def test_a_split_of_which_nothing_can_be_read_is_refused_and_tried_again(manifest, tmp_path):
-    good = {number: (manifest.images / f"{number}.jpg").read_bytes() for number in range(26, 32)}
+@pytest.mark.parametrize(("first", "splits"), [(26, "'test'"), (20, "'val' or 'test'")])
+def test_a_split_of_which_nothing_can_be_read_is_refused_and_tried_again(manifest, tmp_path, first, splits):
+    good = {number: (manifest.images / f"{number}.jpg").read_bytes() for number in range(first, 32)}
     for number in good:
         (manifest.images / f"{number}.jpg").write_bytes(b"")
-    with pytest.raises(CacheError, match="no image of split 'test' could be read"):
+    with pytest.raises(CacheError, match=f"no image of split {splits} could be read"):
         extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip"))
     for number, data in good.items():
         (manifest.images / f"{number}.jpg").write_bytes(data)

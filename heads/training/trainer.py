@@ -176,7 +176,9 @@ class Trainer:
             while self.epoch < epochs and not stopped_early(self.epoch, self.best_epoch, patience):
                 self._train_epoch(log)
             if before < self.epoch < epochs:
-                log.say(f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better")
+                unaveraged = self.average is not None and not self.average.n_averaged
+                after = ", and optimizer.swa_epochs had not begun" if unaveraged else ""
+                log.say(f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better{after}")
             self._await_written()
             seconds = time.perf_counter() - started
             log.write(f"ended well: {counted(self.epoch - before, 'epoch')} in {seconds:.1f} s")

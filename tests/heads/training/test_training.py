@@ -175,7 +175,11 @@ def test_it_stops_when_nothing_gets_better(store, tmp_path, caplog):
     summary = train(store, recipe, tmp_path / "run", device="cpu")
     assert (summary.epochs, summary.trained, summary.best_epoch) == (4, 4, 1)
     assert "stopped after epoch 4 of 20: none of the last 3 was better" in caplog.text
+    assert "swa_epochs" not in caplog.text
     assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).trained == 0
+    averaging = recipe_of("vsepp", 20, "optimizer.lr=0", "schedule.patience=3", "optimizer.swa_epochs=2")
+    train(store, averaging, tmp_path / "averaging", device="cpu")
+    assert "optimizer.swa_epochs had not begun" in caplog.text
 
 
 def test_each_step_draws_anew_and_learns_as_in_training(store, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
-"""Progress on standard error: tqdm's bar on a terminal, a line every few seconds elsewhere."""
+"""Progress on standard error: tqdm's bar on a terminal, a line every few seconds elsewhere; nothing with --quiet."""
 
+import logging
 import sys
 import threading
 import time
@@ -9,6 +10,12 @@ from tqdm import tqdm
 
 _SECONDS = 5.0  # between two lines
 _LINE = "{desc}: {n_fmt}/{total_fmt}{unit}"
+_log = logging.getLogger("xret")
+
+
+def hidden() -> bool | None:
+    """Return what tqdm's `disable` takes: True with ``--quiet``, else None, which hides a bar without a terminal."""
+    return True if _log.level > logging.INFO else None
 
 
 class Progress:
@@ -27,7 +34,7 @@ class Progress:
     def __enter__(self) -> "Progress":
         self._began, self._bar = time.monotonic(), None
         if sys.stderr.isatty():
-            self._bar = tqdm(desc=self._title, dynamic_ncols=True, **self._how)
+            self._bar = tqdm(desc=self._title, dynamic_ncols=True, disable=hidden(), **self._how)
         else:
             self._print()
         return self
@@ -49,6 +56,8 @@ class Progress:
 
     def _print(self) -> None:
         self._printed, self._shown = time.monotonic(), self._count
+        if hidden():
+            return
         elapsed = self._printed - self._began
         form = _LINE if self._count == self._how["initial"] else _LINE + ", {rate_noinv_fmt}, {remaining} left"
         line = tqdm.format_meter(self._count, elapsed=elapsed, prefix=self._title, bar_format=form, **self._how)

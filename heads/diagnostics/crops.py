@@ -28,6 +28,7 @@ from ...pipeline.data.manifest import bundled_manifests, load_manifest
 from ...pipeline.data.sources import FolderReader, PictureReader
 from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, SampleError
+from ...pipeline.progress import hidden
 from ...pipeline.reading.joined_sets import are_upright
 from ...pipeline.reading.reattachment import find_pictures, manifests_in, unreadable
 from ...pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
@@ -120,7 +121,7 @@ def crop_tables(
             " take another --split or data set"
         )
     parts = sorted({(one.file_name, part) for one in found for part in (one.a, one.c)})
-    crops = iter(tqdm(cut(pictures, upright, parts), "crops", len(parts), unit=" crops", disable=None))
+    crops = iter(tqdm(cut(pictures, upright, parts), "crops", len(parts), unit=" crops", disable=hidden()))
     some_crops = iter(lambda: list(itertools.islice(crops, PART)), [])
     encoded = (features for some in some_crops for features in encode_images_by_all(image_encoders, device, some))
     images = embed_side(seen.model.embed_images, encoded)

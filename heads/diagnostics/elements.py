@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ...pipeline.progress import hidden
 from ..evaluation.metrics import Ties, log_circular_variance, ranks, recall_table
 from ..evaluation.number_table import NumberTable, Rows
 from ..modules.similarity.shared import unit
@@ -59,7 +60,7 @@ def rsum_tables(
 ) -> dict[str, NumberTable]:
     """Return the RSUM with some elements only; the run was trained with all. Arguments as for `element_tables`."""
     tables = dict[str, NumberTable]()
-    with tqdm(desc="elements", unit=" tables", disable=None) as progress:
+    with tqdm(desc="elements", unit=" tables", disable=hidden()) as progress:
 
         def rsum(some: Tensor, others: Tensor) -> float:
             progress.update()

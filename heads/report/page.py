@@ -11,6 +11,7 @@ from tqdm import tqdm
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.files import require_writable, write_text
+from ...pipeline.progress import hidden
 from ..evaluation.evaluation import evaluate_untrained, load_measures, tables
 from ..evaluation.number_table import shown
 from ..evaluation.scoring import embed_split, open_run
@@ -49,7 +50,7 @@ def write_report(
     """
     require_place(Path(out))
     paths, target = [Path(path) for path in runs], pick_device(device)
-    opened = tqdm(paths, "report", unit=" runs", disable=None)
+    opened = tqdm(paths, "report", unit=" runs", disable=hidden())
     embedded = [embed_split(open_run(path, store), split, target) for path in opened]
     if len(datasets := {one.ranker.cache.dataset for one in embedded}) > 1:
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")

@@ -19,6 +19,7 @@ from ...pipeline.data.images import SUFFIXES, PictureFile, read_picture
 from ...pipeline.device import cores, within_memory
 from ...pipeline.errors import OutputError, QueryError, SampleError
 from ...pipeline.files import making_file
+from ...pipeline.progress import hidden
 from ...pipeline.reading.reencoding import BATCH, encode_decoded
 from ...pipeline.wording import counted, printable, some_of
 from ..evaluation.scoring import embed_all
@@ -134,7 +135,7 @@ class PictureFolder(Searched):
                 return None
 
         try:
-            with ThreadPoolExecutor(cores()) as pool, tqdm(total=len(new), desc="images", disable=None) as bar:
+            with ThreadPoolExecutor(cores()) as pool, tqdm(total=len(new), desc="images", disable=hidden()) as bar:
                 for number, first in enumerate(range(0, len(new), BATCH), 1):
                     names = new[first : first + BATCH]
                     decoded = zip(names, pool.map(decode, names), strict=True)

@@ -1,6 +1,7 @@
 """A bar on a terminal, lines elsewhere."""
 
 import fcntl
+import logging
 import os
 import re
 import struct
@@ -33,3 +34,12 @@ def test_without_a_terminal_there_are_lines(capsys):
     assert first == "verify: 10/20 chunks"
     assert re.fullmatch(r"verify: 20/20 chunks, +[\d.]+ chunks/s, 00:00 left", last)
     assert in_bytes.startswith("read images.npy: 7.81k/7.81kB, ")
+
+
+def test_quiet_shows_nothing(capsys, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("xret"), "level", logging.WARNING)  # as --quiet sets it
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda seen=terminal: seen)
+        with Progress("verify", 20, "chunks") as progress:
+            progress.update(20)
+    assert capsys.readouterr().err == ""

@@ -108,11 +108,16 @@ def build_options(
             )
         visual = text = encoder
     common: dict[str, Any] = {"dtype": dtype, "trust": trust}
-    images = captions = None
-    if visual not in (None, "none"):
-        images = EncoderSpec(str(visual), visual_weights, **of_pictures, **common)
-    if text not in (None, "none"):
-        captions = EncoderSpec(str(text), text_weights, prompt=prompt, **common)
+    visual, text = (None if name == "none" else name for name in (visual, text))
+    texts = {"text_weights": text_weights, "prompt": prompt}
+    for side, name, own in (
+        ("visual", visual, {"visual_weights": visual_weights} | of_pictures),
+        ("text", text, texts),
+    ):
+        if name is None and (idle := [key for key, value in own.items() if value]):
+            raise EncoderError(f"--{side} is none, which takes no {idle[0]}; leave that out, or name an encoder")
+    images = None if visual is None else EncoderSpec(str(visual), visual_weights, **of_pictures, **common)
+    captions = None if text is None else EncoderSpec(str(text), text_weights, prompt=prompt, **common)
     return Options(images, captions, layers=tuple(layers), **how)
 
 

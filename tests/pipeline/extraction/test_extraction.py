@@ -513,7 +513,11 @@ def test_a_gpu_stores_what_its_encoder_gives(dtype, tiny_dataset, tmp_path):
     ("options", "error", "message"),
     [
         ({"text": "brt"}, EncoderError, r"did you mean 'bert'"),
-        ({"visual": None, "text": "none"}, CacheError, "nothing to extract"),
+        (
+            {"visual": None, "visual_weights": None, "image_size": None, "text": "none"},
+            CacheError,
+            "nothing to extract",
+        ),
         ({"dtype": "bfloat16"}, CacheError, "Zarr has no bfloat16"),
         ({"on_error": "ignore"}, CacheError, "give fail or skip"),
         ({"batch_size": 0}, CacheError, "at least 1"),
@@ -524,6 +528,8 @@ def test_a_gpu_stores_what_its_encoder_gives(dtype, tiny_dataset, tmp_path):
         ({"splits": "dev"}, CacheError, "no image in split dev"),
         ({"encoder": "resnet18"}, EncoderError, "give a model of pictures and texts"),
         ({"encoder": "hf:x", "visual": "resnet18"}, CacheError, "in the place of --visual"),
+        ({"visual": "none", "visual_weights": None}, EncoderError, "--visual is none, which takes no image_size"),
+        ({"text": None, "prompt": "a {}"}, EncoderError, "--text is none, which takes no prompt"),
         ({"visul": "resnet18"}, TypeError, "visul"),
         ({"workers": "tcp://127.0.0.1:9"}, CacheError, "no Dask scheduler answers"),
     ],

@@ -49,7 +49,7 @@ class Objective:
     """The loss of a recipe: the weighted sum of its terms over a batch, augmented as it says.
 
     The `split` says which captions have equal texts, how many words there are, and where it is computed; None: no texts
-    are equal, no words are masked, and it is in float32.
+    are equal, words are masked by the id that `mask` is set to, and it is in float32.
     """
 
     static = True  # whether the operations of a step follow from the shapes of its batch
@@ -58,6 +58,7 @@ class Objective:
         self.recipe, self.model, self.losses = recipe, model, losses
         self.text_number: Tensor | None = None
         self.precision: torch.dtype | None = None
+        self.mask = 0
         self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
         if split is not None:
             self.weights = send(self.weights, split.device)

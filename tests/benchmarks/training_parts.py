@@ -107,7 +107,7 @@ class Step:
         self.precision = autocast_dtype(recipe.runtime.precision, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.float16)
         self.objective = Objective(recipe, self.model, self.losses)
-        self.objective.precision = self.precision
+        self.objective.precision, self.objective.mask = self.precision, captions.vocabulary_size or 0
         self.gradients = Gradients(self.objective, self.optimizer, self.scaler)
 
     def __call__(self, batch: Batch) -> Callable[[], Tensor]:

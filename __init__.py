@@ -130,7 +130,8 @@ def extract(
     Raises:
         ManifestError, SampleError: the data set cannot be read.
         EncoderError: an encoder is unknown, or its weights cannot be loaded.
-        CacheError: the store holds something else, or cannot be written; or there is nothing to extract.
+        CacheError: the store holds something else, or there is nothing to extract.
+        OutputError: the store cannot be written.
         StoreError: an object store does not answer; so do all functions that read a store.
     """
     from pathlib import Path

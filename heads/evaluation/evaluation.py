@@ -161,7 +161,7 @@ class Evaluation:
 def evaluate(
     runs: str | Path | Several[str | Path],
     *,
-    store: str | None = None,
+    store: str | Path | None = None,
     split: str = "test",
     protocol: str = "auto",
     ties: Ties = "pessimistic",
@@ -185,15 +185,16 @@ def evaluate(
         device: ``auto``, ``cpu`` or ``cuda``.
 
     Raises:
-        RunError: a run, the store's feature sets, the split or the protocol do not fit, or the runs of an ensemble
-            do not see the same images and captions.
+        RunError: a run, the feature sets or the protocol do not fit, or the runs of an ensemble do not see the same
+            images and captions.
+        CacheError: a store or its split cannot be used.
     """
     target = pick_device(device)
     require_ties(ties)
     several = [runs] if isinstance(runs, str | Path) else list(runs)
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
-    rankers = open_rankers(several, store, features)
+    rankers = open_rankers(several, None if store is None else str(store), features)
     return _evaluate(rankers, split, target, protocol=protocol, ties=ties, views=views, hubness=hubness)
 
 

@@ -28,8 +28,8 @@ class FeatureDataset(Dataset[dict[str, Any]]):
     An item holds what the feature sets have, of ``image_local`` [N, C], ``image_global`` [C], ``text_local`` [M, E],
     ``text_global`` [E] (float32) and ``text_token`` [M] (word ids, int64), and ``image_index`` and ``caption_index``,
     places in `ids` and `texts`. Hand `collate` to a DataLoader: it pads rows with zeros and adds ``image_length`` and
-    ``text_length`` [B]. Which caption of a batch is which image's: ``image_index[:, None] == image_index``. Of images
-    cached in several views this is the first.
+    ``text_length`` [B]. Which caption of a batch is which image's: ``image_index[:, None] == image_index``. Of several
+    cached views it reads the first.
 
     It can be pickled, and read by worker processes. Training itself reads faster, see `xret.batches`.
 

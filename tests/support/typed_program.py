@@ -28,7 +28,7 @@ def program(manifest: Path, store: Path) -> float:
         raise SystemExit(str(error)) from error
     samples: int = extraction.sets[0].samples
     summary = xret.train(store, recipe="vsepp", out="run", settings={"model.dim": 256}, seed=samples)
-    evaluation = xret.evaluate("run", ties="mean")
+    evaluation = xret.evaluate("run", store=store, ties="mean")
     hits = xret.load("run", store=store, device="cpu").search("two red cubes", k=5)
     names: list[str] = [hit.id for hit in hits]
     cells = xret.ablate(store, recipe="vsepp", vary={"model.dim": [64, 128]}, out="cells", jobs=2)

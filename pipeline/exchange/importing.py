@@ -215,8 +215,7 @@ def _fill(
         features = features.reopened()
     missing, left = features.missing(splits), features.rows_left(splits)
     samples, began, seconds = 0, time.monotonic(), {"read": 0.0, "encode": 0.0, "write": 0.0}
-    total = sum(last - first for first, last in map(features.rows_in, missing))
-    with Progress(printable(features.name), total, features.modality) as progress:
+    with Progress(printable(features.name), len(left), features.modality) as progress:
         for chunk in missing:
             started = time.monotonic()
             first, last = features.rows_in(chunk)
@@ -234,7 +233,7 @@ def _fill(
             seconds["read"] += read - started
             seconds["write"] += time.monotonic() - read
             samples += len(at) - len(failed)
-            progress.update(last - first)
+            progress.update(len(at))
     return summary_of(
         features.reopened(),
         splits,

@@ -214,9 +214,12 @@ def _fill(
     chunks = [one.missing(splits) for one, _ in sets]
     missing = sorted({chunk for of_set in chunks for chunk in of_set})
     lacking = [one for one, of_set in zip(sets, chunks, strict=True) if of_set]
-    if is_images:
-        rows = {row for one, _ in lacking for row in one.rows_left(splits).tolist()}
-        _require_pictures(samples, manifest, options, sorted(rows))
+    if is_images:  # of a chunk at the border of two splits, the images of these splits alone
+        rows = sorted({row for one, _ in lacking for row in one.rows_left(splits).tolist()})
+        _require_pictures(samples, manifest, options, rows)
+        samples_in_all, left = sum(len(range(*features.cache.splits[split])) for split in splits), len(rows)
+    else:
+        samples_in_all, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, missing))
     trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
     job = tasks.Job(
         key=uuid.uuid4().hex,
@@ -233,8 +236,6 @@ def _fill(
     )
     task = tasks.write_images if is_images else tasks.write_captions
     close = partial(tasks.close_station, job.key)
-    samples_in_all = sum(last - first for first, last in map(features.rows_in, sorted(wanted)))
-    left = sum(last - first for first, last in map(features.rows_in, missing))
     counts: Counter[tuple[str, str]] = Counter()
     shares = dict.fromkeys(("read", "encode", "write"), 0.0)
     began = time.monotonic()

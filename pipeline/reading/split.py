@@ -88,8 +88,8 @@ def require_complete(features: FeatureSet, split: str) -> None:
     if missing := features.missing([split]):
         raise CacheError(
             f"{features.cache.url}: split '{split}' of '{features.name}' lacks {len(missing)} of"
-            f" {counted(len(features.chunks_of(split)), 'chunk')}; run the same `xret extract` again, or choose another"
-            " split"
+            f" {counted(len(features.chunks_of(split)), 'chunk')}; run `xret extract` or `xret import` again with"
+            f" --splits {split}, or choose another split"
         )
 
 

@@ -136,7 +136,9 @@ def test_sets_and_splits_that_cannot_be_chosen(tmp_path):
     assert f"images/{sets[0]}, images/{sets[1]}; choose one with --set" in refused(url, tmp_path / "o")
     assert "only one set of images" in refused(url, tmp_path / "o", sets)
     assert "no feature set fits 'grit'" in refused(url, tmp_path / "o", ["grit"])
-    assert "lacks 2 of 2 chunks; run" in refused(url, tmp_path / "o", ["grid"])
+    assert "lacks 2 of 2 chunks; run `xret extract` or `xret import` again with --splits t" in refused(
+        url, tmp_path / "o", ["grid"]
+    )
     assert "has no split dev; it has train, val, test" in refused(url, tmp_path / "o", ["grid"], ("val", "dev"))
     assert export(url, tmp_path / "o", ["roi", "words"], ("val",))["sets"][0].startswith("roi@")
 

@@ -190,8 +190,9 @@ def test_a_repaired_import_writes_what_is_damaged_or_failed(tmp_path, world, mon
     assert files(cache.url) == sound
 
 
-def test_splits_are_written_when_asked_for(world):
+def test_splits_are_written_when_asked_for(world, capsys):
     _, cache = bring(world, world.scan(splits=("train", "dev", "testall")), "scan", splits=("val",))
+    assert ": 6/6 images" in capsys.readouterr().err
     assert [cache.image_set().complete(split) for split in cache.splits] == [False, True, False]
     source = world.scan("half", splits=("train", "dev"))
     with pytest.raises(SourceError, match=r"half lacks 6 of 6 images of split 'test' .*; choose others with --splits"):

@@ -260,13 +260,14 @@ def test_a_users_class_with_another_identity_is_another_set(manifest, tmp_path, 
     assert second.name != first.name and second.samples == 32
 
 
-def test_splits_are_computed_when_asked_for_and_need_no_others_pictures(manifest, tmp_path):
+def test_splits_are_computed_when_asked_for_and_need_no_others_pictures(manifest, tmp_path, capsys):
     url, kept = tmp_path / "s.zarr", tmp_path / "kept"
     shutil.copytree(manifest.images, kept)
     for number in range(26):  # of train and val; test begins in the middle of a chunk
         (manifest.images / f"{number}.jpg").unlink()
     summary = extract(manifest, url, replace(SMALL, splits=("test",)))
     assert summary.sets[0].samples == 6
+    assert ": 6/6 images" in capsys.readouterr().err
     images = FeatureCache.open(url).image_set()
     assert [images.complete(split) for split in ("train", "val", "test")] == [False, False, True]
     before = images.local(np.arange(26, 32))
@@ -275,6 +276,7 @@ def test_splits_are_computed_when_asked_for_and_need_no_others_pictures(manifest
     for number in range(26):
         shutil.copy(kept / f"{number}.jpg", manifest.images)
     assert extract(manifest, url, SMALL).sets[0].samples == 26
+    assert ": 6/32 images" in capsys.readouterr().err
     images = FeatureCache.open(url).image_set()
     assert all(map(images.complete, ("train", "val", "test")))
     assert np.array_equal(images.local(np.arange(26, 32)), before)

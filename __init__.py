@@ -112,7 +112,7 @@ def extract(
         visual, text: the encoders, as ``xret list encoders`` names them; None skips a side.
         encoder: of pictures and texts, ``hf:ID``, ``hf:DIR``, ``open_clip:ARCH/TAG``, or the folder of a run in which
             `finetune` left its backbones; in the place of `visual` and `text`.
-        layers: whose local features are cached, as a set each, of each encoder that takes one; -1: the last.
+        layers: whose local features are cached, as a set each, of each encoder but ``words``; -1: the last.
         visual_weights, text_weights, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: of the
             encoders, see `xret.pipeline.encoders.spec.EncoderSpec`.
         splits: names, or one text with commas.
@@ -396,6 +396,8 @@ def load(
 
     Raises:
         RunError: there is no such run, or it is damaged.
+        EncoderError: `text_weights` are given for a run on words.
+        QueryError: `images` or `hubness` is given with `index`.
     """
     from .heads.retrieval.hub import local_folder
     from .heads.retrieval.retriever import Retriever

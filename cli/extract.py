@@ -88,8 +88,8 @@ ON_ERROR = click.option(
     default="-1",
     metavar="N,N,…",
     callback=_layers,
-    help="Layers of the local features, one feature set each; -1 is the last. 0 are the embeddings of hf: and bert, "
-    "and the first block or stage of timm: and open_clip:.",
+    help="Layers of the local features, one feature set each; -1 is the last. 0 are the embeddings of texts and of "
+    "hf:, and the first block or stage of images of timm: and open_clip:.",
 )
 @click.option(
     "--image-size",

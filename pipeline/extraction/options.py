@@ -79,7 +79,7 @@ def build_options(
     Args:
         visual, text: names of the encoders; None or ``none``: none.
         encoder: of images and captions, ``hf:ID|DIR`` or ``open_clip:ARCH/TAG``, in the place of both.
-        layers: whose local features are cached, as a set each, of each encoder that takes one.
+        layers: whose local features are cached, as a set each, of each encoder but ``words``.
         visual_weights, text_weights, prompt, dtype, trust: see `EncoderSpec`.
         splits: names, or one text with commas.
         run: the specs of a fine-tuned run's backbones by ``image`` and ``text``, in the place of all these.

@@ -20,7 +20,7 @@ class EncoderSpec:
             ``fasterrcnn_resnet50_fpn_v2``, ``plain-ground``, ``hf:ID|DIR``, ``timm:NAME[.TAG]``,
             ``open_clip:ARCH[/TAG]``, or the import path of a class, ``my_module:MyEncoder``; of captions ``bert``,
             ``words``, ``hf:ID|DIR`` or ``open_clip:ARCH[/TAG]``. A hub id may end in ``@REVISION``.
-        weights: a file, of ``bert`` a folder or hub id, or ``random:SEED``; None: the published ones, which
+        weights: a file or ``random:SEED``, of ``bert`` a folder or hub id; None: the published ones, which
             ``imagenet`` means, too.
         image_size: side of the square input, pixels; None: the model's own, of torchvision 224.
         layer: whose map or hidden states are the local features; -1: the last.

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import warnings
+from typing import NoReturn
 
 import click
 
@@ -60,7 +61,10 @@ class Commands(click.Group):
         ctx.meta[_WORDS] = list(args)
         end = args.index("--") if "--" in args else len(args)  # what follows is no option
         own, others = ([word for word in args[:end] if (word in ANYWHERE) == wanted] for wanted in (True, False))
-        return super().parse_args(ctx, own + others + args[end:])
+        try:
+            return super().parse_args(ctx, own + others + args[end:])
+        except click.UsageError as error:
+            return _end(error, as_json="--json" in own)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; with ``--json`` an error is ``{"error": sentence}``."""
@@ -86,10 +90,15 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             warnings.filterwarnings("ignore", ".* was never awaited", RuntimeWarning)  # what Zarr was about to write
             failure = Interrupted(f"stopped by Ctrl-C; run again `{shlex.join(_again(self, words))}`")
-        if not ctx.params.get("as_json"):
-            raise failure
-        click.echo(json.dumps({"error": failure.format_message()}), err=True)
-        sys.exit(failure.exit_code)
+        return _end(failure, as_json=bool(ctx.params.get("as_json")))
+
+
+def _end(failure: click.ClickException, *, as_json: bool) -> NoReturn:
+    """Raise a failure, which click prints, or print it as JSON and exit."""
+    if not as_json:
+        raise failure
+    click.echo(json.dumps({"error": failure.format_message()}), err=True)
+    sys.exit(failure.exit_code)
 
 
 def _again(commands: click.Group, words: list[str]) -> list[str]:

@@ -72,6 +72,8 @@ def test_an_error_as_json(tmp_path):
     assert "is no run" in json.loads(result.stderr)["error"]
     result = run("extract", "coco", "--json", code=2)
     assert "Missing option '--store'" in json.loads(result.stderr)["error"]
+    result = run("--strore", "extract", "--json", code=2)
+    assert "No such option '--strore'" in json.loads(result.stderr)["error"]
     assert "No such command 'extrac'" in refused("extrac", code=2)
 
 

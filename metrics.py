@@ -5,7 +5,7 @@
 
 Where a query has other right items than its own, as in ECCV Caption, `map_at_r`, `r_precision` and `best_ranks` take
 which are right, bool ``[queries, gallery]``; `relevance` makes that of ids. `inverted_softmax` holds back items that
-answer too many queries, by the scores of a bank of training queries; `skewness` tells how many there are.
+answer too many queries, by the scores of a bank of training queries; `skewness` measures how unevenly they do.
 """
 
 from .heads.evaluation.hubness import inverted_softmax, skewness

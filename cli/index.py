@@ -15,7 +15,7 @@ from .parsing import NEW_FOLDER, embedding_options, show
 @click.option(
     "--factory",
     metavar="WORDS",
-    show_default="inverted lists of elements with a byte a dimension",
+    show_default="inverted lists with a byte a dimension; Flat below 10,000 elements",
     help="How FAISS looks up elements, a string for its index_factory: Flat, HNSW32,SQ8, IVF4096,PQ32.",
 )
 @click.option(

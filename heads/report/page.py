@@ -42,7 +42,8 @@ def write_report(
     """Write a page about a run, or about several of one data set side by side; return its bytes.
 
     The same runs, `seed` and device give the same page; the seed picks what is shown. An earlier report at `out` is
-    replaced. Pictures are in `data_root`, by default where the manifest says. Other arguments are those of `evaluate`.
+    replaced. Pictures are in `data_root`; without it, ids and captions replace them. Other arguments are those of
+    `evaluate`.
 
     Raises:
         RunError: `out` is something else, or the runs are of several data sets, or do not fit their stores or split.

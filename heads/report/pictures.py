@@ -35,7 +35,7 @@ def heat_map(values: np.ndarray) -> str:
 
 
 class Pictures:
-    """The images of a cache's data set, if their files are in `data_root` or where the manifest says.
+    """The images of a cache's data set, if `find_pictures` finds their files.
 
     `why_not` is a sentence if there are none at all, and `unreadable` has one for each file that cannot be read.
     """

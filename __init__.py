@@ -274,7 +274,7 @@ def ablate(
     *,
     out: "str | Path",
     recipe: "str | Path | None" = None,
-    vary: Mapping[str, Any] | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
     grid: str | None = None,
     settings: "Settings | None" = None,
     baselines: str | Sequence[str] = (),

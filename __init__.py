@@ -22,6 +22,7 @@ Importing xret is cheap: torch, Zarr and Dask are imported by the functions, at 
 `xret.errors.XretError`s, whose message is one sentence: what is wrong, where, and what to do.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
@@ -204,7 +205,7 @@ def train(
         CacheError: the store cannot be used.
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
     """
-    from .heads.recipes.recipe import load_recipe
+    from .heads.recipes.recipe import load_recipe, unused_terms
     from .heads.training.train import train
     from .pipeline.errors import CacheError
 
@@ -213,6 +214,8 @@ def train(
         raise CacheError("there is no store to learn from; name one")
     first, *also = stores
     chosen = load_recipe(str(recipe), settings or {})
+    for warning in unused_terms(chosen, settings or {}).values():
+        logging.getLogger("xret").warning(warning)
     how: dict[str, Any] = {"device": device, "seed": seed, "init_from": init_from, "resume": resume}
     return train(first, chosen, out, also=also, callbacks=callbacks, **how)
 

@@ -30,6 +30,7 @@ from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import feature_facts, without_effect
 from ..recipes.blocks import Recipe
+from ..recipes.recipe import unused_terms
 from ..recipes.schema import difference
 from ..runs.features import Sets
 from ..runs.info import absolute
@@ -281,6 +282,10 @@ def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:
     idle = [without_effect(keys, *map(feature_facts, sets)) for sets in found.values()]
     for key in (key for key in keys if all(key in one for one in idle)):
         logger.warning(f"{key} changes nothing: no feature set in use is of its kind")
+    unused = [(variant.values, unused_terms(variant.recipe, variant.values)) for variant in plan.variants]
+    for key, warning in {key: warning for _, warnings in unused for key, warning in warnings.items()}.items():
+        if all(key in warnings for values, warnings in unused if key in values):
+            logger.warning(warning)
     if plan.views and all(sets[0].views == 1 for sets in found.values()):
         raise RunError(f"{cache.url} has one view of each image; extract it with --views, or leave --views out")
     return found

@@ -58,6 +58,21 @@ def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
     return _with(recipe.to_dict(), settings, recipe.name, sources=recipe.sources)
 
 
+def unused_terms(recipe: Recipe, settings: Settings | Sequence[str]) -> dict[str, str]:
+    """Return a warning for each of a recipe's settings that is of a term which its loss does not have, by key.
+
+    A weight is none of them: it may be what removed the term.
+    """
+    terms = nested(settings).get("loss", {})
+    unused = {f"loss.{term}": block for term, block in terms.items() if term not in recipe.loss}
+    return {
+        f"{term}.{key}": f"{term}.{key} changes nothing: the loss has no such term; {term}.weight adds it"
+        for term, block in unused.items()
+        for key in block
+        if key != "weight"
+    }
+
+
 def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str, **where: Any) -> Recipe:
     """Lay settings over nested values and resolve them; `where` parts of one's own are, see `resolve`."""
     asked, title = nested(settings), f"recipe '{name}'"

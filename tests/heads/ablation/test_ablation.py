@@ -275,6 +275,16 @@ def test_what_is_varied_of_features_that_are_not_there_is_said(stores, tmp_path,
     ]
 
 
+@pytest.mark.parametrize(("weights", "warned"), [([0], True), ([0, 1], False)])
+def test_a_varied_key_of_a_term_that_no_loss_has_is_named(stores, tmp_path, caplog, weights, warned):
+    vary = {"loss.infonce.scale": [10], "loss.infonce.weight": weights}
+    ablated(stores(), plan_of(vary), tmp_path / "out")
+    found = [text for text in caplog.messages if "changes nothing" in text]
+    assert (
+        found == ["loss.infonce.scale changes nothing: the loss has no such term; loss.infonce.weight adds it"] * warned
+    )
+
+
 def test_what_does_not_fit_the_store_is_refused_for_all_cells_at_once(stores, tmp_path):
     out = tmp_path / "out"
     vary = {"aggregator.text": ["global", "average", "max"], **MARGIN}

@@ -8,6 +8,7 @@ import pytest
 from small_store import make_store
 from small_trainings import recipe_of
 
+import xret
 from xret.heads.runs.run import Run
 from xret.heads.training.callbacks import Callback
 from xret.heads.training.log import LOG
@@ -54,6 +55,16 @@ def test_the_start_says_what_differs_from_the_recipe_and_what_is_too_small(store
     assert "vsepp with " in caplog.text and "data.batch_size=999" in caplog.text and "model.dim=16" in caplog.text
     assert "data.batch_size=999 takes all 60 captions at once: an epoch is a single step." in caplog.text
     assert "val: 12 images are too few" in caplog.text
+
+
+def test_a_setting_of_a_term_that_the_loss_lacks_is_named(store, tmp_path, caplog):
+    """It does not add the term, so that the run would be that without it."""
+    settings = {"model.dim": 16, "schedule.epochs": 1, "loss.triplet.weight": 0, "loss.infonce.weight": 1}
+    settings |= {"loss.triplet.margin": 0.3, "loss.infonce.scale": 10, "loss.same_text": "excluded"}
+    xret.train(store, recipe="vsepp", out=tmp_path / "run", settings=settings, device="cpu")
+    assert [text for text in caplog.messages if "changes nothing" in text] == [
+        "loss.triplet.margin changes nothing: the loss has no such term; loss.triplet.weight adds it"
+    ]
 
 
 def test_the_log_goes_on_with_the_run_and_stops_none(store, tmp_path):

@@ -20,16 +20,18 @@ def _path(features: dict[str, Any]) -> str:
     return f"{features['modality']}/{features['name']}"
 
 
-def _seen(features: dict[str, Any]) -> str:
-    """Return what the encoder saw of pictures, where that is known."""
+def _options(features: dict[str, Any]) -> str:
+    """Return what the encoder saw of pictures, where that is known, and the options that tell it from others."""
     from ..pipeline.reading.origin import grid_side
 
-    preprocessing = features["identity"].get("preprocessing")
-    if features["modality"] != "images" or not isinstance(preprocessing, dict):
-        return ""
-    side = grid_side(features["identity"])
-    whole = "whole pictures" if preprocessing.get("whole") else ""
-    return ", ".join(filter(None, [f"{side} pixels" if side else "", whole]))
+    found, preprocessing = [], features["identity"].get("preprocessing")
+    if features["modality"] == "images" and isinstance(preprocessing, dict):
+        side = grid_side(features["identity"])
+        found += [f"{side} pixels"] if side else []
+        found += ["whole pictures"] if preprocessing.get("whole") else []
+    spec = features["spec"] or {}
+    found += [f"{key} {spec[key]}" for key in ("weights", "layer", "pool", "views", "regions", "prompt") if key in spec]
+    return printable(", ".join(found))
 
 
 @click.group()
@@ -65,7 +67,7 @@ def info(store: str) -> None:
     for features in facts["sets"]:
         line = f"{_path(features)}: {features['kind']}, {_shape(features)}, {features['dtype']}"
         lines.append(f"{line}, {in_bytes(features['bytes'])}, {features['failed']} failed")
-        lines += [f"  {seen}"] if (seen := _seen(features)) else []
+        lines += [f"  {options}"] if (options := _options(features)) else []
         done = ", ".join(f"{split} {count}/{all_}" for split, (count, all_) in features["done"].items())
         lines.append(f"  chunks done: {done}")
     show(facts, lines)
@@ -156,7 +158,7 @@ def align(store: str, split: str) -> None:
 
 def _row(features: dict[str, Any]) -> list[str]:
     done, size = f"{features['percent']:.0f}% done", in_bytes(features["bytes"])
-    return [_path(features), features["kind"], _shape(features), features["dtype"], size, done, _seen(features)]
+    return [_path(features), features["kind"], _shape(features), features["dtype"], size, done, _options(features)]
 
 
 @cache.command()

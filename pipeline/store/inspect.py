@@ -61,6 +61,7 @@ def _describe(features: ImageSet | CaptionSet) -> dict[str, Any]:
         **{key: getattr(features, key) for key in facts},
         "shape": (*rows, width) if width else (),  # of a sample's local features, or of a ``global`` set
         "views": features.views if isinstance(features, ImageSet) else 1,
+        "spec": features.attributes.get("spec"),  # what loads the encoder again; None: the set was imported
         "recorded": features.attributes["recorded"],  # versions, device and batch size of its creation
         # Chunks that hold all of their rows of a split, of all its chunks.
         "done": {split: (count - len(features.missing([split])), count) for split, count in chunks.items()},

@@ -37,6 +37,15 @@ def test_views_and_threads(extract, tmp_path):
         assert "3 views x 4 x 512" in run("cache", command, tmp_path / "s").stdout
 
 
+def test_sets_of_one_network_can_be_told_apart(extract, tmp_path):
+    for seed, pool in ((1, "2x2"), (2, "1x2")):
+        weights = ("--visual-weights", f"random:{seed}", "--pool", pool)
+        extract(*SMALL, *weights, "--splits", "val")
+    for command in ("info", "ls"):
+        shown = run("cache", command, tmp_path / "s").stdout
+        assert "64 pixels, weights random:1, pool [2, 2]" in shown and "weights random:2, pool [1, 2]" in shown
+
+
 def test_what_failed_is_named_and_what_to_do(extract, tmp_path):
     extract("--visual", "none", "--text", "words")
     pictures = next(tmp_path.rglob("1.jpg")).parent

@@ -18,7 +18,7 @@ from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches, joined_batches
 from ...pipeline.reading.features import Features
-from ...pipeline.reading.joined_sets import parts_of
+from ...pipeline.reading.joined_sets import Images, parts_of
 from ...pipeline.reading.placement import Placement, Resident
 from ...pipeline.reading.split import AS_A_WHOLE
 from ...pipeline.store import OK, FeatureCache, ImageSet
@@ -245,11 +245,28 @@ def introduce(info: RunInfo, split: Batches, val: Batches) -> None:
         _log.warning(
             f"data.captions={recipe.data.captions} changes nothing: it draws from images, with data.unit=image"
         )
+    held = val.parts[0].image_set
+    for other in split.parts[1:]:
+        for name in (name for name in held.cache.splits if name != "train"):
+            if count := len(_pictures(other.image_set, "train") & _pictures(held, name)):
+                _log.warning(
+                    f"{other.image_set.cache.url} teaches {counted(count, 'picture')} of split '{name}' of"
+                    f" {held.cache.url}, so that recalls on that split come out too high"
+                )
     if val.images < FEW:
         _log.info(f"val: {too_few(val.images)} to tell which epoch is best.")
     unit, size = recipe.data.unit, recipe.data.batch_size
     if (items := split.images if unit == "image" else split.captions) < size:
         _log.info(f"data.batch_size={size:,} takes all {items:,} {unit}s at once: an epoch is a single step.")
+
+
+def _pictures(features: Images, split: str) -> set[bytes]:
+    """Return a split's pictures by the digests of their files; none where they were imported."""
+    first = parts_of(features)[0]
+    if "digest" not in first.array_names:
+        return set()
+    digests = first.cache.read_array(first.cache.array(f"{first.path}/digest"))[first.rows_of(split)]
+    return {digest.tobytes() for digest in digests if digest.any()}  # zeros: it is not done, or failed
 
 
 def look_at_data(model: Model, split: Batches) -> None:

@@ -6,6 +6,7 @@ import pytest
 from small_store import make_store
 from small_trainings import assert_equal, numbers, state_of, stopped_after
 
+import xret
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
@@ -59,6 +60,19 @@ def test_every_sample_of_both_is_learnt_and_the_first_validates(stores, whole, t
     assert Run(whole).vocabulary == caches[0].caption_set().vocabulary
     (result,) = evaluate([whole], split="val", device="cpu").results
     assert (result.images, result.rsum) == (12, pytest.approx(info.best_rsum))
+
+
+def test_pictures_that_a_store_teaches_and_the_first_holds_out_are_counted(tiny_dataset, tmp_path, caplog):
+    """`b` trains on the files that `a` validates and tests on."""
+    sizes = {"a": {"train": 20, "val": 6, "test": 5}, "b": {"train": 28}}
+    urls = [str(tmp_path / f"{name}.zarr") for name in sizes]
+    for url, (name, size) in zip(urls, sizes.items(), strict=True):
+        xret.extract(tiny_dataset(name, **size), url, visual="resnet18", visual_weights="random:0", text="words")
+    train(urls[0], recipe_of("schedule.epochs=1"), tmp_path / "run", device="cpu", also=urls[1:])
+    assert [text for text in caplog.messages if "too high" in text] == [
+        f"{urls[1]} teaches {count} of split '{split}' of {urls[0]}, so that recalls on that split come out too high"
+        for split, count in (("val", "6 pictures"), ("test", "2 pictures"))
+    ]
 
 
 def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(stores, whole, tmp_path):

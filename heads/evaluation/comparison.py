@@ -72,7 +72,8 @@ class Comparison:
         header = ["", "first", "second", "difference", "from", "to", ""]
         changes: Rows = [[one.query[:70], one.way.replace("_", " "), one.first, one.second] for one in self.changes]
         queries = ["query", "", "first", "second"]
-        return f"{NumberTable(first, header, rows)}\n{NumberTable('ranks that change most', queries, changes, 1)}"
+        ranks = NumberTable("ranks that change most", queries, changes, 1) if changes else "no rank changes"
+        return f"{NumberTable(first, header, rows)}\n{ranks}"
 
 
 def sure(difference: Difference) -> str:
@@ -126,7 +127,8 @@ def compare_runs(
     for number, way in enumerate(WAYS):
         before, after = (expected_ranks(of_run[number], ties).cpu().numpy() for of_run in both)
         most = np.argsort(-np.abs(np.log(after / before)), kind="stable")[:CHANGES]
-        changes += [Change(way, queries[way][row], float(before[row]), float(after[row])) for row in most]
+        changed = [row for row in most if before[row] != after[row]]
+        changes += [Change(way, queries[way][row], float(before[row]), float(after[row])) for row in changed]
     names_of = rankers[0].name, rankers[1].name
     told = tuple(Difference(*one) for one in differences)
     return Comparison(names_of, split, ties, len(ours.ids), len(ours.texts), told, tuple(changes))

@@ -60,6 +60,7 @@ def test_a_run_does_not_differ_from_itself(vsepp):
     found = compare_runs(vsepp, vsepp, device="cpu")
     assert {(one.low, one.high, one.second - one.first) for one in found.differences} == {(0, 0, 0)}
     assert "better" not in str(found)
+    assert not found.changes and str(found).endswith("\nno rank changes")
 
 
 def test_queries_are_matched_by_their_ids_and_others_are_refused(setdiv, vsepp, elsewhere):

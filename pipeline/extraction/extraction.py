@@ -205,6 +205,8 @@ def _fill(
     from ..device import cores
     from . import tasks
     from .cluster import run_here, run_on_cluster
+    from .pictures import read_ahead
+    from .station import Job, close_station, open_station
 
     features: ImageSet | CaptionSet = sets[0][0]
     is_images = isinstance(features, ImageSet)
@@ -221,7 +223,7 @@ def _fill(
     else:
         samples_in_all, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, missing))
     trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
-    job = tasks.Job(
+    job = Job(
         key=uuid.uuid4().hex,
         url=features.cache.absolute_url,
         paths=tuple(one.path for one, _ in lacking),
@@ -235,7 +237,7 @@ def _fill(
         reuse=options.reuse and Folder(options.reuse).absolute_url,
     )
     task = tasks.write_images if is_images else tasks.write_captions
-    close = partial(tasks.close_station, job.key)
+    close = partial(close_station, job.key)
     counts: Counter[tuple[str, str]] = Counter()
     shares = dict.fromkeys(("read", "encode", "write"), 0.0)
     began = time.monotonic()
@@ -258,10 +260,10 @@ def _fill(
         if options.cluster and missing:
             run_on_cluster(partial(task, job), groups, options.cluster, take, close)
         elif missing:
-            station = tasks.open_station(job, [encoder for _, encoder in lacking], [one for one, _ in lacking])
+            station = open_station(job, [encoder for _, encoder in lacking], [one for one, _ in lacking])
             try:
                 if is_images:
-                    with closing(tasks.read_ahead(station, groups)) as batches:
+                    with closing(read_ahead(station, groups)) as batches:
                         run_here(partial(tasks.encode_images, station), batches, at_once, take)
                 else:
                     run_here(partial(task, job), groups, at_once, take)

@@ -56,40 +56,34 @@ def of_size(size):
 
 
 @pytest.mark.parametrize(
-    ("device", "is_local", "size", "expected"),
+    ("processes", "device", "is_local", "size", "expected"),
     [
-        ("cuda", True, 60, ("memory", "device")),
-        ("cuda", True, 61, ("memory", "host")),
-        ("cuda", False, 600, ("memory", "host")),
-        ("cuda", True, 601, ("stream", "store")),
-        ("cpu", True, 600, ("memory", "store")),
-        ("cpu", False, 600, ("memory", "host")),
-        ("cpu", True, 601, ("stream", "store")),
-        ("cpu", False, 601, ("stream", "store")),
+        (1, "cuda", True, 60, ("memory", "device")),
+        (1, "cuda", True, 61, ("memory", "host")),
+        (1, "cuda", False, 600, ("memory", "host")),
+        (1, "cuda", True, 601, ("stream", "store")),
+        (1, "cpu", True, 600, ("memory", "store")),
+        (1, "cpu", False, 600, ("memory", "host")),
+        (1, "cpu", True, 601, ("stream", "store")),
+        (1, "cpu", False, 601, ("stream", "store")),
+        (4, "cuda", True, 15, ("memory", "device")),  # a quarter of what one alone would fill
+        (4, "cuda", True, 16, ("memory", "store")),  # one copy for all
+        (4, "cuda", True, 601, ("stream", "store")),
+        (4, "cuda", False, 150, ("memory", "host")),
+        (4, "cuda", False, 151, ("stream", "store")),
+        (4, "cpu", True, 600, ("memory", "store")),
+        (4, "cpu", False, 151, ("stream", "store")),
     ],
 )
-def test_auto_takes_the_first_place_that_the_features_fit(device, is_local, size, expected, monkeypatch):
+def test_auto_takes_the_first_place_that_the_features_fit(processes, device, is_local, size, expected, monkeypatch):
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 10**9))
-    assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident()) == expected
+    assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident(processes)) == expected
 
 
-@pytest.mark.parametrize(
-    ("device", "is_local", "size", "expected"),
-    [
-        ("cuda", True, 15, ("memory", "device")),  # a quarter of what one alone would fill
-        ("cuda", True, 16, ("memory", "store")),  # one copy for all
-        ("cuda", True, 601, ("stream", "store")),
-        ("cuda", False, 150, ("memory", "host")),
-        ("cuda", False, 151, ("stream", "store")),
-        ("cpu", True, 600, ("memory", "store")),
-        ("cpu", False, 151, ("stream", "store")),
-    ],
-)
-def test_processes_side_by_side_share_the_memory(device, is_local, size, expected, monkeypatch):
+def test_memory_that_is_too_small_for_every_process(monkeypatch):
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 1000)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 10**9))
-    assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident(4)) == expected
+    assert choose("memory", of_size(250), torch.device("cpu"), False, "these", Resident(4)) == ("memory", "host")
     with pytest.raises(RunError, match="in each of 4 processes"):
         choose("memory", of_size(251), torch.device("cpu"), False, "these", Resident(4))
 

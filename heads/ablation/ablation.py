@@ -249,8 +249,10 @@ def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Eva
 def _do(
     work: Callable[[Cell, Resident], Evaluation | str], threads: int | None, processes: int, level: int, cell: Cell
 ) -> Evaluation | str:
-    """Do a cell in a worker; with `threads` its process is one of this machine's `processes`, logs as its parent does,
-    and ends with it, so that features may stay in memory.
+    """Do a cell in a worker.
+
+    With `threads` its process is one of this machine's `processes`: it logs as its parent does, and ends with it, so
+    that features may stay in memory.
     """
     with _ONE_AT_A_TIME:
         if threads is not None:

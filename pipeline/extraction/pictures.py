@@ -3,6 +3,7 @@
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -121,7 +122,9 @@ def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Gen
             raise
         raise CacheError(f"a process that reads pictures has died ({error}); run the same command again") from error
     finally:
-        reading._shutdown_workers()  # else whichever thread collects it after an error waits for them
+        # Else whichever thread collects it after an error waits for them. One that is stopped as it reads may say so.
+        with suppress(RuntimeError):
+            reading._shutdown_workers()
 
 
 class _Pictures(Dataset[Any]):

@@ -88,6 +88,8 @@ def test_processes_record_or_refuse_what_cannot_be_read(manifest, tmp_path, in_p
     (manifest.images / "3.jpg").write_bytes(b"no picture")
     with pytest.raises(SampleError, match=r"3\.jpg"):
         extract(manifest, tmp_path / "s.zarr", IMAGES)
+    for child in multiprocessing.active_children():
+        child.join(10)
     assert not multiprocessing.active_children()
     summary = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip")).sets[0]
     assert (summary.samples, summary.failed) == (31, 1)

@@ -18,12 +18,11 @@ What the command line does, Python does with the same options and defaults:
 The parts are there for loops of your own: `xret.nn`, `xret.similarities`, `xret.losses`, `xret.metrics`, and
 `xret.FeatureDataset` and `xret.batches` for what a store holds.
 
-Importing xret is cheap: torch, Zarr and Dask are imported by the functions, at their first call. All errors are
+Importing xret is cheap: torch, Zarr and Dask are imported with the first function that is asked for. All errors are
 `xret.errors.XretError`s, whose message is one sentence: what is wrong, where, and what to do.
 """
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -31,26 +30,29 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from . import errors, losses, metrics, nn, similarities
-    from .heads.ablation.ablation import Ablation
+    from .heads.ablation.ablation import ablate
     from .heads.evaluation.alignment import align
     from .heads.evaluation.evaluation import evaluate
     from .heads.retrieval.retriever import Retriever
+    from .heads.runs.features import batches
     from .heads.training.callbacks import Callback
-    from .heads.training.trainer import TrainSummary
+    from .heads.training.finetuning.finetuning import finetune
+    from .heads.training.train import train
     from .heads.tuning.tuning import Tuning
     from .pipeline.extraction.summary import Extraction
-    from .pipeline.reading.batches import Batches
-    from .pipeline.reading.dataset import FeatureDataset, Field
+    from .pipeline.reading.dataset import FeatureDataset
     from .pipeline.store import FeatureCache
-
-    Settings = Mapping[str, Any]  # of a recipe, such as {"model.dim": 256}
 
 _LAZY = {  # what is imported when it is asked for
     "Callback": "heads.training.callbacks",
     "FeatureCache": "pipeline.store",
     "FeatureDataset": "pipeline.reading.dataset",
+    "ablate": "heads.ablation.ablation",
     "align": "heads.evaluation.alignment",
+    "batches": "heads.runs.features",
     "evaluate": "heads.evaluation.evaluation",
+    "finetune": "heads.training.finetuning.finetuning",
+    "train": "heads.training.train",
 }
 _MODULES = ("errors", "losses", "metrics", "nn", "similarities")
 
@@ -174,156 +176,6 @@ def extract(
     return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), options)
 
 
-def train(
-    store: "str | Path | Sequence[str | Path]",
-    *,
-    recipe: "str | Path",
-    out: "str | Path",
-    settings: "Settings | None" = None,
-    device: str = "auto",
-    seed: int = 0,
-    init_from: "str | Path | None" = None,
-    resume: bool = False,
-    callbacks: "Sequence[Callback]" = (),
-) -> "TrainSummary":
-    """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
-
-    Args:
-        store: the feature cache; its splits ``train`` and ``val`` are used. Of several, the splits ``train`` are
-            learned together, and the first validates.
-        recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
-        out: the run folder; must not exist, unless `resume`.
-        settings: changes of the recipe, such as ``{"model.dim": 256}``.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        seed: of the first weights and the order of samples.
-        init_from: a run whose best weights it begins with, all of which must fit.
-        resume: continue after the last step, also for more epochs.
-        callbacks: called at steps and epochs, see `Callback`.
-
-    Raises:
-        RecipeError: the recipe, its settings or the feature sets do not fit.
-        CacheError: the store cannot be used.
-        RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
-    """
-    from .heads.recipes.recipe import load_recipe, unused_terms
-    from .heads.training.train import train
-    from .pipeline.errors import CacheError
-
-    stores = [*map(str, _several(store))]
-    if not stores:
-        raise CacheError("there is no store to learn from; name one")
-    first, *also = stores
-    chosen = load_recipe(str(recipe), settings or {})
-    for warning in unused_terms(chosen, settings or {}).values():
-        logging.getLogger("xret").warning(warning)
-    how: dict[str, Any] = {"device": device, "seed": seed, "init_from": init_from, "resume": resume}
-    return train(first, chosen, out, also=also, callbacks=callbacks, **how)
-
-
-def finetune(
-    run: "str | Path",
-    *,
-    out: "str | Path",
-    settings: "Settings | None" = None,
-    reattach: str | Sequence[str] = (),
-    data_root: "str | Path | None" = None,
-    visual_weights: str | None = None,
-    text_weights: str | None = None,
-    store: "str | Path | None" = None,
-    device: str = "auto",
-    resume: bool = False,
-    callbacks: "Sequence[Callback]" = (),
-) -> "TrainSummary":
-    """Load the backbones of a trained head again, and train both from images and captions (``xret finetune``).
-
-    Args:
-        run: the head's run folder.
-        out: the new run folder; must not exist, unless `resume`.
-        settings: changes of the recipe, such as ``{"finetune.image_lr": 0.1}``.
-        reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
-        data_root: the folder of the images, or the one that the manifest's relative paths start from.
-        visual_weights, text_weights: of the backbones, if they have moved.
-        store: the feature cache; None: the run's own.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        resume: continue after the last step.
-        callbacks: called at steps and epochs, see `Callback`.
-
-    Raises:
-        RecipeError: the settings do not fit, or change what the head was trained for.
-        CacheError, EncoderError, SampleError: a backbone cannot be put back, or images are missing.
-        RunError: a run does not fit, memory does not suffice, or the loss is not finite.
-    """
-    from pathlib import Path
-
-    from .heads.training.finetuning.finetuning import finetune
-
-    return finetune(
-        run,
-        out,
-        settings=settings or {},
-        reattach=_several(reattach),
-        data_root=None if data_root is None else Path(data_root),
-        visual_weights=visual_weights,
-        text_weights=text_weights,
-        store=None if store is None else str(store),
-        device=device,
-        resume=resume,
-        callbacks=callbacks,
-    )
-
-
-def ablate(
-    store: "str | Path",
-    *,
-    out: "str | Path",
-    recipe: "str | Path | None" = None,
-    vary: Mapping[str, Sequence[Any]] | None = None,
-    grid: str | None = None,
-    settings: "Settings | None" = None,
-    baselines: str | Sequence[str] = (),
-    split: str | None = None,
-    views: bool = False,
-    seeds: int = 1,
-    hubness: bool = False,
-    device: str = "auto",
-    jobs: int | str = 1,
-) -> "Ablation":
-    """Train a recipe in many variants and with several seeds, and evaluate each (``xret ablate``).
-
-    Finished cells in `out` are kept: further values or seeds train only what is new.
-
-    Args:
-        store: the feature cache.
-        out: the folder of all runs.
-        recipe: a name that ``xret recipes`` lists, or the path of a YAML file; with `grid` in the place of its own.
-        vary: the values of each key, such as ``{"model.dim": [256, 512]}``.
-        grid: a paper's, in the place of `vary`.
-        settings: changes for all variants.
-        baselines: recipes to compare with; only `settings` change them.
-        split: the split to evaluate; None: ``test``, or that of the grid's paper.
-        views: evaluate by the mean over all cached views of an image.
-        seeds: how many; they are counted from 0.
-        hubness: correct it as well, in tables of their own.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        jobs: how many at once, in processes of this machine; or the address of a Dask cluster.
-
-    Returns:
-        Every cell's numbers, or why it failed; ``print`` shows the table.
-
-    Raises:
-        RecipeError: a variant does not fit; all faults at once, before anything is trained.
-        CacheError: the store or the cluster cannot be used.
-        RunError: `out` belongs to something else, or is in use.
-    """
-    from .heads.ablation.ablation import ablate
-    from .heads.ablation.plan import make_plan
-
-    name = None if recipe is None else str(recipe)
-    beside = [str(one) for one in _several(baselines)]
-    plan = make_plan(name, vary, grid, settings=settings, baselines=beside, split=split, views=views)
-    return ablate(str(store), plan, out, seeds=seeds, hubness=hubness, device=device, jobs=jobs)
-
-
 def tune(
     store: "str | Path",
     *,
@@ -331,7 +183,7 @@ def tune(
     out: "str | Path",
     trials: int = 50,
     space: Mapping[str, Any] | None = None,
-    settings: "Settings | None" = None,
+    settings: Mapping[str, Any] | None = None,
     seed: int = 0,
     hubness: bool = False,
     device: str = "auto",
@@ -342,7 +194,7 @@ def tune(
     are there.
 
     Args:
-        store: the feature cache.
+        store: the feature store.
         recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
         out: the folder.
         trials: all together; pruned, failed and killed ones count.
@@ -386,7 +238,7 @@ def load(
 
     Args:
         run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
-        store: where the feature cache is now; None: where the run was trained.
+        store: where the feature store is now; None: where the run was trained.
         split: whose images and captions are searched.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: finds the image files of the gallery.
@@ -420,56 +272,6 @@ def load(
     )
 
 
-def batches(
-    store: "str | Path",
-    split: str = "train",
-    *,
-    image: str | list[str] = "auto",
-    text: str | list[str] = "auto",
-    fields: "Sequence[Field] | None" = None,
-    device: str = "auto",
-    cache: Literal["auto", "memory", "stream"] = "auto",
-) -> "Batches":
-    """Read a split in batches as training does: gathered beside the computation, on the device.
-
-        data = xret.batches("holiday.zarr")
-        for batch in data.epoch(unit="image", batch_size=128, seed=0, epoch=epoch):
-            batch.images.local, batch.images.length, batch.captions.global_, batch.positives
-
-    `Batches.epoch` has the arguments, `Batch` and `Features` the shapes. Features come in the dtype of the store, rows
-    padded with zeros. `FeatureDataset` reads the same for a DataLoader.
-
-    Args:
-        store: the feature cache.
-        split: one of its splits.
-        image, text: prefix of a feature set's name, or several of them; ``auto``: the only one there.
-        fields: what to read, of ``local``, ``global`` and ``token``; None: all there is.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        cache: where the features lie: in ``memory``, or in the store (``stream``); ``auto``: as they fit.
-
-    Raises:
-        CacheError: the store, a set or a field is missing, or the split is missing, incomplete or empty.
-        RunError: memory does not suffice.
-    """
-    from .heads.runs.features import sets_named
-    from .pipeline.device import pick_device
-    from .pipeline.reading.batches import stored_batches
-    from .pipeline.reading.dataset import fields_there
-    from .pipeline.store import FeatureCache
-
-    images, captions = sets_named(FeatureCache.open(store), image, text)
-    of_images, of_captions = fields_there(images, captions, fields)
-    return stored_batches(
-        images,
-        captions,
-        split,
-        device=pick_device(device),
-        image_fields=of_images,
-        caption_fields=of_captions,
-        placement=cache,
-    )
-
-
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(import_module(f".{_LAZY[name]}", __name__), name)
@@ -480,10 +282,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-def _several(given: Any) -> Sequence[Any]:
-    """Return the items of what is given, None being none; a text, and what has no items, is the only one."""
-    if given is None:
-        return []
-    return [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)

@@ -1,14 +1,11 @@
 """``xret ablate``: many heads from one store, and their table."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ..pipeline.wording import counted
 from .parsing import NEW_FILE, NEW_FOLDER, device_option, key_choices, recipe_option, settings_option, show, workers
-
-PLAN = ("recipe", "vary", "grid", "settings", "baselines", "split", "views")  # what `make_plan` takes
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -75,7 +72,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     help="Write the table to FILE.csv or FILE.tex (booktabs), or plot RSUM over one numeric --vary to FILE.png, .svg "
     "or .pdf. Repeatable.",
 )
-def ablate(store: str, files: tuple[Path, ...], **options: Any) -> None:
+def ablate(store: str, **options: Any) -> None:
     """Train a recipe in many variants, and print their table.
 
     Each cell, a variant with a seed, is a run below --out. Finished cells are kept: further values or seeds train only
@@ -89,16 +86,9 @@ def ablate(store: str, files: tuple[Path, ...], **options: Any) -> None:
     xret ablate f30k.zarr --grid setdiv-table4 --out table4 --save table4.tex
     xret ablate --grid list
     """
-    from ..heads.ablation.ablation import ablate as run
-    from ..heads.ablation.plan import make_plan
-    from ..heads.ablation.table import require_saveable, save
+    from .. import ablate as run
 
-    plan = make_plan(**{key: options.pop(key) for key in PLAN})
-    for file in files:
-        require_saveable(file, [variant.values for variant in plan.variants if not variant.baseline])
-    ablation = run(store, plan, **options)
+    ablation = run(store, **options)
     show(ablation.to_dicts(), str(ablation))
-    for file in files:
-        save(ablation.lines, file)
     if ablation.failed:
         raise click.exceptions.Exit(1)

@@ -15,16 +15,12 @@ from small_store import make_store
 
 import xret
 from xret.cli import main
-from xret.heads.ablation.ablation import ablate
-from xret.heads.ablation.plan import make_plan
 from xret.heads.diagnostics import diagnose
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
-from xret.heads.training.finetuning.finetuning import finetune
-from xret.heads.training.train import train
 from xret.heads.tuning.tuning import tune
 from xret.pipeline import errors
 from xret.pipeline.errors import CacheError, RecipeError, RunError
@@ -36,10 +32,9 @@ COMMANDS = {
     "ablate": xret.ablate, "tune": xret.tune, "search": xret.load,
 }  # fmt: skip
 BEHIND = {  # what each hands its arguments to
-    xret.extract: (Options, build_options), xret.train: (train,), xret.finetune: (finetune,),
-    xret.ablate: (make_plan, ablate), xret.tune: (tune,), xret.load: (Retriever,),
+    xret.extract: (Options, build_options), xret.tune: (tune,), xret.load: (Retriever,),
 }  # fmt: skip
-PRINTED = {"files", "k", "diagnostics", "compare"}  # of the terminal alone, or functions of their own
+PRINTED = {"k", "diagnostics", "compare"}  # of the terminal alone, or functions of their own
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -37,8 +37,8 @@ from ..runs.info import absolute
 from ..runs.run import Run
 from ..series import claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.train import train
-from .plan import Plan
-from .table import Entry, Line, as_text, summarise
+from .plan import Plan, make_plan
+from .table import Entry, Line, as_text, require_saveable, save, summarise
 
 logger = logging.getLogger("xret")
 _ONE_AT_A_TIME = threading.Lock()  # torch has one generator a process, which two trainings would share
@@ -128,25 +128,58 @@ class Ablation:
 
 
 def ablate(
-    store: str,
-    plan: Plan,
+    store: str | Path,
     out: str | Path,
     *,
+    recipe: str | Path | None = None,
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    grid: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    baselines: str | Sequence[str] = (),
+    split: str | None = None,
+    views: bool = False,
+    files: Sequence[str | Path] = (),
     seeds: int = 1,
     hubness: bool = False,
     device: str = "auto",
     jobs: int | str = 1,
 ) -> Ablation:
-    """Train and evaluate every variant of a plan with every seed, but for those that are finished in `out`.
+    """Train a recipe in many variants and with several seeds, and evaluate each (``xret ablate``).
 
-    A cell that was interrupted is resumed after its last complete epoch. One that fails does not stop the others, and
-    is tried again the next time. Arguments and errors are those of `xret.ablate`; `out` belongs to one plan and data
-    set, to which values and seeds may be added; processes of this machine divide the cores of a CPU (a number of
-    threads decides last digits), and the workers of a cluster must reach `store` and `out`.
+    Finished cells in `out` are kept: further values or seeds train only what is new. A cell that was interrupted is
+    resumed after its last complete epoch. One that fails does not stop the others, and is tried again the next time.
+
+    Args:
+        store: the feature store.
+        out: the folder of all runs, of one plan and data set.
+        recipe: a name that ``xret recipes`` lists, or the path of a YAML file; with `grid` in the place of its own.
+        vary: the values of each key, such as ``{"model.dim": [256, 512]}``.
+        grid: a paper's, in the place of `vary`.
+        settings: changes for all variants.
+        baselines: recipes to compare with; only `settings` change them.
+        split: the split to evaluate; None: ``test``, or that of the grid's paper.
+        views: evaluate by the mean over all cached views of an image.
+        files: to write the table to, ``.csv`` or ``.tex``, or to plot it to, ``.png``, ``.svg`` or ``.pdf``.
+        seeds: how many; they are counted from 0.
+        hubness: correct it as well, in tables of their own.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        jobs: how many at once, in processes of this machine, which divide its cores (a number of threads decides last
+            digits); or the address of a Dask cluster, whose workers must reach `store` and `out`.
+
+    Returns:
+        Every cell's numbers, or why it failed; ``print`` shows the table.
+
+    Raises:
+        RecipeError: a variant does not fit; all faults at once, before anything is trained.
+        CacheError: the store or the cluster cannot be used.
+        RunError: `out` belongs to something else, or is in use; or a file cannot have this table.
     """
+    plan = make_plan(recipe, vary, grid, settings=settings, baselines=baselines, split=split, views=views)
+    for file in files:
+        require_saveable(Path(file), [variant.values for variant in plan.variants if not variant.baseline])
     if min(seeds, jobs if isinstance(jobs, int) else 1) < 1:
         raise RecipeError("seeds and jobs must be at least 1")
-    root, url = Path(out).resolve(), absolute(store)
+    root, url = Path(out).resolve(), absolute(str(store))
     cache = FeatureCache.open(url)
     sets_of = _sets_of_variants(cache, plan)
     if hubness:
@@ -182,7 +215,10 @@ def ablate(
                 paper = {} if corrected else variant.paper.get(row or "", {})
                 row = row if paper else None
                 entries.append(Entry(*first, result, None, paper, row, outcome.views[0], corrected))
-    return Ablation(tuple(entries), plan.source, untrained)
+    ablation = Ablation(tuple(entries), plan.source, untrained)
+    for file in files:
+        save(ablation.lines, Path(file))
+    return ablation
 
 
 def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:

@@ -63,11 +63,11 @@ _Row = tuple[str, str, dict[str, Value], str, Paper]  # a variant with the name 
 
 
 def make_plan(
-    recipe: str | None = None,
+    recipe: str | Path | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
     grid: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    baselines: Sequence[str] = (),
+    baselines: str | Sequence[str] = (),
     split: str | None = None,
     views: bool = False,
 ) -> Plan:
@@ -81,6 +81,8 @@ def make_plan(
         RecipeError: not one of `grid` and `vary` with `recipe` is given; or unknown names, keys and wrong values, all
             of them at once.
     """
+    recipe = None if recipe is None else str(recipe)
+    baselines = [baselines] if isinstance(baselines, str) else [*map(str, baselines)]
     if (grid is None) != bool(vary) or (grid is None and recipe is None):
         raise RecipeError("give --recipe with one --vary or more, or --grid")
     fixed = {key: _plain(value) for key, value in normalised(settings or {}).items()}

@@ -2,14 +2,17 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
 from ...pipeline.data.samples import tokenize
+from ...pipeline.device import pick_device
 from ...pipeline.errors import CacheError, RunError, StoreError
 from ...pipeline.reading.batches import Batches, stored_batches
+from ...pipeline.reading.dataset import Field, fields_there
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.store import OK, CaptionSet, FeatureCache, ImageSet
 from ..model import Model
@@ -38,7 +41,7 @@ def _named(find: Callable[[str], S], names: str | list[str], key: str) -> list[S
     return list(found.values())
 
 
-def open_store(run: Run, store: str | None) -> FeatureCache:
+def open_store(run: Run, store: str | Path | None) -> FeatureCache:
     """Open the feature cache at `store`, or, where that is None, the one that `run` was trained on.
 
     A warning says where it holds other samples than those of the training. CacheError where `store` cannot be used,
@@ -62,6 +65,43 @@ def batches_of(sets: Sets, model: Model, split: str, device: torch.device, **how
     fields: dict[str, Any] = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
     images, captions = sets
     return stored_batches(images, captions, split, device=device, **fields, **how)
+
+
+def batches(
+    store: str | Path,
+    split: str = "train",
+    *,
+    image: str | list[str] = "auto",
+    text: str | list[str] = "auto",
+    fields: Sequence[Field] | None = None,
+    device: str = "auto",
+    cache: Literal["auto", "memory", "stream"] = "auto",
+) -> Batches:
+    """Read a split in batches as training does: gathered beside the computation, on the device.
+
+        data = xret.batches("holiday.zarr")
+        for batch in data.epoch(unit="image", batch_size=128, seed=0, epoch=epoch):
+            batch.images.local, batch.images.length, batch.captions.global_, batch.positives
+
+    `Batches.epoch` has the arguments, `Batch` and `Features` the shapes. Features come in the dtype of the store, rows
+    padded with zeros. `FeatureDataset` reads the same for a DataLoader.
+
+    Args:
+        store: the feature store.
+        split: one of its splits.
+        image, text: prefix of a feature set's name, or several of them; ``auto``: the only one there.
+        fields: what to read, of ``local``, ``global`` and ``token``; None: all there is.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        cache: where the features lie: in ``memory``, or in the store (``stream``); ``auto``: as they fit.
+
+    Raises:
+        CacheError: the store, a set or a field is missing, or the split is missing, incomplete or empty.
+        RunError: memory does not suffice.
+    """
+    images, captions = sets_named(FeatureCache.open(store), image, text)
+    of_images, of_captions = fields_there(images, captions, fields)
+    how: dict[str, Any] = {"image_fields": of_images, "caption_fields": of_captions, "placement": cache}
+    return stored_batches(images, captions, split, device=pick_device(device), **how)
 
 
 def views_to_draw(image_set: Images, recipe: Recipe) -> Sequence[int]:

@@ -28,8 +28,9 @@ from ..model import Model, build_losses, build_model, term_of, without_effect
 from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
-from ..recipes.recipe import load_recipe
+from ..recipes.recipe import load_recipe, unused_terms
 from ..recipes.schema import difference, flat
+from ..recipes.settings import Settings
 from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
 from ..runs.info import RunInfo, absolute
 from ..runs.run import MAY_CHANGE, Run, require_free
@@ -45,43 +46,63 @@ _log = logging.getLogger("xret")
 
 
 def train(
-    store: str,
-    recipe: Recipe,
+    store: str | Path | Sequence[str | Path],
+    recipe: str | Path | Recipe,
     out: str | Path,
     *,
+    settings: Settings | None = None,
     device: str = "auto",
     seed: int = 0,
-    resume: bool = False,
-    also: Sequence[str] = (),
     init_from: str | Path | None = None,
-    resident: Resident | None = None,
+    resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    resident: Resident | None = None,
     title: str | None = "",
 ) -> TrainSummary:
-    """Train the head that `recipe` describes on the features in `store`, and leave a run at `out`.
+    """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
 
     The same seed gives the same numbers on the same device, also after a stop or beside other trainings of the process.
-    Arguments and errors are those of `xret.train`; and
 
     Args:
-        also: other stores whose split `train` is learnt as well, of features of the same encoders.
+        store: the feature store; its splits ``train`` and ``val`` are used. With several, which have features of the
+            same encoders, all splits ``train`` are learnt together, and the first store validates.
+        recipe: a name that ``xret recipes`` lists, the path of a YAML file, or a recipe that is loaded.
+        out: the run folder; must not exist, unless `resume`.
+        settings: changes of a recipe that is named, such as ``{"model.dim": 256}``.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        seed: of the first weights and the order of samples.
+        init_from: a run whose best weights it begins with, all of which must fit.
+        resume: continue after the last step, also for more epochs.
+        callbacks: called at steps and epochs, see `Callback`.
         resident: features that other trainings of this process share in memory.
         title: of one training among several, see `TrainLog`.
+
+    Raises:
+        RecipeError: the recipe, its settings or the feature sets do not fit.
+        CacheError: the store cannot be used.
+        RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
     """
+    stores = [str(store)] if isinstance(store, str | Path) else [*map(str, store)]
+    if not stores:
+        raise CacheError("there is no store to learn from; name one")
+    if not isinstance(recipe, Recipe):
+        recipe = load_recipe(str(recipe), settings or {})
+        for warning in unused_terms(recipe, settings or {}).values():
+            _log.warning(warning)
     require_log(recipe.runtime.log)
     seed, target = checked_seed(seed), pick_device(device)
     run = opened(Run, out, resume)
     base = first_weights(init_from, run)
-    cache = FeatureCache.open(store)
+    cache = FeatureCache.open(stores[0])
     require_splits(cache)
     sets = sets_named(cache, recipe.data.image, recipe.data.text) if run is None else sets_of_run(run, cache)
     require_places(recipe, sets)
     if run is None:
         begun = None if base is None else absolute(str(base.path))
-        info = RunInfo.of(*sets, recipe=recipe, store=store, seed=seed, device=str(target), init_from=begun)
+        info = RunInfo.of(*sets, recipe=recipe, store=stores[0], seed=seed, device=str(target), init_from=begun)
     else:
         info = replace(run.info, recipe=recipe, seed=seed)
-    others = other_sets(also, info, cache)
+    others = other_sets(stores[1:], info, cache)
     with enough_memory(target, recipe):
         with drawing(torch.device("cpu"), seed):  # where the weights are drawn: a seed begins alike on every device
             model = build_model(recipe, info.image_facts, info.text_facts).to(target)

@@ -40,15 +40,21 @@ class Stores:
         return self.made[image, text]
 
 
-def plan_of(vary=MARGIN, *, recipe="vsepp", settings=None, **options):
+def varied(vary=MARGIN, *, recipe="vsepp", settings=None, **options):
+    """What `ablate` is asked for: small variants."""
     keys = {key for keys in vary for key in keys.split(",")}
     fixed = {key: value for key, value in (SMALL | (settings or {})).items() if key not in keys}
-    return make_plan(recipe, vary, settings=fixed, **options)
+    return {"recipe": recipe, "vary": vary, "settings": fixed, **options}
 
 
-def ablated(store, plan, out, **options):
+def plan_of(*arguments, **options):
+    """The plan of `varied`."""
+    return make_plan(**varied(*arguments, **options))
+
+
+def ablated(store, asked, out, **options):
     """The entries of an ablation on a CPU."""
-    return ablate(store, plan, out, device="cpu", **options).entries
+    return ablate(store, out, device="cpu", **asked, **options).entries
 
 
 def numbers(entries):

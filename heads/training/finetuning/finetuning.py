@@ -61,32 +61,48 @@ def finetune(
     run: str | Path,
     out: str | Path,
     *,
-    settings: Settings | Sequence[str] = (),
-    reattach: Sequence[str] = (),
-    data_root: Path | None = None,
+    settings: Settings | None = None,
+    reattach: str | Sequence[str] = (),
+    data_root: str | Path | None = None,
     visual_weights: str | None = None,
     text_weights: str | None = None,
-    store: str | None = None,
+    store: str | Path | None = None,
     device: str = "auto",
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
 ) -> TrainSummary:
-    """Put the backbones of a trained head back and train all of it from images and token ids, leaving a run at `out`.
+    """Load the backbones of a trained head again, and train both from images and captions (``xret finetune``).
 
-    It begins with the head's best weights, its optimiser state and losses, and the epoch after its last. Arguments and
-    errors are those of `xret.finetune`.
+    It begins with the head's best weights, its optimiser state and losses, and the epoch after its last.
+
+    Args:
+        run: the head's run folder.
+        out: the new run folder; must not exist, unless `resume`.
+        settings: changes of the recipe, such as ``{"finetune.image_lr": 0.1}``.
+        reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
+        data_root: the folder of the images, or the one that the manifest's relative paths start from.
+        visual_weights, text_weights: of the backbones, if they have moved.
+        store: the feature store; None: the run's own.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        resume: continue after the last step.
+        callbacks: called at steps and epochs, see `Callback`.
+
+    Raises:
+        RecipeError: the settings do not fit, or change what the head was trained for.
+        CacheError, EncoderError, SampleError: a backbone cannot be put back, or images are missing.
+        RunError: a run does not fit, memory does not suffice, or the loss is not finite.
     """
     new, base, target = opened(TunedRun, out, resume), Run(run), pick_device(device)
     if (checkpoint := base.load_checkpoint()) is None:
         raise RunError(f"{base.path} has no {CHECKPOINT} to go on from; train the head with another --out")
     before: dict[str, Any] = checkpoint["state"]
-    recipe, put_back = _recipe(base, before, settings, reattach)
+    recipe, put_back = _recipe(base, before, settings or {}, [reattach] if isinstance(reattach, str) else reattach)
     cache = open_store(base, store)
     require_splits(cache)
     if base.info.also:
         _log.warning(f"{base.path} was trained on several stores; {cache.url} alone is trained on from here.")
     sets = sets_of_run(base, cache)
-    pictures = find_pictures(cache, data_root) if "image" in put_back else None
+    pictures = find_pictures(cache, None if data_root is None else Path(data_root)) if "image" in put_back else None
     with within_memory(target, *_LACKING):
         own = {name: str(path) for name in BRANCHES if (path := base.backbone(name)) is not None}  # tuned before
         visual, text = visual_weights or own.get("image"), text_weights or own.get("text")
@@ -186,7 +202,7 @@ def _optimizer(
 
 
 def _recipe(
-    base: Run, state: Mapping[str, Any], settings: Settings | Sequence[str], reattach: Sequence[str]
+    base: Run, state: Mapping[str, Any], settings: Settings, reattach: Sequence[str]
 ) -> tuple[Recipe, tuple[BranchName, ...]]:
     """Return the run's recipe, changed, and which backbones are put back.
 

@@ -19,13 +19,13 @@ from small_ablations import (
     killed_in_second_epoch,
     numbers,
     plan_of,
+    varied,
     weights,
 )
 from small_store import make_store
 
 from xret.heads.ablation import ablation as module
 from xret.heads.ablation.ablation import ablate
-from xret.heads.ablation.plan import make_plan
 from xret.heads.ablation.table import as_text, summarise
 from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
 from xret.heads.recipes.recipe import load_recipe
@@ -40,7 +40,7 @@ pytestmark = DASK
 def whole(stores, tmp_path_factory):
     """An ablation that nobody disturbed: its folder and what it returned."""
     out = tmp_path_factory.mktemp("whole") / "out"
-    return out, ablated(stores(), plan_of(), out, seeds=2)
+    return out, ablated(stores(), varied(), out, seeds=2)
 
 
 def test_a_cell_is_a_run_and_its_table(whole):
@@ -68,19 +68,19 @@ def test_cells_with_shared_features_equal_a_run_alone(stores, whole, tmp_path):
 def test_processes_and_clusters_give_the_same_numbers(stores, whole, tmp_path, monkeypatch):
     from distributed import LocalCluster
 
-    entries = ablated(stores(), plan_of({"loss.triplet.margin": [0.1]}), tmp_path / "out", seeds=2, jobs=2)
+    entries = ablated(stores(), varied({"loss.triplet.margin": [0.1]}), tmp_path / "out", seeds=2, jobs=2)
     assert numbers(entries) == numbers(whole[1][:2])
     monkeypatch.chdir(tmp_path)
     with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster:
-        entries = ablated(stores(), plan_of(), "cluster", seeds=2, jobs=cluster.scheduler_address)
-        failing = ablated(stores(), plan_of(FAILING), "failing", jobs=cluster.scheduler_address)
+        entries = ablated(stores(), varied(), "cluster", seeds=2, jobs=cluster.scheduler_address)
+        failing = ablated(stores(), varied(FAILING), "failing", jobs=cluster.scheduler_address)
     assert numbers(entries) == numbers(whole[1])
     assert [entry.error is None for entry in failing] == [False, True]
 
 
 @pytest.mark.slow
 def test_a_process_that_dies_takes_one_cell_with_it(stores, tmp_path, monkeypatch):
-    out, plan = tmp_path / "out", plan_of({"loss.triplet.margin": [0.1, 0.2, 0.3]})
+    out, plan = tmp_path / "out", varied({"loss.triplet.margin": [0.1, 0.2, 0.3]})
     monkeypatch.setattr(module, "run_cell", DiesIn(str(out / plan.variants[0].name / "seed=0")))
     entries = ablated(stores(), plan, out, jobs=2)
     assert [entry.error is None for entry in entries] == [False, True, True]
@@ -106,7 +106,7 @@ def test_a_damaged_result_is_made_again(stores, whole, tmp_path):
     kept = [json.loads(file.read_text())["results"] for file in results]
     results[0].write_text('{"results": 5}')
     results[1].write_text("half a line")
-    assert numbers(ablated(stores(), plan_of(), out, seeds=2)) == before
+    assert numbers(ablated(stores(), varied(), out, seeds=2)) == before
     assert [json.loads(file.read_text())["results"] for file in results] == kept
 
 
@@ -114,7 +114,7 @@ def test_finished_cells_are_kept_and_values_and_seeds_may_be_added(stores, whole
     out, entries = shutil.copytree(whole[0], tmp_path / "out"), whole[1]
     written = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
     caplog.set_level("INFO", "xret")
-    more = ablated(stores(), plan_of({"loss.triplet.margin": [0.2, 0.1, 0.3]}), out, seeds=2)
+    more = ablated(stores(), varied({"loss.triplet.margin": [0.2, 0.1, 0.3]}), out, seeds=2)
     assert "cells finished already: 4 of 6" in caplog.messages
     assert numbers(more[:4]) == numbers((*entries[2:], *entries[:2]))
     assert [entry.values for entry in more[4:]] == [{"loss.triplet.margin": 0.3}] * 2
@@ -127,24 +127,24 @@ def test_the_same_ablation_in_other_words_and_from_another_folder(stores, whole,
     (tmp_path / "own.yaml").write_text("base: vsepp\nname: own\n")
     monkeypatch.chdir(tmp_path)
     first = {"recipe": "own.yaml", "settings": {"optimizer.lr": "1e-3", "aggregator.image": "average"}}
-    entries = ablated(os.path.relpath(stores()), plan_of({"loss.triplet.margin": ["0.1", "2e-1"]}, **first), "out")
+    entries = ablated(os.path.relpath(stores()), varied({"loss.triplet.margin": ["0.1", "2e-1"]}, **first), "out")
     monkeypatch.chdir("/")
     monkeypatch.setattr(module, "train", None)
     second = {"recipe": f"{tmp_path}/own.yaml", "settings": {"aggregator.image.name": "average", "optimizer.lr": 0.001}}
-    assert ablated(stores(), plan_of(**second), os.path.relpath(out)) == entries
+    assert ablated(stores(), varied(**second), os.path.relpath(out)) == entries
 
 
 def test_another_split_is_evaluated_without_training(stores, whole, tmp_path):
     out, entries = shutil.copytree(whole[0], tmp_path / "out"), whole[1]
-    for entry in ablated(stores(), plan_of(split="val"), out):
+    for entry in ablated(stores(), varied(split="val"), out):
         assert entry.rsum == pytest.approx(Run(entry.run).info.best_rsum)
         assert len(Run(entry.run).metrics()) == 2
-    assert numbers(ablated(stores(), plan_of(), out, seeds=2)) == numbers(entries)
+    assert numbers(ablated(stores(), varied(), out, seeds=2)) == numbers(entries)
 
 
 def test_killed_in_the_middle_of_a_cell_and_run_again_equals_uninterrupted(stores, tmp_path):
-    plan, out = plan_of(settings={"schedule.epochs": 3}), tmp_path / "killed"
-    second = out / plan.variants[0].name / "seed=1"
+    plan, out = varied(settings={"schedule.epochs": 3}), tmp_path / "killed"
+    second = out / plan_of(settings={"schedule.epochs": 3}).variants[0].name / "seed=1"
     killed_in_second_epoch(module, second, ablated, stores(), plan, out, seeds=2)
     assert (second.parent / "seed=0" / "eval.json").exists()
     assert not (second / "eval.json").exists()
@@ -157,7 +157,7 @@ def test_killed_in_the_middle_of_a_cell_and_run_again_equals_uninterrupted(store
 
 
 def test_a_cell_that_fails_stops_no_other_and_is_tried_again(stores, tmp_path, monkeypatch, caplog):
-    out, plan = tmp_path / "out", plan_of(FAILING)
+    out, plan = tmp_path / "out", varied(FAILING)
     entries = ablated(stores(), plan, out, seeds=2)
     assert [entry.error is None for entry in entries] == [False, False, True, True]
     assert "nowhere.txt" in entries[0].error
@@ -176,7 +176,7 @@ def test_a_cell_that_fails_stops_no_other_and_is_tried_again(stores, tmp_path, m
 def test_cells_of_other_feature_sets_are_refused_where_sets_are_varied(tmp_path):
     both = {"train": 12, "val": 4, "test": 4, "image": ("grid", "roi")}
     first, second = (make_store(tmp_path / f"{weights}.zarr", weights=weights, **both) for weights in "ab")
-    plan, out = plan_of({"data.image": ["grid", "roi"]}), tmp_path / "out"
+    plan, out = varied({"data.image": ["grid", "roi"]}), tmp_path / "out"
     entries = ablated(first, plan, out)
     assert ablated(first, plan, out) == entries
     with pytest.raises(RunError, match=r"data\.image=grid/seed=0 has read grid@.* and would now read grid@"):
@@ -185,7 +185,7 @@ def test_cells_of_other_feature_sets_are_refused_where_sets_are_varied(tmp_path)
 
 def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, tmp_path):
     out = shutil.copytree(whole[0], tmp_path / "out")
-    first, *others = entries = ablated(stores(), plan_of(baselines=["linear", "linear"]), out)
+    first, *others = entries = ablated(stores(), varied(baselines=["linear", "linear"]), out)
     assert [entry.label for entry in entries] == ["linear", *(f"loss.triplet.margin={margin}" for margin in (0.1, 0.2))]
     assert numbers(others) == [replace(entry, run="") for entry in whole[1] if entry.seed == 0]
     train(stores(), load_recipe("linear", SMALL), tmp_path / "alone", device="cpu", seed=0)
@@ -195,7 +195,7 @@ def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, 
 
 def test_frozen_encoders_in_one_space_have_a_row(tmp_path):
     store = make_store(tmp_path / "s.zarr", train=12, val=4, test=4, text="tokens", space="both")
-    found = ablate(store, plan_of({"loss.triplet.margin": [0.1]}), tmp_path / "out", device="cpu")
+    found = ablate(store, tmp_path / "out", **varied({"loss.triplet.margin": [0.1]}), device="cpu")
     (untrained,) = found.untrained
     assert untrained.rsum == evaluate(store, device="cpu").results[0].rsum
     assert [line.label for line in found.lines] == [untrained.label, "loss.triplet.margin=0.1"]
@@ -203,9 +203,9 @@ def test_frozen_encoders_in_one_space_have_a_row(tmp_path):
 
 def test_hubness_is_corrected_in_a_table_of_its_own_and_costs_no_training(tmp_path, monkeypatch):
     store = make_store(tmp_path / "s.zarr", train=12, val=4, test=4, text="tokens", space="both")
-    plan, out = plan_of(), tmp_path / "out"
+    plan, out = varied(), tmp_path / "out"
     plain = ablated(store, plan, out)
-    found = ablate(store, plan, out, device="cpu", hubness=True)
+    found = ablate(store, out, **plan, device="cpu", hubness=True)
     assert [entry for entry in found.entries if not entry.hubness] == list(plain)
     assert {len(Run(entry.run).metrics()) for entry in plain} == {2}
     corrected = [entry for entry in (*found.untrained, *found.entries) if entry.hubness]
@@ -215,61 +215,61 @@ def test_hubness_is_corrected_in_a_table_of_its_own_and_costs_no_training(tmp_pa
     titles = [line for line in str(found).splitlines() if line.startswith("split")]
     assert ["corrected" in title for title in titles] == [False, True]
     monkeypatch.setattr(module, "run_cell", None)
-    assert ablate(store, plan, out, device="cpu", hubness=True) == found
+    assert ablate(store, out, **plan, device="cpu", hubness=True) == found
     assert ablated(store, plan, out) == plain
     with pytest.raises(RunError, match="evaluate another split"):
-        ablated(store, plan_of(split="train"), tmp_path / "other", hubness=True)
+        ablated(store, varied(split="train"), tmp_path / "other", hubness=True)
     assert not (tmp_path / "other").exists()
 
 
 def test_a_folder_belongs_to_one_ablation(stores, whole, tmp_path):
     out, entries = whole
     for plan, said in (
-        (plan_of({"optimizer.lr": [0.1]}), r"vary is \['loss.triplet.margin'\] there and \['optimizer.lr'\] now"),
-        (plan_of(settings={"optimizer.clip": 1}), r"set.optimizer.clip is absent there and 1 now"),
-        (plan_of(recipe="vse-infty"), r"recipes is \['vsepp'\] there and \['vse-infty'\] now"),
-        (make_plan(grid="vse-infty-table4", settings=NARROW), "grid is None there and vse-infty-table4 now"),
+        (varied({"optimizer.lr": [0.1]}), r"vary is \['loss.triplet.margin'\] there and \['optimizer.lr'\] now"),
+        (varied(settings={"optimizer.clip": 1}), r"set.optimizer.clip is absent there and 1 now"),
+        (varied(recipe="vse-infty"), r"recipes is \['vsepp'\] there and \['vse-infty'\] now"),
+        ({"grid": "vse-infty-table4", "settings": NARROW}, "grid is None there and vse-infty-table4 now"),
     ):
         with pytest.raises(RunError, match=f"belongs to another ablation: .*{said}.*; take another --out"):
-            ablated(stores("frames") if plan.source else stores(), plan, out)
+            ablated(stores("frames") if "grid" in plan else stores(), plan, out)
     other = make_store(tmp_path / "other.zarr", train=10, val=4, test=4)
     with pytest.raises(RunError, match="belongs to another ablation: manifest_sha256 is"):
-        ablated(other, plan_of(), out)
+        ablated(other, varied(), out)
     broken = make_store(tmp_path / "broken.zarr", train=12, val=4, test=4, broken=(3,))
     with pytest.raises(RunError, match=r"belongs to another ablation: skipped\.train is 0 there and 1 now"):
-        ablated(broken, plan_of(), out)
+        ablated(broken, varied(), out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(RunError, match="is not empty and holds no ablation"):
-        ablated(stores(), plan_of(), tmp_path / "full")
+        ablated(stores(), varied(), tmp_path / "full")
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be made: File exists"):
-        ablated(stores(), plan_of(), tmp_path / "file")
-    assert numbers(ablated(stores(), plan_of(), out, seeds=2)) == numbers(entries)
+        ablated(stores(), varied(), tmp_path / "file")
+    assert numbers(ablated(stores(), varied(), out, seeds=2)) == numbers(entries)
 
 
 def test_a_recipe_file_that_changed_is_refused_though_its_name_is_the_same(stores, tmp_path):
     file = tmp_path / "own.yaml"
     file.write_text("base: vsepp\nname: own\n")
-    ablated(stores(), plan_of(recipe=str(file)), tmp_path / "out")
+    ablated(stores(), varied(recipe=str(file)), tmp_path / "out")
     file.write_text("base: vsepp\nname: own\noptimizer: {clip: 1.0}\n")
     with pytest.raises(RunError, match=r"optimizer\.clip is 2\.0 there and 1\.0 now"):
-        ablated(stores(), plan_of(recipe=str(file)), tmp_path / "out")
+        ablated(stores(), varied(recipe=str(file)), tmp_path / "out")
 
 
 def test_two_at_work_in_a_folder(stores, tmp_path, monkeypatch):
     def nested(*_):
         with pytest.raises(RunError, match="another ablation is at work in"):
-            ablated(stores(), plan_of(), tmp_path / "out")
+            ablated(stores(), varied(), tmp_path / "out")
         return "not trained"
 
     monkeypatch.setattr(module, "run_cell", nested)
-    assert len(ablated(stores(), plan_of(), tmp_path / "out")) == 2
+    assert len(ablated(stores(), varied(), tmp_path / "out")) == 2
 
 
 def test_what_is_varied_of_features_that_are_not_there_is_said(stores, tmp_path, caplog):
     vary = {"adapter.grid.dropout,adapter.roi.dropout": [0.1]}
-    ablated(stores(), plan_of(vary), tmp_path / "out")
+    ablated(stores(), varied(vary), tmp_path / "out")
     assert [text for text in caplog.messages if "changes nothing" in text] == [
         "adapter.roi.dropout changes nothing: no feature set in use is of its kind"
     ]
@@ -278,7 +278,7 @@ def test_what_is_varied_of_features_that_are_not_there_is_said(stores, tmp_path,
 @pytest.mark.parametrize(("weights", "warned"), [([0], True), ([0, 1], False)])
 def test_a_varied_key_of_a_term_that_no_loss_has_is_named(stores, tmp_path, caplog, weights, warned):
     vary = {"loss.infonce.scale": [10], "loss.infonce.weight": weights}
-    ablated(stores(), plan_of(vary), tmp_path / "out")
+    ablated(stores(), varied(vary), tmp_path / "out")
     found = [text for text in caplog.messages if "changes nothing" in text]
     assert (
         found == ["loss.infonce.scale changes nothing: the loss has no such term; loss.infonce.weight adds it"] * warned
@@ -289,7 +289,7 @@ def test_what_does_not_fit_the_store_is_refused_for_all_cells_at_once(stores, tm
     out = tmp_path / "out"
     vary = {"aggregator.text": ["global", "average", "max"], **MARGIN}
     with pytest.raises(RecipeError) as caught:
-        ablated(stores(), plan_of(vary, settings={"adapter.words.local": "embedding"}), out)
+        ablated(stores(), varied(vary, settings={"adapter.words.local": "embedding"}), out)
     first, second = str(caught.value).split("; ")
     assert first.startswith("aggregator.text=average, loss.triplet.margin=0.1 and aggregator.text=average, loss.")
     assert all(sentence.count("keeps the width of the local rows") == 1 for sentence in (first, second))
@@ -299,11 +299,11 @@ def test_what_does_not_fit_the_store_is_refused_for_all_cells_at_once(stores, tm
         ({"views": True}, RunError, "has one view of each image"),
     ):
         with pytest.raises(error, match=said):
-            ablated(stores(), plan_of(**options), out)
+            ablated(stores(), varied(**options), out)
     with pytest.raises(CacheError):
-        ablated(str(tmp_path / "none"), plan_of(), out)
+        ablated(str(tmp_path / "none"), varied(), out)
     with pytest.raises(RecipeError, match="seeds and jobs must be at least 1"):
-        ablated(stores(), plan_of(), out, seeds=0)
+        ablated(stores(), varied(), out, seeds=0)
     with pytest.raises(RecipeError, match="frames"):
-        ablated(stores("frames"), make_plan(grid="setdiv-b3", settings=NARROW), out)
+        ablated(stores("frames"), {"grid": "setdiv-b3", "settings": NARROW}, out)
     assert not out.exists()

@@ -140,7 +140,8 @@ def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_pa
     grid = read_grid(name)
     assert set(grid) <= {"source", "recipe", "split", "finetuned", "sets", "cells"}
     assert all(set(cell) <= {"label", "recipe", "set", "paper"} for cell in grid["cells"])
-    plan = make_plan(grid["recipe"] if "finetuned" in grid else None, grid=name, settings={"model.dim": 8})
+    asked = {"recipe": grid["recipe"] if "finetuned" in grid else None, "grid": name, "settings": {"model.dim": 8}}
+    plan = make_plan(**asked)
     assert len({v.name for v in plan.variants}) == len({v.label for v in plan.variants}) == len(grid["cells"])
     for variant in plan.variants:
         for key, value in variant.values.items():
@@ -155,7 +156,7 @@ def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_pa
     assert any(variant.paper for variant in plan.variants) == ("finetuned" not in grid)
     data = plan.variants[0].recipe.data
     monkeypatch.setattr(ablation, "run_cell", lambda *_: "not trained")
-    entries = ablated(stores(data.image_kind, data.text_kind), plan, tmp_path / "out")
+    entries = ablated(stores(data.image_kind, data.text_kind), asked, tmp_path / "out")
     assert [entry.error for entry in entries] == ["not trained"] * len(plan.variants)
 
 

@@ -103,12 +103,12 @@ def test_another_store_is_learnt_as_well_and_evaluated(store, tmp_path):
     kinds = {"image": ("grid", "roi"), "text": ("words", "tokens"), "views": (3, 2)}
     other = make_store(tmp_path / "other.zarr", train=10, val=4, test=6, words="more", **kinds)
     out = tmp_path / "run"
-    train(store, small("vsepp", *BOTH), out, device="cpu", also=[other])
+    train([store, other], small("vsepp", *BOTH), out, device="cpu")
     assert Run(out).info.also_stores == [other]
     assert evaluate(out, store=other, device="cpu").results[0].images == 6
     alone = make_store(tmp_path / "alone.zarr", train=8, image="grid", text=("words", "tokens"), views=3)
     with pytest.raises(RunError, match=r"has no image features equal to 'roi@"):
-        train(store, small("vsepp", *BOTH), tmp_path / "no", device="cpu", also=[alone])
+        train([store, alone], small("vsepp", *BOTH), tmp_path / "no", device="cpu")
     with pytest.raises(RunError, match=r"has no image features equal to 'roi@\w+'"):
         evaluate(out, store=alone, device="cpu")
     assert not (tmp_path / "no").exists()

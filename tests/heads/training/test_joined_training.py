@@ -34,7 +34,7 @@ def recipe_of(*settings):
 @pytest.fixture(scope="module")
 def whole(stores, tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "whole"
-    train(stores[0], recipe_of(), out, device="cpu", also=[stores[1]])
+    train(stores, recipe_of(), out, device="cpu")
     return out
 
 
@@ -46,7 +46,7 @@ def test_every_sample_of_both_is_learnt_and_the_first_validates(stores, whole, t
         return original(self, batch, now)
 
     monkeypatch.setattr(Objective, "__call__", count)
-    train(stores[0], recipe_of("schedule.epochs=1"), tmp_path / "run", device="cpu", also=[stores[1]])
+    train(stores, recipe_of("schedule.epochs=1"), tmp_path / "run", device="cpu")
     caches = [FeatureCache.open(url) for url in stores]
     assert sum(images for images, _, _ in seen) == 18
     assert sum(captions for _, captions, _ in seen) == 25 + 20
@@ -68,7 +68,7 @@ def test_pictures_that_a_store_teaches_and_the_first_holds_out_are_counted(tiny_
     urls = [str(tmp_path / f"{name}.zarr") for name in sizes]
     for url, (name, size) in zip(urls, sizes.items(), strict=True):
         xret.extract(tiny_dataset(name, **size), url, visual="resnet18", visual_weights="random:0", text="words")
-    train(urls[0], recipe_of("schedule.epochs=1"), tmp_path / "run", device="cpu", also=urls[1:])
+    train(urls, recipe_of("schedule.epochs=1"), tmp_path / "run", device="cpu")
     assert [text for text in caplog.messages if "too high" in text] == [
         f"{urls[1]} teaches {count} of split '{split}' of {urls[0]}, so that recalls on that split come out too high"
         for split, count in (("val", "6 pictures"), ("test", "2 pictures"))
@@ -76,14 +76,14 @@ def test_pictures_that_a_store_teaches_and_the_first_holds_out_are_counted(tiny_
 
 
 def test_stopped_within_an_epoch_and_resumed_it_is_as_if_never_stopped(stores, whole, tmp_path):
-    out, words = tmp_path / "run", {"device": "cpu", "also": [stores[1]]}
+    out = tmp_path / "run"
     with stopped_after(7):
-        train(stores[0], recipe_of("runtime.checkpoint_steps=1"), out, **words)
+        train(stores, recipe_of("runtime.checkpoint_steps=1"), out, device="cpu")
     assert state_of(out)["steps"] == 2  # of five in an epoch
     with pytest.raises(RunError, match=r"begun otherwise: also is \['small \w{8}'\] there and None now"):
         train(stores[0], recipe_of(), out, device="cpu", resume=True)
     moved = [str(shutil.copytree(url, tmp_path / f"{name}.zarr")) for url, name in zip(stores, "ab", strict=True)]
-    train(moved[0], recipe_of(), out, device="cpu", also=moved[1:], resume=True)
+    train(moved, recipe_of(), out, device="cpu", resume=True)
     assert_equal(numbers(out), numbers(whole))
     info = Run(out).info
     assert [info.store, *info.also_stores] == [moved[0], moved[1]]
@@ -103,5 +103,5 @@ def test_what_does_not_fit_is_a_sentence_before_anything_is_written(stores, tmp_
         (tokens, [stores[0]], r"no text features equal to 'states@\w+' \(it has words@\w+\)"),
     ):
         with pytest.raises(XretError, match=sentence):
-            train(first, recipe_of(), tmp_path / "run", device="cpu", also=also)
+            train([first, *also], recipe_of(), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

@@ -8,7 +8,6 @@ from small_store import make_store
 from small_trainings import assert_equal, numbers, recipe_of, stopped_after
 
 from xret.heads.ablation.ablation import ablate
-from xret.heads.ablation.plan import make_plan
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
@@ -69,16 +68,16 @@ def test_the_first_view_alone_is_a_training_on_one_view(store, tmp_path):
 
 
 def test_an_ablation_varies_and_averages_them(store, tmp_path):
-    plan = make_plan("vsepp", {"data.views": ["draw", "first"]}, settings=SMALL, views=True)
-    entries = ablate(store, plan, tmp_path / "out", device="cpu").entries
+    how = {"recipe": "vsepp", "settings": SMALL, "views": True, "device": "cpu"}
+    entries = ablate(store, tmp_path / "out", vary={"data.views": ["draw", "first"]}, **how).entries
     assert [entry.views for entry in entries] == [VIEWS] * 2
     assert [entry.rsum for entry in entries] == [
         evaluate(entry.run, views=True, device="cpu").results[0].rsum for entry in entries
     ]
     assert len({Run(entry.run).metrics()[0]["loss"] for entry in entries}) == 2
     both = make_store(tmp_path / "both.zarr", train=24, image=("grid", "roi"), views=(VIEWS, 1))
-    plan = make_plan("vsepp", {"data.image": ["grid", "roi"]}, settings=SMALL, views=True)
-    assert [entry.views for entry in ablate(both, plan, tmp_path / "each", device="cpu").entries] == [VIEWS, 1]
+    entries = ablate(both, tmp_path / "each", vary={"data.image": ["grid", "roi"]}, **how).entries
+    assert [entry.views for entry in entries] == [VIEWS, 1]
 
 
 def test_search_and_fine_tuning_take_the_picture_as_it_is(tmp_path):

@@ -15,6 +15,7 @@ from small_extraction import OPTIONS
 from small_trainings import state_of
 
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.settings import settings_of
 from xret.heads.runs.encoders import find_encoders, specs_of_run
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
@@ -87,7 +88,7 @@ def tune(made, pictures, tmp_path):
     def run(head, sides, *settings, out="tuned", **words):
         weights = {"text_weights": str(made.bert)} if "text" in sides else {}
         arguments = {"data_root": pictures, **weights, "device": "cpu", **words}
-        finetune(head, tmp_path / out, settings=[MORE, *settings], reattach=sides, **arguments)
+        finetune(head, tmp_path / out, settings=settings_of([MORE, *settings]), reattach=sides, **arguments)
         return tmp_path / out
 
     return run

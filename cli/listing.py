@@ -21,6 +21,7 @@ LISTS: dict[str, dict[str, str]] = {
     },
     "recipes": {
         "linear": "to see whether a system is worth it: a linear layer a side",
+        "cca": "few pairs, or seconds to spend: linear maps in closed form",
         "mlp": "the baseline that a system has to beat: linear and a perceptron",
         "vsepp": "a first number, and the published system that trains fastest",
         "vse-infty": "one vector for any vector database; it learns how to pool",

@@ -50,10 +50,12 @@ def say_if_new(out: Path, resume: bool) -> None:
 
 def format_summary(summary: "TrainSummary") -> str:
     """Return what came of a training as a line for a terminal."""
-    trained = f"{counted(summary.trained, 'epoch')} in {summary.seconds:.1f} s"
     untrained = summary.untrained_rsum
-    return (
-        f"{summary.run}: {trained if summary.trained else 'it was complete already'}; "
-        f"best of {summary.epochs}: epoch {summary.best_epoch}, validation RSUM {summary.best_rsum:.1f}"
-        + ("" if untrained is None else f"; the frozen encoders alone: {untrained:.1f}")
-    )
+    alone = "" if untrained is None else f"; the frozen encoders alone: {untrained:.1f}"
+    reached = f"validation RSUM {summary.best_rsum:.1f}{alone}"
+    if not summary.epochs:
+        return f"{summary.run}: in closed form, {reached}"
+    trained = f"{counted(summary.trained, 'epoch')} in {summary.seconds:.1f} s"
+    best = f"epoch {summary.best_epoch}" if summary.best_epoch else "before the first step"
+    done = trained if summary.trained else "it was complete already"
+    return f"{summary.run}: {done}; best of {summary.epochs}: {best}, {reached}"

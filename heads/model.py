@@ -14,7 +14,7 @@ from .modules.aggregators import AGGREGATORS, Aggregated
 from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
 from .modules.losses import LOSSES
-from .modules.residual import Residual
+from .modules.residual import ClosedForm, Frozen, Residual
 from .modules.similarity import SIMILARITIES
 from .recipes.blocks import Block, Recipe, arguments
 from .recipes.own import part_of
@@ -71,7 +71,7 @@ def without_effect(keys: Iterable[str], image: Facts, text: Facts) -> list[str]:
 class Branch(nn.Module):
     """One modality: an adapter of one feature set or several, then an aggregator.
 
-    With a `residual` the embedding is added to the frozen global feature. A `twin` is a second adapter of the same
+    With a `residual` the embedding is added to a base that does not learn. A `twin` is a second adapter of the same
     features, for an aggregator that wants one.
     """
 
@@ -106,8 +106,9 @@ class Branch(nn.Module):
     @property
     def fields(self) -> set[str] | tuple[set[str], ...]:
         """What must be read of the cache, of ``local``, ``global`` and ``token``; of several sets one for each."""
-        more = set() if self.residual is None else {"global"}
-        found = [adapter.fields(bool(self.aggregator.uses_local)) | more for adapter in self.adapters]
+        found = [adapter.fields(bool(self.aggregator.uses_local)) for adapter in self.adapters]
+        if self.residual is not None:
+            found = [own | more for own, more in zip(found, self.residual.base.fields, strict=True)]
         return found[0] if len(found) == 1 else tuple(found)
 
     def forward(self, features: Features) -> Aggregated:
@@ -119,10 +120,9 @@ class Branch(nn.Module):
         if self.twin is not None:
             more["twin"] = self.twin(*inputs, uses_local=self.aggregator.uses_local)
         made = self.aggregator(adapted.local, adapted.length, adapted.global_, **more)
-        if self.residual is not None:  # losses on the global feature then mean the frozen one
-            assert features.global_ is not None, "fields asks for it"
-            made = made._replace(embedding=self.residual(made.embedding, features.global_))
-            adapted = adapted._replace(global_=features.global_.to(adapted.global_))
+        if self.residual is not None:  # losses on the global feature then mean the base
+            base, embedding = self.residual(made.embedding, features)
+            made, adapted = made._replace(embedding=embedding), adapted._replace(global_=base.to(adapted.global_))
         words = features.words
         token = None if words is None or words.token is None else Sequence(words.token, words.length)
         return made._replace(global_=adapted.global_, token=token)
@@ -171,9 +171,15 @@ def build_model(recipe: Recipe, image: Facts, text: Facts) -> Model:
     Its weights are drawn from torch's global generator. RecipeError where there is no adapter for a kind, or a part
     refuses its arguments.
     """
-    if recipe.model.residual:
-        _require_one_space(recipe, image, text)
+    if recipe.model.residual != "none":
+        _require_base(recipe, image, text)
     branches = _branch(recipe, "image", image), _branch(recipe, "text", text)
+    if recipe.model.residual != "none":
+        both = [_base(recipe, *side) for side in zip(branches, (image, text), strict=True)]
+        width = min(sum(widths) for widths, _ in both)
+        for branch, (widths, cached) in zip(branches, both, strict=True):
+            base = Frozen() if recipe.model.residual == "frozen" else ClosedForm(widths, cached, width)
+            branch.residual = Residual(recipe.model.dim, width, base)
     compare = part_of(SIMILARITIES, recipe.similarity["name"], recipe.sources)
     return Model(*branches, _make("similarity", compare, recipe.similarity))
 
@@ -214,9 +220,8 @@ def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
         f"aggregator.{side}", part_of(AGGREGATORS, block["name"], recipe.sources), block, adapter.local_dim, dim
     )
     _require_rows(recipe, side, sets, bool(aggregator.uses_local))
-    residual = Residual(dim, sets[0].global_channels or 0) if recipe.model.residual else None
     twin = _adapter_of_all(recipe, side, sets) if aggregator.uses_twin else None
-    return Branch(adapter, aggregator, residual, twin)
+    return Branch(adapter, aggregator, twin=twin)
 
 
 def _adapter_of_all(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> Any:
@@ -224,19 +229,28 @@ def _adapter_of_all(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -
     return adapters[0] if len(adapters) == 1 else JoinedAdapter(adapters, recipe.model.dim)
 
 
-def _require_one_space(recipe: Recipe, image: Facts, text: Facts) -> None:
-    """Raise RecipeError where there is no frozen feature to add to, or what the head makes cannot be added."""
-    spaces = [facts.space for side in (image, text) for facts in facts_of_each(side)]
-    faults = []
-    if len(spaces) > 2 or spaces[0] is None or spaces[0] != spaces[1]:
+def _base(recipe: Recipe, branch: Branch, facts: Facts) -> tuple[list[int], list[bool]]:
+    """Return of each feature set how wide the vector is that a residual adds to, and whether it is cached as such."""
+    cached = [recipe.model.residual == "frozen" or adapter.global_ == "cached" for adapter in branch.adapters]
+    both = zip(facts_of_each(facts), cached, strict=True)
+    return [(one.global_channels if own else one.channels) or 0 for one, own in both], cached
+
+
+def _require_base(recipe: Recipe, image: Facts, text: Facts) -> None:
+    """Raise RecipeError where there are no vectors to add to, or what the head makes cannot be added."""
+    sets = [facts for side in (image, text) for facts in facts_of_each(side)]
+    kind, faults, spaces = recipe.model.residual, [], [facts.space for facts in sets]
+    if kind == "frozen" and (len(spaces) > 2 or spaces[0] is None or spaces[0] != spaces[1]):
         faults.append("adds to global features of one space: extract both towers of one model with --encoder")
+    if any(facts.vocabulary_size is not None for facts in sets):
+        faults.append("needs a vector of each caption, which words have not: extract with --text hf:MODEL")
     for side, block in recipe.aggregator.items():
         if part_of(AGGREGATORS, block["name"], recipe.sources).embedding not in ("vector", "set"):
             faults.append(f"adds vectors or sets, which aggregator.{side} '{block['name']}' does not give")
         if block["name"] == "pcme":  # its losses compare the samples with the Gaussian that they were drawn from
             faults.append(f"would move the samples that aggregator.{side} 'pcme' draws away from their Gaussian")
     if faults:
-        raise RecipeError(f"model.residual {'; it '.join(faults)}; or set model.residual=false")
+        raise RecipeError(f"model.residual={kind} {'; it '.join(faults)}; or set model.residual=none")
 
 
 def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], uses_local: bool) -> None:

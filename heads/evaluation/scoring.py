@@ -54,8 +54,13 @@ class Ranker:
         """Return what embeds and compares, ready on `device`; frozen encoders compare global features by cosine."""
         if self.run is not None:
             return self.run.model(device)
-        frozen: Any = _AsCached()
-        return Model(frozen, frozen, SIMILARITIES["cosine"]()).to(device).eval()
+        return cosine_model().to(device)
+
+
+def cosine_model() -> Model:
+    """Return what compares global features as they are, by cosine."""
+    frozen: Any = _AsCached()
+    return Model(frozen, frozen, SIMILARITIES["cosine"]()).eval()
 
 
 class _AsCached(nn.Module):

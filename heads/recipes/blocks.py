@@ -6,6 +6,7 @@ from keyword import iskeyword
 from typing import Annotated, Any, Literal, get_type_hints
 
 from ..modules.parameters import Count, Factor, Positive, Share, Width, at_least, between
+from ..modules.residual import Base
 from .schema import SetNames
 
 Block = Mapping[str, Any]  # of a part, with its name or its weight
@@ -42,7 +43,9 @@ class Size:
     """What the embedding is."""
 
     dim: Width = 1024  # its width, before a residual
-    residual: bool = False  # is added to the frozen global feature, of encoders that lie in one space
+    # What it is added to. frozen: global features, of encoders that lie in one space; cca, procrustes: linear maps of
+    # global features or means of rows, in closed form, validated.
+    residual: Base = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class Schedule:
 
     name: Literal["cosine", "linear", "step", "constant"] = "cosine"  # cosine, linear: from lr to 0 over all epochs
     by: Literal["epoch", "step"] = "epoch"  # how often these fall; a warm-up rises step by step in either case
-    epochs: Count = 30
+    epochs: Epochs = 30  # 0: only with a residual, whose base alone is then the model
     step: Count = 10  # epochs; step only: after each of them …
     gamma: Factor = 0.1  # … lr is multiplied by this
     warmup_epochs: Factor = 0.0  # over this many epochs, or this part of one, lr rises linearly from 0, step by step, …

@@ -159,6 +159,8 @@ def _contradictions(recipe: Recipe) -> list[str]:
     data, optimizer, faults = recipe.data, recipe.optimizer, []
     if optimizer.ema is not None and optimizer.swa_epochs:
         faults.append("optimizer.ema and optimizer.swa_epochs are two averages of the weights; choose one")
+    if not recipe.schedule.epochs and recipe.model.residual == "none":
+        faults.append("schedule.epochs must be at least 1, or model.residual be what is evaluated without a training")
     if recipe.augment.mix and (data.unit, data.captions) != ("image", 1):
         faults.append("augment.mix blends pairs: set data.unit=image and data.captions=1, or augment.mix=0")
     if recipe.augment.mix and recipe.loss["same_text"] != "negative":

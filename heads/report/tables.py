@@ -38,7 +38,7 @@ def facts_table(runs: Sequence[PageRun]) -> NumberTable:
                 "losses": ", ".join(recipe.terms),
                 "features": f"{' + '.join(info.names('image'))} / {' + '.join(info.names('text'))}",
                 "seed": str(info.seed),
-                "best epoch": f"{info.best_epoch or '–'} (validation RSUM {shown(info.best_rsum)})",
+                "best epoch": f"{info.best_epoch} (validation RSUM {shown(info.best_rsum)})",
                 "store": run.seen.ranker.cache.url,
             }
         )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ...pipeline.errors import QueryError, require_packages
-from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each
 from .gallery import Modality, best
 from .retriever import Retriever
@@ -100,13 +99,13 @@ def _meta(retriever: Retriever, name: str) -> Any:
     from mteb.models import ModelMeta
 
     run = retriever.run
-    frozen = facts_of_each(run.image_facts)[0].global_channels
+    residual = retriever.model.image.residual
     facts = {
         "name": name,
         "modalities": ["text", "image"],
         "framework": ["PyTorch"],
         "n_parameters": sum(weight.numel() for weight in retriever.model.parameters()),
-        "embed_dim": frozen if run.recipe.model.residual else run.recipe.model.dim,
+        "embed_dim": run.recipe.model.dim if residual is None else residual.layer.out_features,
         "revision": retriever.weights_digest[:40],
     }
     return ModelMeta.create_empty(facts)

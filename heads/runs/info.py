@@ -45,7 +45,7 @@ class RunInfo:
     device: str | None = None  # where it began
     versions: dict[str, str] | None = None  # and with which xret, torch and Python
     epochs: int = 0  # complete ones
-    best_epoch: int | None = None  # counted from 1
+    best_epoch: int | None = None  # counted from 1; 0: what a residual begins with
     best_rsum: float | None = None  # its validation RSUM, of 600
 
     @classmethod

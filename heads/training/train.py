@@ -1,6 +1,7 @@
 """Training a head from cached features, from top to bottom."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -23,9 +24,11 @@ from ...pipeline.reading.placement import Placement, Resident
 from ...pipeline.reading.split import AS_A_WHOLE
 from ...pipeline.store import OK, FeatureCache, ImageSet
 from ...pipeline.wording import counted
+from ..evaluation.closed_form import find_base
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
 from ..model import Model, build_losses, build_model, term_of, without_effect
 from ..modules.adapters import RowsAdapter, WordsAdapter
+from ..modules.residual import Base
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.recipe import load_recipe, unused_terms
@@ -127,6 +130,8 @@ def train(
                 introduce(info, split, val_split)
             if base is None:
                 look_at_data(model, split)
+                if recipe.model.residual in ("cca", "procrustes"):
+                    begin_in_closed_form(model, split, val_split, recipe.model.residual)
             else:
                 take_weights(model, base, split)
                 take_losses(losses, recipe, base)
@@ -310,6 +315,16 @@ def look_at_data(model: Model, split: Batches) -> None:
         except ValueError as error:
             raise RecipeError(f"adapter.words: {error}") from error
         _log.warning(f"words without a vector in {words[0].vectors}: {len(read.missing)} of {len(read.found)}")
+
+
+def begin_in_closed_form(model: Model, split: Batches, val: Batches, kind: Base) -> None:
+    """Find the maps that a head is added to, and log what they reach."""
+    began = time.process_time()
+    found = find_base(model, split, val, rotate=kind == "procrustes")
+    _log.info(
+        f"closed form: ridge {found.ridge:g}, power {found.power:g}, RSUM {found.rsum:.1f} on val, in"
+        f" {time.process_time() - began:.1f} CPU s"
+    )
 
 
 def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:

@@ -1,5 +1,6 @@
 """A training from its first step to its last: epochs, validation, and what is written down after each."""
 
+import logging
 import math
 import time
 from collections import deque
@@ -45,7 +46,7 @@ class TrainSummary:
     run: str  # the run folder
     epochs: int  # complete ones, all together
     trained: int  # how many of them this call trained; 0 where the run was complete already
-    best_epoch: int  # counted from 1; its weights are `model.safetensors`
+    best_epoch: int  # counted from 1; its weights are `model.safetensors`; 0: what a residual begins with
     best_rsum: float  # its validation RSUM, of 600
     seconds: float  # of this call's epochs, validation included
     untrained_rsum: float | None = None  # of the frozen encoders alone on the same split, where they share a space
@@ -173,6 +174,10 @@ class Trainer:
             log.write(f"{at} {self.recipe.name} on {run.info.store}, {split.placement}, on {self.device}")
             if self.device.type == "cuda" and self.gradients.refused:
                 log.write(f"its steps are launched operation by operation: {self.gradients.refused}")
+            if not self.step and self.best is None and self.recipe.model.residual != "none":
+                self._keep(self._validate().rsum)  # what it begins with is a model already
+                self._save(export=True, weights=True)
+                log.say(f"before the first step: val RSUM {self.best_rsum:.1f}", logging.INFO)
             while self.epoch < epochs and not stopped_early(self.epoch, self.best_epoch, patience):
                 self._train_epoch(log)
             if before < self.epoch < epochs:
@@ -268,14 +273,18 @@ class Trainer:
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
         better = table.rsum > self.best_rsum
         if better:
-            self.best_epoch, self.best_rsum = self.epoch, table.rsum
-            weights = self.kept.state_dict()
-            self.best = dict(zip(weights, copies(list(weights.values())), strict=True))
-            self._of_best = self._run.facts_of(self.kept)
+            self._keep(table.rsum)
         self._save(export=True, weights=better)
         log.epoch(self.metrics[-1], self.best_epoch, self.best_rsum)
         for one in self._callbacks:
             one.on_epoch(self.epoch, self.step, epoch_values(table))
+
+    def _keep(self, rsum: float) -> None:
+        """Keep the weights as those of the best epoch, which reaches this validation RSUM."""
+        self.best_epoch, self.best_rsum = self.epoch, rsum
+        weights = self.kept.state_dict()
+        self.best = dict(zip(weights, copies(list(weights.values())), strict=True))
+        self._of_best = self._run.facts_of(self.kept)
 
     def _steps_left(self, order: dict[str, Any]) -> Iterator["_Taken"]:
         """Take the steps that are left of an epoch, yield each, and save the state where the recipe says so.

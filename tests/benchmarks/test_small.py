@@ -88,6 +88,13 @@ def test_what_reads_a_store(tmp_path):
     assert list(table("frozen_table", store, *chosen)) == [images]
 
 
+def test_the_closed_form_beside_trained_heads(tmp_path):
+    store = small_store.make_store(tmp_path / "s.zarr", train=16, val=12, test=12, text="tokens")
+    rows = table("few_pairs", store, "--out", tmp_path / "pairs")
+    assert list(rows) == ["8", "16"]
+    assert all(0 < float(row["`cca`"]) <= 100 for row in rows.values())
+
+
 def test_alignment_beside_trained_heads(tmp_path):
     store = small_store.make_store(tmp_path / "s.zarr", image=("grid", "roi"), text="tokens")
     heads, correlations = printed("alignment", store, "--out", tmp_path / "heads").split("\n\n")

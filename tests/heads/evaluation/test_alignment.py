@@ -6,13 +6,14 @@ import command_line
 import numpy as np
 import pytest
 import torch
+from canonical_reference import canonical_maps
 from embedding_sources import Pairs
 from plain_evaluation import plain_rsum
-from sklearn.linear_model import Ridge
 from small_store import make_store
 
 import xret
-from xret.heads.evaluation.alignment import STRENGTHS, linear_cka, mutual_neighbours
+from xret.heads.evaluation.alignment import linear_cka, mutual_neighbours
+from xret.heads.evaluation.closed_form import RIDGES
 from xret.pipeline.errors import CacheError
 from xret.pipeline.store import FeatureCache
 
@@ -85,19 +86,15 @@ def split_of(store, split, image, caption):
     return images.global_(rows).astype(float), captions.global_(spoken).astype(float), owner
 
 
-def ridge_rsum(fitted, asked, strength):
-    """Fit images, captions and the owners of these with scikit-learn; return the RSUM of others."""
+def cca_rsum(fitted, asked, ridge, power):
+    """Fit images, captions and the owners of these by SciPy; return the RSUM of others."""
     images, captions, owner = fitted
-    targets, variance = images[owner], captions.var(axis=0).mean()
-    values, vectors = np.linalg.eigh(np.cov(targets.T, bias=True))
-    whitening, centre = vectors / np.sqrt(values + strength * values.mean()), targets.mean(0)
-    ridge = Ridge(alpha=strength * variance * len(owner)).fit(captions, (targets - centre) @ whitening)
-    sides = (asked[0] - centre) @ whitening, ridge.predict(asked[1])
+    sides = [one(side) for one, side in zip(canonical_maps(images[owner], captions, ridge, power), asked, strict=False)]
     units = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides]
     return plain_rsum(units[0] @ units[1].T, asked[2])
 
 
-def test_the_map_is_a_ridge_regression_to_whitened_images(store):
+def test_the_map_is_that_of_canonical_correlations(store):
     found = xret.align(store)
     assert (found.images, found.skipped, len(found.pairs)) == (39, 1, 4)
     assert [path.split("@")[0] for path in found.left_out] == ["captions/words"]
@@ -108,9 +105,9 @@ def test_the_map_is_a_ridge_regression_to_whitened_images(store):
         for some in (np.arange(len(x)) % 10 != 0, np.arange(len(x)) % 10 == 0):
             parts.append((x[some], y[some[owner]], np.cumsum(some)[owner[some[owner]]] - 1))
         val = x, y, owner = split_of(store, "val", pair.images, pair.captions)
-        reached = {strength: ridge_rsum(*parts, strength) for strength in STRENGTHS}
-        assert reached[pair.strength] == max(reached.values())
-        assert pair.rsum == pytest.approx(ridge_rsum(parts[0], val, pair.strength))
+        assert pair.rsum == pytest.approx(cca_rsum(parts[0], val, pair.ridge, pair.power))
+        reached = cca_rsum(*parts, pair.ridge, pair.power)
+        assert reached >= max(cca_rsum(*parts, ridge, 1.0) for ridge in RIDGES)
         assert pair.mean_recall == pytest.approx(pair.rsum / 6)
         both = [torch.from_numpy(one) for one in (x, np.array([y[owner == row].mean(0) for row in range(len(x))]))]
         assert pair.mutual_neighbours == pytest.approx(100 * neighbours_by_loop(*both, 10))

@@ -9,16 +9,17 @@ from torch.nn.functional import normalize
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import compare, embed
 from xret.heads.model import build_model, feature_facts
-from xret.heads.modules.residual import Residual
+from xret.heads.modules.residual import Frozen, Residual
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import batches_of
 from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
+from xret.pipeline.reading.features import Features
 from xret.pipeline.store import FeatureCache
 
 CPU = torch.device("cpu")
 NARROW = ["aggregator.image.head_dim=16", "aggregator.text.head_dim=16"]
-SMALL = ["model.dim=24", "model.residual=true", "data.batch_size=16", "schedule.epochs=2", "optimizer.lr=0.01"]
+SMALL = ["model.dim=24", "model.residual=frozen", "data.batch_size=16", "schedule.epochs=2", "optimizer.lr=0.01"]
 KINDS = {"mlp": [], "vse-infty": [], "pvse": [], "setdiv": NARROW, "maxmatch": NARROW}
 
 
@@ -53,18 +54,20 @@ def test_it_trains_and_is_read_again(store, name, tmp_path):
 @pytest.mark.parametrize("elements", [(), (3,)])
 def test_the_sum_is_that_of_the_formula(elements):
     torch.manual_seed(0)
-    residual = Residual(4, 6)
+    residual = Residual(4, 6, Frozen())
     torch.nn.init.normal_(residual.layer.weight)
     embedding, frozen = torch.randn(2, *elements, 4), torch.randn(2, 6)
     expected = torch.stack(
         [normalize(one, dim=0) + own @ residual.layer.weight.T for own, one in zip(embedding, frozen, strict=True)]
     )
-    torch.testing.assert_close(residual(embedding, frozen), expected)
+    base, found = residual(embedding, Features(torch.ones(2), global_=frozen))
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(base, frozen)
 
 
 def test_what_has_no_common_space_or_is_no_vector_is_refused(store, tmp_path):
     apart = make_store(tmp_path / "apart.zarr", text="tokens")
-    with pytest.raises(RecipeError, match=r"model.residual adds to global features of one space: extract both towers"):
+    with pytest.raises(RecipeError, match=r"model.residual=frozen adds to global features of one space: extract both"):
         train(apart, load_recipe("mlp", SMALL), tmp_path / "run", device="cpu")
     with pytest.raises(RecipeError, match=r"adds vectors or sets, which aggregator.image 'pcmepp' does not give"):
         train(store, load_recipe("pcmepp", SMALL), tmp_path / "run", device="cpu")

@@ -126,7 +126,7 @@ def tune(made, tmp_path):
 @pytest.mark.parametrize(
     ("pair", "sides", "dtype", "tolerance", "recipe", "settings"),
     [
-        ("clip", BOTH, "float32", 1e-5, "vsepp", {"model.residual": True}),
+        ("clip", BOTH, "float32", 1e-5, "vsepp", {"model.residual": "frozen"}),
         ("clip", BOTH, "float16", 2e-3, "vse-infty", {}),
         ("siglip", BOTH, "float32", 1e-5, "vse-infty", {}),
         ("oblong", BOTH, "float32", 1e-5, "setdiv", SLOTS),
@@ -152,7 +152,7 @@ def test_before_a_backbone_has_learnt_a_step_is_the_caches(made, tune, pair, sid
 @pytest.mark.parametrize("pair", ["clip", "whole", "siglip", "open_clip"])
 def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path, pair):
     learn = {"finetune.image_lr": 1, "finetune.text_lr": 1}
-    tuned = tune(made.head(pair, more="-tuned", **{"model.residual": True}), pair, BOTH, **learn)
+    tuned = tune(made.head(pair, more="-tuned", **{"model.residual": "frozen"}), pair, BOTH, **learn)
     info, state, weights = Run(tuned).info, state_of(tuned)["model"], made.weights(pair)
     for side, encoder in (("image", made.image_encoder(pair)), ("text", made.text_encoder(pair))):
         network = {key: value for key, value in encoder.network.state_dict().items() if value.is_floating_point()}

@@ -1,14 +1,13 @@
-"""``xret cache``: what a feature store holds, whether it is sound, removal of sets, and export."""
+"""``xret cache``: what a feature store holds, whether it is sound, and removal of sets."""
 
 import sys
-from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import click
 
 from ..pipeline.wording import counted, in_bytes, printable
-from .parsing import comma_list, show
+from .parsing import show
 
 
 def _shape(features: dict[str, Any]) -> str:
@@ -36,7 +35,7 @@ def _options(features: dict[str, Any]) -> str:
 
 @click.group()
 def cache() -> None:
-    """Inspect, check, clean and export feature stores.
+    """Inspect, check and clean feature stores.
 
     \b
     xret cache info rsicd.zarr
@@ -44,7 +43,6 @@ def cache() -> None:
     xret cache ls DIR
     xret cache align rsicd.zarr
     xret cache rm rsicd.zarr images/resnet18@1f3a5c7e
-    xret cache export rsicd.zarr --out rsicd.h5
     """
 
 
@@ -176,38 +174,3 @@ def rm(store: str, features: str) -> None:
 
     path, size = remove_set(store, features)
     show({"removed": path, "bytes": size}, f"{path}: removed, {in_bytes(size)} freed")
-
-
-@cache.command()
-@click.argument("store")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="The HDF5 file to write.")
-@click.option(
-    "--set",
-    "sets",
-    multiple=True,
-    metavar="PREFIX",
-    help="A set to export; needed where there are several. Repeatable.",
-)
-@click.option("--splits", default="train,val,test", callback=comma_list, help="Which splits to export.")
-def export(store: str, out: Path, sets: tuple[str, ...], splits: tuple[str, ...]) -> None:
-    """Write features of STORE to one HDF5 file, for other programs.
-
-    It holds images/local, global, length, boxes, id, captions/text, token and so on, in the store's own precision.
-    Failed captions, and failed images with their captions, are left out. `xret import --from hdf5` takes the images
-    again.
-
-    \b
-    xret cache export f30k.zarr --out f30k.h5 --splits test \\
-        --set images/butd --set captions/bert
-    """
-    from ..pipeline.exchange.export import export as write
-
-    if not splits:
-        raise click.UsageError("there is no split to export; give at least one as --splits")
-    summary = write(store, out, sets, splits)
-    lines = [f"{out}: {', '.join(summary['sets'])}, {in_bytes(summary['bytes'])}"]
-    for split, counts in summary["splits"].items():
-        left_out = f", {counted(counts['left_out'], 'failed image')} left out" if counts["left_out"] else ""
-        images, captions = counted(counts["images"], "image"), counted(counts["captions"], "caption")
-        lines.append(f"  {split}: {images}, {captions}{left_out}")
-    show(summary, lines)

@@ -56,9 +56,7 @@ def import_(dataset: str | None, store: str, data_root: Path | None, **options: 
     scan            folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt};
                     in VSE-infinity's data folder that of the data set
     butd-tsv        bottom-up attention's TSV or LXMERT's, or a folder of them
-    detectron-npz   folder of .npz, for each image x, bbox, num_bbox, image_h, …
     hdf5            one file, its arrays named by --arrays
-    arrays          folder of .npy, or HDF5 file, an array an image or video
     clip-retrieval  folder of img_emb, text_emb and metadata of its inference
     embeddings      folder of images.npy, captions.npy and index.csv or .jsonl
 
@@ -68,8 +66,6 @@ def import_(dataset: str | None, store: str, data_root: Path | None, **options: 
     xret import coco --data-root DIR --store coco.zarr \\
         --from hdf5 --source coco.h5 \\
         --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
-    xret import vatex --data-root DIR --store vatex.zarr \\
-        --from arrays --source vatex_i3d --kind frames
     xret import --store laion.zarr \\
         --from clip-retrieval --source embeddings --encoder ViT-B/32
     """

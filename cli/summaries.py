@@ -30,6 +30,8 @@ def _lines(summary: "Extraction") -> Iterator[str]:
             f" {features.seconds:.1f} s ({rate}/s; {', '.join(times)}){matched}, {counted(features.chunks, 'chunk')}"
             f" written, {features.chunks_before:,} there before, {features.failed:,} failed"
         )
+        if features.read_as:
+            yield f"    read as {features.read_as}"
         for line in some_of([f"failed: {reason}" for reason in features.reasons]):
             yield f"    {line}"
     if "words" in summary.counts:

@@ -1,4 +1,4 @@
-"""Features that others extracted come into the cache, and features of the cache go out to others."""
+"""Features that others extracted come into the store."""
 
 # That can be imported.
-FORMATS = ("scan", "butd-tsv", "detectron-npz", "hdf5", "arrays", "embeddings", "clip-retrieval")
+FORMATS = ("scan", "butd-tsv", "hdf5", "embeddings", "clip-retrieval")

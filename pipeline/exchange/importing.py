@@ -26,10 +26,8 @@ from ..store.create import SetFacts, caption_set, image_set, require_dtype
 from ..store.inspect import damaged_chunks
 from ..store.store import open_for_writing, require_place
 from ..wording import counted, printable, some_of
-from .importers.arrays import ArrayTable
 from .importers.embeddings import open_clip_retrieval, open_folder
 from .importers.hdf5 import Hdf5Regions
-from .importers.npz import NpzRegions
 from .importers.scan import ScanRegions
 from .importers.source import Source, SourceError, Table
 from .importers.tsv import TsvRegions
@@ -134,8 +132,6 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
 _REGIONS: dict[str, Callable[[Path], Table]] = {
     "scan": ScanRegions,
     "butd-tsv": TsvRegions,
-    "detectron-npz": NpzRegions,
-    "arrays": ArrayTable,
 }
 _PAIRS = {"embeddings": open_folder, "clip-retrieval": open_clip_retrieval}
 
@@ -234,9 +230,13 @@ def _fill(
             seconds["write"] += time.monotonic() - read
             samples += len(at) - len(failed)
             progress.update(len(at))
+    features = features.reopened()
+    rows = features.length[features.status == OK] if table.rows else np.zeros(0)
+    boxes = "boxes x1, y1, x2, y2 and " if "boxes" in table.extras else ""
     return summary_of(
-        features.reopened(),
+        features,
         splits,
+        read_as=f"{boxes}{rows.min()} to {rows.max()} rows of {table.channels} numbers" if len(rows) else "",
         samples=samples,
         chunks=len(missing),
         chunks_before=len(wanted) - len(missing),

@@ -6,6 +6,7 @@ its file name without folder and suffix. All keys of a source are of one kind: t
 A key that two images of the data set share finds neither. A caption is found by its image and text.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 
@@ -100,7 +101,13 @@ def _rows(
 
 
 def _number(key: str) -> str:
+    key = _whole(key)
     return str(int(key)) if key.isascii() and key.isdigit() and len(key) < 20 else ""
+
+
+def _whole(key: str) -> str:
+    """Return a key, of ``123.0``, which a table made of a number, ``123``."""
+    return re.sub(r"^(\d+)\.0+$", r"\1", key)
 
 
 def _stem(name: str) -> str:
@@ -109,7 +116,7 @@ def _stem(name: str) -> str:
 
 
 _KINDS: dict[str, tuple[Callable[[ImageSample], str], Callable[[str], str]]] = {
-    "id": (lambda image: image.id, str),
+    "id": (lambda image: _whole(image.id), _whole),
     "COCO id": (lambda image: str(image.cocoid) if image.cocoid >= 0 else "", _number),
     "file name": (lambda image: image.file_name, str),
     "file name without folder and suffix": (lambda image: _stem(image.file_name), _stem),

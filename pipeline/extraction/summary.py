@@ -15,6 +15,7 @@ class SetSummary:
     chunks: int = 0  # written now
     chunks_before: int = 0
     failed: int = 0  # samples recorded as failed, now or before
+    read_as: str = ""  # of imported regions, how many rows of how many numbers an image has, and what boxes are
     reasons: tuple[str, ...] = ()  # of each of these the file and what is wrong
     seconds: float = 0.0  # wall time; of several layers' sets, which are filled together, that of all
     # Seconds that the tasks spent reading, encoding and writing, likewise.

@@ -105,16 +105,3 @@ def test_rm_wants_the_whole_name(store):
     assert json.loads(run("rm", store, path, "--json").stdout) == {"removed": path, "bytes": size}
     assert not (Path(store) / path).exists()
     assert "no feature set fits 'grid'" in refused("rm", store, "grid")
-
-
-def test_export(tmp_path):
-    store = make_store(tmp_path / "s", broken=(0,), **SIZES)
-    words = ["export", store, "--out", tmp_path / "x.h5"]
-    first, *others = run(*words, "--splits", "train, test").stdout.splitlines()
-    assert first.startswith(f"{tmp_path / 'x.h5'}: {name_of(store)}, {name_of(store, 'captions')}, ")
-    assert others == ["  train: 11 images, 28 captions, 1 failed image left out", "  test: 3 images, 8 captions"]
-    assert "exists already" in refused(*words)
-    assert "there is no split to export" in refused(*words, "--splits", "", code=2)
-    words[-1] = tmp_path / "y.h5"
-    summary = json.loads(run(*words, "--set", "grid", "--json").stdout)
-    assert (summary["sets"], summary["bytes"]) == ([name_of(store)], (tmp_path / "y.h5").stat().st_size)

@@ -54,7 +54,6 @@ def test_what_the_library_logs(capsys):
     [
         *(f"cache {command} {{}}/s.zarr" for command in ("info", "ls", "verify")),
         "cache ls {}",
-        "cache export {}/s.zarr --out {}/out.h5",
         "search {}/setdiv red --device cpu",
         "eval {}/gaussian-vsepp --diagnostics --device cpu",
     ],

@@ -78,43 +78,26 @@ class World:
             (folder / f"{split}_caps.txt").write_text("\n".join(texts) + "\n")
         return folder
 
-    def tsv(self, name="butd.tsv", lxmert=False, images=None, key="cocoid"):
-        """Write a TSV; bottom-up attention's, or LXMERT's."""
+    def tsv(self, name="butd.tsv", lxmert=False, images=None, key="cocoid", **types):
+        """Write a TSV; bottom-up attention's, or LXMERT's; `types` of ``features`` and ``boxes``."""
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         with path.open("wb") as file:
             for image in self.images if images is None else images:
-                file.write(self.line(image, lxmert, key))
+                file.write(self.line(image, lxmert, key, **types))
         return path
 
-    def line(self, image, lxmert=False, key="cocoid"):
+    def line(self, image, lxmert=False, key="cocoid", features="<f4", boxes="<f4"):
         """Return one line of a TSV."""
         regions = image["regions_of_test"]
         (width, height), count = regions["size"], len(regions["local"])
-        end = [str(count).encode(), _b64(regions["boxes"], "<f4"), _b64(regions["local"], "<f4")]
+        end = [str(count).encode(), _b64(regions["boxes"], boxes), _b64(regions["local"], features)]
         name = str(image[key]).encode()
         if not lxmert:
             return b"\t".join([name, b"%d" % width, b"%d" % height, *end]) + b"\n"
         objects = [_b64(regions["classes"], "<i8"), _b64(regions["scores"], "<f4")]
         attributes = [_b64(regions["classes"] + 1, "<i8"), _b64(regions["scores"] / 2, "<f4")]
         return b"\t".join([name, b"%d" % height, b"%d" % width, *objects, *attributes, *end]) + b"\n"
-
-    def npz(self, info=None, name="npz"):
-        """Write a folder of .npz files, one an image, with an `info` that is a pickle."""
-        folder = self.folder / name
-        (folder / "val2014").mkdir(parents=True)
-        for image in self.images:
-            regions = image["regions_of_test"]
-            np.savez(
-                folder / "val2014" / (image["filename"].split(".")[0] + ".npz"),
-                x=regions["local"],
-                bbox=regions["boxes"],
-                num_bbox=len(regions["local"]),
-                image_w=regions["size"][0],
-                image_h=regions["size"][1],
-                info=np.array(info or {"objects_id": regions["classes"]}, dtype=object),
-            )
-        return folder
 
     def hdf5(self, ids="filename"):
         """Write an HDF5 file whose padding is NaN; `ids` are of that key."""
@@ -134,18 +117,6 @@ class World:
             file["size"] = [image["regions_of_test"]["size"] for image in images]
             file["name"] = [image[ids] for image in images]
         return path
-
-    def arrays(self, hdf5=False):
-        """Write an array an image by its stem: a folder of .npy as VATEX's, [1, n, C], or an HDF5 file, [n, C]."""
-        local = {image["filename"].removesuffix(".jpg"): image["regions_of_test"]["local"] for image in self.images}
-        if hdf5:
-            with h5py.File(path := self.folder / "frames.hdf5", "w") as file:
-                file.update(local)
-            return path
-        (folder := self.folder / "arrays").mkdir()
-        for name, values in local.items():
-            np.save(folder / f"{name}.npy", values[None])
-        return folder
 
 
 ARRAYS = {

@@ -21,7 +21,7 @@ from ...data.caption_files import caption_rows
 from ...data.rows import RowReader
 from ...errors import require_pyarrow
 from ...wording import some_of
-from .source import Source, SourceError, Table, map_floats, require_fitting, sha256
+from .source import Source, SourceError, Table, Unreadable, map_floats, require_fitting, sha256
 
 _AT_ONCE = 1 << 14  # rows that are read
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
@@ -76,10 +76,12 @@ class Matrix(Table):
         """Return which entry of one sample counts; of images all are equal where several are."""
         return entries[0] if self.compared else super().choose(entries)
 
-    def vectors(self, entry: int) -> np.ndarray | None:
-        """Return the vector of an entry, [1,C]; None if it holds what is no number."""
+    def arrays(self, entry: int) -> list[np.ndarray]:
+        """Return the vector of an entry, [1,C]."""
         values = self.read(np.array([entry]))
-        return values if np.isfinite(values).all() else None
+        if not np.isfinite(values).all():
+            raise Unreadable(f"{self.place(entry)} holds NaN or infinity")
+        return [values]
 
     def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
         """Read many rows at once."""

@@ -1,4 +1,4 @@
-"""An HDF5 file whose arrays are named on the command line.
+"""An HDF5 file whose arrays are named on the command line, or have the names of their roles.
 
 ``local`` [S,N,C] (or [S,C], one vector an image) and ``id`` [S] are required; ``length`` [S] says how many of the N
 regions count, ``boxes`` [S,N,4], ``classes`` and ``scores`` [S,N] and ``size`` [S,2] (width, height) may be there.
@@ -6,13 +6,13 @@ regions count, ``boxes`` [S,N,4], ``classes`` and ``scores`` [S,N] and ``size`` 
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from ...data.regions import Regions
 from ...errors import nearest
+from ...wording import reason
 from .source import RegionTable, SourceError, Unreadable, sha256, shown
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
@@ -38,14 +38,13 @@ class Hdf5Regions(RegionTable):
         if unknown := [role for role in arrays if role not in _ROLES]:
             hint = nearest(unknown[0], list(_ROLES))
             raise SourceError(f"--arrays: '{unknown[0]}' is unknown{hint}; known are {', '.join(_ROLES)}")
-        damaged = f"{path} is no HDF5 file, is damaged or was cut off; check --source"
-        self._file = open_hdf5(path, damaged, rdcc_nbytes=_CACHE)
         try:
-            self._look_through(path, arrays)
+            self._file = h5py.File(path, "r", locking="best-effort", rdcc_nbytes=_CACHE)
+            self._look_through(path, arrays or {role: role for role in _ROLES if role in self._file})
         except SourceError:
             raise
         except Exception as error:  # h5py raises anything on damage
-            raise SourceError(damaged) from error
+            raise SourceError(f"{path} cannot be read as HDF5 ({reason(error)}); check --source") from error
 
     def _look_through(self, path: Path, arrays: Mapping[str, str]) -> None:
         for role in ("local", "id", *arrays):
@@ -55,13 +54,11 @@ class Hdf5Regions(RegionTable):
                     f"{path} has no array{name} for {role}; name it with --arrays: {_contents(self._file)}"
                 )
         self._arrays: dict[str, h5py.Dataset] = {role: self._file[name] for role, name in arrays.items()}
-        for array in self._arrays.values():
-            require_filters(path, array)
         local = self._arrays["local"]
-        rows = local.shape[1] if local.ndim == 3 else 1
+        self.rows, self.channels = local.shape[1] if local.ndim == 3 else 1, local.shape[-1]
         for role, array in self._arrays.items():
             kinds, after = _ROLES[role]
-            shape = (*local.shape[:1], *(rows if side is None else side for side in after))
+            shape = (*local.shape[:1], *(self.rows if side is None else side for side in after))
             good = array.shape == shape or (role in ("id", "length") and array.shape == (*shape, 1))
             if role == "local":
                 good = array.ndim in (2, 3) and 0 not in array.shape
@@ -70,8 +67,8 @@ class Hdf5Regions(RegionTable):
                     f"{path}: '{array.name}' is {shown(array)}, which cannot be '{role}' where '{local.name}' is"
                     f" {shown(local)}; correct --arrays"
                 )
-        self.rows, self.channels = rows, local.shape[-1]
-        keys = self._arrays["id"][...].reshape(-1).tolist()
+            _require_filters(path, array)
+        keys = self._arrays.pop("id")[...].reshape(-1).tolist()
         self.keys = [
             key.decode("utf-8", "replace").strip("\0 ") if isinstance(key, bytes) else str(key) for key in keys
         ]
@@ -85,35 +82,22 @@ class Hdf5Regions(RegionTable):
         if not 1 <= count <= self.rows:
             raise Unreadable(f"its length {count} is not one of its regions")
         try:
-            values = {role: array[entry] for role, array in self._arrays.items() if role != "id"}
+            values = {role: array[entry] for role, array in self._arrays.items()}
         except Exception as error:  # as above
-            raise Unreadable("its part of the HDF5 file is damaged") from error
+            raise Unreadable(f"its part of the HDF5 file cannot be read ({reason(error)})") from error
         width, height = values.pop("size", (0, 0))
         values["local"] = np.atleast_2d(values["local"])
         return Regions(**{role: array[:count] for role, array in values.items()}, size=(int(width), int(height)))
 
 
-def open_hdf5(path: Path, damaged: str, **how: Any) -> h5py.File:
-    """Open an HDF5 file to read; SourceError where another program writes it, or with what is said where it is none."""
-    try:
-        return h5py.File(path, "r", locking="best-effort", **how)
-    except Exception as error:  # h5py raises anything on damage
-        if "unable to lock" in str(error):
-            raise SourceError(f"{path} is open for writing in another program; close it there, or copy it") from error
-        if "already open for" in str(error):
-            raise SourceError(f"{path}: its writer has not closed it; wait, or run `h5clear -s` on it") from error
-        raise SourceError(damaged) from error
-
-
-def require_filters(path: Path, array: h5py.Dataset) -> None:
-    """Refuse an array that was compressed by what is not installed here."""
+def _require_filters(path: Path, array: h5py.Dataset) -> None:
+    """Refuse an array that was compressed by what is not installed here; HDF5 would name the folder of its plugins."""
     made = array.id.get_create_plist()
     for code, _, _, name in map(made.get_filter, range(made.get_nfilters())):
         if not h5py.h5z.filter_avail(code):
             raise SourceError(
-                f"{path}: '{array.name}' is compressed by the HDF5 filter {code} ({name.decode('utf-8', 'replace')}),"
-                " which is not installed; write it with gzip (h5repack -f GZIP=4), or name the folder of the filter in"
-                " HDF5_PLUGIN_PATH"
+                f"{path}: '{array.name}' needs the HDF5 filter {code} ({name.decode('utf-8', 'replace')}), which is"
+                " not installed; write it with gzip (h5repack -f GZIP=4), or install the filter"
             )
 
 

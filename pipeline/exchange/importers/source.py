@@ -2,8 +2,8 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,18 +46,20 @@ class Table(ABC):
         """
 
     @abstractmethod
-    def vectors(self, entry: int) -> np.ndarray | None:
-        """Return the features [n,C] of an entry; None if they are damaged."""
+    def arrays(self, entry: int) -> list[np.ndarray]:
+        """Return the features [n,C] of an entry, and its boxes [n,4] if there are any; Unreadable if it is damaged."""
 
     def choose(self, entries: Sequence[int]) -> int:
         """Return which of several entries of one sample counts: the first whole one.
 
         SourceError if two that are whole differ.
         """
-        whole = [(entry, values) for entry in entries if (values := self.vectors(entry)) is not None]
-        for entry, values in whole[1:]:
-            first = whole[0][1]
-            if first.shape != values.shape or not np.allclose(first, values, _SAME, _SAME * np.abs(first).max()):
+        whole: list[tuple[int, list[np.ndarray]]] = []
+        for entry in entries:
+            with suppress(Unreadable):
+                whole.append((entry, self.arrays(entry)))
+        for entry, arrays in whole[1:]:
+            if not all(map(_alike, whole[0][1], arrays)):
                 raise SourceError(
                     f"the source has '{self.keys[entry]}' more than once, with different features (its entries"
                     f" {whole[0][0] + 1:,} and {entry + 1:,}); keep the right ones"
@@ -92,8 +94,7 @@ class RegionTable(Table):
         faults = {}
         for entry, place in sorted(zip(entries.tolist(), at.tolist(), strict=True)):
             try:
-                regions = self.read(entry)
-                self._check(regions)
+                regions = self._checked(entry)
             except Unreadable as error:
                 faults[place] = str(error)
                 continue
@@ -102,55 +103,64 @@ class RegionTable(Table):
             arrays["size"][place] = regions.size
         return faults
 
-    def vectors(self, entry: int) -> np.ndarray | None:
-        """Return the features of an entry; None if they are damaged."""
-        try:
-            regions = self.read(entry)
-            self._check(regions)
-        except Unreadable:
-            return None
-        return regions.local
+    def arrays(self, entry: int) -> list[np.ndarray]:
+        """Return features and boxes of an entry."""
+        regions = self._checked(entry)
+        return [regions.local] if regions.boxes is None else [regions.local, regions.boxes]
 
-    def _check(self, regions: Regions) -> None:
-        """Raise Unreadable unless the arrays of an image have the shapes and values that the set holds."""
+    def _checked(self, entry: int) -> Regions:
+        """Return the features of an entry without the rows of zeros at its end, which fill up where lengths differ.
+
+        Unreadable unless its arrays have the shapes and values that the set holds.
+        """
+        regions = self.read(entry)
         local = regions.local
-        if local.ndim != 2 or local.shape[1] != self.channels or not 1 <= len(local) <= self.rows:
-            raise Unreadable(
-                f"its features are {shown(local)}, not 1 to {self.rows} regions x {self.channels} channels"
-            )
-        if local.dtype.kind != "f":
-            raise Unreadable(f"its features are {local.dtype}, not floats")
         if not np.isfinite(local).all():
             raise Unreadable("its features hold NaN or infinity")
         if not local.any():
             raise Unreadable("its features are all zeros, as where nothing was written")
+        count = int(np.flatnonzero(local.any(axis=1))[-1]) + 1
+        kept = {"local": local[:count]}
         for key in self.extras:
-            shape, dtype, _ = REGION_ARRAYS[key]
-            values: np.ndarray | None = getattr(regions, key)
-            if values is None or values.shape != (len(local), *shape):
-                raise Unreadable(f"its {key} are {'missing' if values is None else shown(values)}")
+            values, dtype = getattr(regions, key)[:count], REGION_ARRAYS[key][1]
             with np.errstate(over="ignore", invalid="ignore"):
-                kept = values.astype(dtype)
-            if (
-                not np.isfinite(values).all()
-                or not np.isfinite(kept).all()
-                or (kept.dtype.kind == "i" and (kept != values).any())
-            ):
+                kept[key] = values.astype(dtype)
+            if not np.isfinite(kept[key]).all() or (kept[key].dtype.kind == "i" and (kept[key] != values).any()):
                 raise Unreadable(f"its {key} hold values that are no {dtype}")
         if not all(0 <= side < 2**31 for side in regions.size):
             raise Unreadable(f"its size is {regions.size[0]:.3g} x {regions.size[1]:.3g} pixels")
-        if "boxes" in self.extras and regions.boxes is not None:
-            _check_boxes(regions.boxes, regions.size)
+        if "boxes" in kept:
+            self._check_boxes(entry, kept["boxes"], regions.size)
+        return Regions(**kept, size=regions.size)
+
+    def _check_boxes(self, entry: int, boxes: np.ndarray, size: tuple[int, int]) -> None:
+        """Refuse boxes that are no corners in pixels of a picture of this size; zeros: of any.
+
+        Unreadable where that is a fault of this image. SourceError where others of the same form could seem right.
+        """
+        if boxes.max() <= 1.5:  # rounded, or resized
+            raise Unreadable("its boxes are shares of width and height; multiply them, boxes are in pixels")
+        name = self.keys[entry]
+        if (boxes[:, 2:] < boxes[:, :2] - 1).any():
+            raise SourceError(
+                f"the source's boxes are not x1, y1, x2, y2: a second corner of '{name}' lies before the first; if they"
+                " are x, y, width, height, write corners instead"
+            )
+        if all(size) and _beyond(boxes, size):
+            if not _beyond(boxes, size[::-1]):
+                raise SourceError(
+                    f"the boxes of '{name}' fit {size[1]} x {size[0]} pixels, but its size is {size[0]} x {size[1]};"
+                    " width and height, or x and y, changed places in the source"
+                )
+            raise Unreadable(f"its boxes reach beyond its {size[0]} x {size[1]} pixels; correct boxes or size")
 
 
-def _check_boxes(boxes: np.ndarray, size: tuple[int, int]) -> None:
-    """Raise Unreadable unless boxes are corners in pixels of a picture of this size; zeros: of any."""
-    if boxes.max() <= 1:
-        raise Unreadable("its boxes are shares of width and height; multiply them, boxes are in pixels")
-    if (boxes[:, 2:] < boxes[:, :2]).any():
-        raise Unreadable("its boxes are not x1, y1, x2, y2: a second corner lies before the first")
-    if all(size) and ((boxes < -1).any() or (boxes[:, 2:] > np.add(size, 1)).any()):
-        raise Unreadable(f"its boxes reach beyond its {size[0]} x {size[1]} pixels; correct boxes or size")
+def _beyond(boxes: np.ndarray, size: tuple[int, int]) -> bool:
+    return bool((boxes < -1).any() or (boxes[:, 2:] > np.add(size, 1)).any())
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    return one.shape == other.shape and np.allclose(one, other, _SAME, _SAME * np.abs(one).max())
 
 
 def require_fitting(values: np.ndarray, dtype: np.dtype[Any]) -> None:
@@ -186,12 +196,3 @@ def sha256(path: Path) -> str:
 def shown(array: Any) -> str:
     """Return dtype and shape of an array, for messages: ``float32 10 x 36 x 2048``."""
     return f"{array.dtype} {' x '.join(map(str, array.shape))}".strip()
-
-
-def usual_shape(shapes: Sequence[tuple[int, int]], source: Path) -> tuple[int, int]:
-    """Return the most regions of an entry, and the channels that most have; of what is unreadable `shapes` has 0."""
-    known = Counter(width for _, width in shapes if width > 0)
-    if not known:
-        raise SourceError(f"{source}: no image in it has features that can be read; check --from and --source")
-    usual = known.most_common(1)[0][0]
-    return max(count for count, width in shapes if width == usual), usual

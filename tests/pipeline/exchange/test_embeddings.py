@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 
-import h5py
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,7 +13,6 @@ from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, ManifestError, SampleError
-from xret.pipeline.exchange.export import export
 from xret.pipeline.exchange.importers.source import SourceError
 from xret.pipeline.exchange.importing import ImportOptions, import_features
 from xret.pipeline.store import FeatureCache, create
@@ -165,7 +163,7 @@ def test_nan_stops_or_is_recorded(tmp_path):
     assert verify(cache.url).ok
 
 
-def test_captions_that_failed_are_counted_one_by_one_and_not_exported(tmp_path):
+def test_captions_that_failed_are_counted_one_by_one(tmp_path):
     pairs = Pairs(16)
     owners = np.repeat(np.arange(8), 2)
     lost = [2, 3, 9]  # both captions of image 1, and the second of image 4
@@ -180,28 +178,9 @@ def test_captions_that_failed_are_counted_one_by_one_and_not_exported(tmp_path):
     assert describe(cache.url)["sets"][1]["failed"] == 3
     again, _ = bring(source, tmp_path / "s", "embeddings", on_error="skip")
     assert (again.sets[1].failed, len(again.sets[1].reasons)) == (3, 3)
-    exported = export(cache.url, tmp_path / "out.h5", splits=("train", "test"))
-    assert [split["captions"] for split in exported["splits"].values()] == [9, 4]
-    kept = np.delete(np.arange(16), lost)
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert file["captions/text"].asstr()[...].tolist() == [pairs.texts[k] for k in kept]
-        assert file["captions/image"][...].tolist() == owners[kept].tolist()
-        assert np.array_equal(file["captions/global"][...], pairs.captions[kept])
-        counts = file["images/caption_count"]
-        assert (counts.dtype, counts[...].tolist()) == (np.dtype("i4"), [2, 0, 2, 2, 1, 2, 2, 2])
-        assert file["images/caption_start"][...].tolist() == [0, 2, 2, 4, 6, 7, 9, 11]
-
-
-def test_a_batch_of_images_without_a_caption_is_exported(tmp_path):
-    pairs = Pairs(66)
-    pairs.captions[64] = np.nan  # images are exported 64 at a time
-    source = pairs.folder(tmp_path / "e", splits=["train"] * 65 + ["test"])
-    _, cache = bring(source, tmp_path / "s", "embeddings", on_error="skip")
-    export(cache.url, tmp_path / "out.h5", splits=("train", "test"))
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert file["images/caption_count"][...].tolist() == [1] * 64 + [0, 1]
-        assert np.array_equal(file["captions/global"][...], np.delete(pairs.captions, 64, 0))
-        assert file["captions/image"][...].tolist() == [*range(64), 65]
+    kept, features = np.delete(np.arange(16), lost), cache.caption_set()
+    assert np.flatnonzero(features.status == 0).tolist() == kept.tolist()
+    assert np.array_equal(features.global_(kept), pairs.captions[kept])
 
 
 def change(kind, number, edit):

@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import pickle
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
-from imported import Bomb, assert_holds, bring, refused
+from imported import assert_holds, bring, refused
 from memory import peak_of
 from region_sources import ARRAYS, CHANNELS, World
 from small_extraction import files
@@ -80,15 +80,6 @@ def test_lxmert_tsv_has_classes_scores_and_height_first(ragged):
     assert summary.matched_by == "file name without folder and suffix"
 
 
-def test_npz_files_without_ever_unpickling_their_info(tmp_path, ragged, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    _, cache = bring(ragged, ragged.npz(info=Bomb()), "detectron-npz")
-    assert_holds(cache, ragged.stored, ["boxes"])
-    assert not Path("exploded").exists()
-    pickle.loads(pickle.dumps(Bomb()))
-    assert Path("exploded").exists()  # it is a live one
-
-
 @pytest.mark.parametrize(
     ("ids", "matched_by", "roles"),
     [
@@ -105,24 +96,69 @@ def test_hdf5_by_names_of_arrays(tmp_path, ids, matched_by, roles):
     assert summary.matched_by == matched_by
 
 
-@pytest.mark.parametrize("hdf5", [False, True])
-def test_an_array_a_video_is_its_frames(tmp_path, ragged, hdf5):
-    source = ragged.arrays(hdf5)
-    assert_holds(bring(ragged, source, "arrays")[1], ragged.stored, size=False)
-    summary, cache = bring(ragged, source, "arrays", kind="frames")
-    assert len({*cache.set_names("images")}) == 2  # the same rows as regions are another set
-    assert summary.matched_by == "file name without folder and suffix"
-    _, cache = bring(ragged, source, "arrays", tmp_path / "frames.zarr", kind="frames")
+def test_arrays_named_by_their_roles_need_no_names(world):
+    with h5py.File(world.hdf5(), "a") as file:
+        for role in ARRAYS.keys() - {"size"}:
+            file[role] = file[ARRAYS[role]]
+    _, cache = bring(world, world.folder / "features.h5", "hdf5", arrays={})
+    assert_holds(cache, world.stored, ["boxes", "classes", "scores"])
+
+
+def test_frames_are_another_set_than_the_same_rows_as_regions(tmp_path, ragged):
+    arrays = {role: ARRAYS[role] for role in ("local", "id", "length")}
+    source = ragged.hdf5()
+    _, cache = bring(ragged, source, "hdf5", arrays=arrays)
+    bring(ragged, source, "hdf5", arrays=arrays, kind="frames")
+    assert len({*cache.set_names("images")}) == 2
+    _, cache = bring(ragged, source, "hdf5", tmp_path / "frames.zarr", arrays=arrays, kind="frames")
     assert_holds(cache, ragged.stored, size=False, kind="frames")
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_features_in_float16_are_compared_with_all_bounds(ragged, dtype):
-    source = ragged.arrays()
-    for path in source.iterdir():
-        np.save(path, np.load(path).astype(np.float16))
-    _, cache = bring(ragged, source, "arrays", dtype=dtype)
-    assert cache.image_set().dtype == dtype and verify(cache.url).ok
+@pytest.mark.parametrize("type_", ["f2", ">f2", ">f4", "f8", ">f8"])
+def test_any_type_of_float_in_hdf5(world, type_):
+    for image in world.images:
+        local = image["regions_of_test"]["local"]
+        image["regions_of_test"]["local"] = local.astype(np.float16).astype(np.float32)
+    source = world.hdf5()
+    with h5py.File(source, "a") as file:
+        file["typed"] = file["regions/local"][...].astype(type_)
+    _, cache = bring(world, source, "hdf5", arrays={**ARRAYS, "local": "typed"})
+    assert_holds(cache, world.stored, ["boxes", "classes", "scores"])
+
+
+@pytest.mark.parametrize(("features", "boxes"), [("<f4", "<f8"), ("<f8", "<f2"), ("<f2", "<f4")])
+@pytest.mark.parametrize("values", ["normal", "halves", "rectified", "unit"])
+def test_a_tsv_of_any_type_of_float(world, features, boxes, values):
+    """Its type is told from lengths and values, also of numbers that use a part of their bits."""
+    made = {
+        "normal": lambda local: local,
+        "halves": lambda local: local.astype(np.float16),
+        "rectified": lambda local: np.maximum(local, 0),
+        "unit": lambda local: local / np.linalg.norm(local, axis=1, keepdims=True),
+    }[values]
+    for image in world.images:
+        regions = image["regions_of_test"]
+        regions["local"] = made(regions["local"]).astype(features).astype(np.float32)
+        regions["boxes"] = regions["boxes"].astype(boxes).astype(np.float32)
+    _, cache = bring(world, world.tsv(features=features, boxes=boxes), "butd-tsv", dtype="float32")
+    assert_holds(cache, world.stored, ["boxes"], dtype=np.float32)
+
+
+@pytest.mark.parametrize("format_", ["butd-tsv", "hdf5", "scan"])
+def test_rows_of_zeros_that_fill_up_are_no_regions(tmp_path, format_):
+    world, filled = World(tmp_path / "w", ragged=True), World(tmp_path / "f", ragged=True)
+    for image in filled.images:
+        regions = image["regions_of_test"]
+        for name in ("local", "boxes", "classes", "scores"):
+            values = regions[name]
+            regions[name] = np.concatenate([values, np.zeros((5 - len(values), *values.shape[1:]), values.dtype)])
+    roles = {role: name for role, name in ARRAYS.items() if role != "length"}
+    source = {"butd-tsv": filled.tsv, "hdf5": filled.hdf5, "scan": filled.scan}[format_]()
+    summary, cache = bring(filled, source, format_, **{"arrays": roles} if format_ == "hdf5" else {})
+    extras = {"butd-tsv": ["boxes"], "hdf5": ["boxes", "classes", "scores"], "scan": []}[format_]
+    assert_holds(cache, world.stored, extras, size=format_ != "scan")
+    assert "1 to 5 rows of 16" in summary.sets[0].read_as
+    assert ("x1, y1, x2, y2" in summary.sets[0].read_as) == (format_ != "scan")
 
 
 def test_the_fingerprint_says_where_the_features_come_from(world):
@@ -146,9 +182,9 @@ def test_the_fingerprint_says_where_the_features_come_from(world):
 
 def test_stopped_at_any_write_and_started_again_is_the_same(tmp_path, ragged, monkeypatch):
     monkeypatch.setattr(create, "CHUNK_BYTES", 1000)
-    source = ragged.npz()
-    (source / "val2014" / ragged.of("val")[2]["filename"].replace("jpg", "npz")).write_bytes(b"cut off")
-    _, whole = bring(ragged, source, "detectron-npz", on_error="skip")
+    ragged.of("val")[2]["regions_of_test"]["local"][0] = np.nan
+    source = ragged.tsv()
+    _, whole = bring(ragged, source, "butd-tsv", on_error="skip")
     url, write, stops, left = tmp_path / "stopped.zarr", FeatureSet._write, 0, 0
 
     def stopping(*words):
@@ -162,7 +198,7 @@ def test_stopped_at_any_write_and_started_again_is_the_same(tmp_path, ragged, mo
         left = 14 + stops  # a chunk takes six writes, and each start stops at another
         monkeypatch.setattr(FeatureSet, "_write", stopping)
         try:
-            bring(ragged, source, "detectron-npz", url, on_error="skip")
+            bring(ragged, source, "butd-tsv", url, on_error="skip")
             break
         except KeyboardInterrupt:
             stops += 1
@@ -176,15 +212,15 @@ def test_stopped_at_any_write_and_started_again_is_the_same(tmp_path, ragged, mo
 
 def test_a_repaired_import_writes_what_is_damaged_or_failed(tmp_path, world, monkeypatch):
     monkeypatch.setattr(create, "CHUNK_BYTES", 1000)
-    source = world.npz()
-    _, whole = bring(world, source, "detectron-npz", tmp_path / "whole.zarr")
-    _, cache = bring(world, source, "detectron-npz")
+    source = world.tsv()
+    _, whole = bring(world, source, "butd-tsv", tmp_path / "whole.zarr")
+    _, cache = bring(world, source, "butd-tsv")
     features, sound = cache.image_set(), files(whole.url)
     damaged = Path(cache.url) / features.path / "boxes/c.2.0.0"
     damaged.write_bytes(b"?" + damaged.read_bytes()[1:])
     (Path(cache.url) / features.path / "local/c.3.0.0").unlink()
     assert not verify(cache.url).ok
-    summary, cache = bring(world, source, "detectron-npz", repair=True)
+    summary, cache = bring(world, source, "butd-tsv", repair=True)
     assert summary.sets[0].chunks == 2
     assert verify(cache.url).ok
     assert files(cache.url) == sound

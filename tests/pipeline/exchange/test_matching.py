@@ -78,6 +78,9 @@ def test_ids_are_matched_by_the_kind_that_finds_most(pairs, data):
 
 
 def test_leading_zeros_suffixes_and_shared_names():
+    kinds = [("7", 391895, "x.jpg"), ("8.0", 12, "y.jpg")]
+    assert matching.match_images(["391895.0", "12.00", "7.5"], samples(kinds))[0].tolist() == [0, 1, -1]
+    assert matching.match_images(["8", "7.0"], samples(kinds))[0].tolist() == [1, 0]
     made = samples([("7", 391895, "a/x.jpg"), ("8", 12, "b/x.jpg"), ("9", -1, "b/y.png")])
     assert matching.match_images(["000000391895", "000000000012", "-1"], made)[0].tolist() == [0, 1, -1]
     assert matching.match_images(["b/y.jpg", "x", "q"], made)[0].tolist() == [2, -1, -1]
@@ -107,19 +110,24 @@ def test_captions_may_be_cut_and_spelt_otherwise(world):
 
 
 @pytest.mark.parametrize("whole", ["first", "second"])
-def test_of_two_lines_of_an_image_the_whole_one_counts(world, whole):
+@pytest.mark.parametrize("damage", [lambda fields: [*fields[:-1], b"AAAA"], lambda fields: fields[:3], lambda f: f[:1]])
+def test_of_two_lines_of_an_image_the_whole_one_counts(world, whole, damage):
     image = world.images[0]
     line = world.line(image)
-    bad = line.replace(line.rstrip().split(b"\t")[-1], b"AAAA")
+    bad = b"\t".join(damage(line.rstrip().split(b"\t"))) + b"\n"
     lines = [world.line(one) for one in world.images[1:]]
     source = world.folder / "butd.tsv"
     source.write_bytes(b"".join([line, *lines, bad] if whole == "first" else [bad, *lines, line]))
     assert_holds(bring(world, source, "butd-tsv")[1], world.stored, ["boxes"])
 
 
-def test_two_whole_lines_of_an_image_that_differ_are_refused(world):
-    line = world.line(world.images[0])
-    world.images[0]["regions_of_test"]["local"] += 1
-    world.tsv().write_bytes(world.tsv().read_bytes() + line)
-    with pytest.raises(SourceError, match="'1000' more than once, with different features"):
-        bring(world, world.folder / "butd.tsv", "butd-tsv", on_error="skip")
+@pytest.mark.parametrize("what", ["local", "boxes"])
+@pytest.mark.parametrize("format_", ["butd-tsv", "hdf5"])
+def test_an_image_that_is_there_twice_and_differs_is_refused(world, format_, what):
+    twice = {**world.images[0], "regions_of_test": dict(world.images[0]["regions_of_test"])}
+    twice["regions_of_test"][what] = twice["regions_of_test"][what] + 20
+    images, world.images = world.images, [*world.images, twice]
+    source = world.tsv() if format_ == "butd-tsv" else world.hdf5()
+    world.images = images
+    with pytest.raises(SourceError, match="more than once, with different"):
+        bring(world, source, format_, on_error="skip")

@@ -21,7 +21,8 @@ from ..wording import in_bytes, reason
 LONGEST = 100  # longer side over shorter; beyond that, a resized picture would fill the memory or have no pixels left
 MOST_BYTES = 500_000_000  # of a file
 # The readers of Pillow that are asked. Others start programs (EPS) or are seldom tested.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000")
+_AVIF = ("AVIF",) if ".avif" in Image.registered_extensions() else ()  # some builds of Pillow cannot
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", *_AVIF)
 # By which a picture is known where no list names it: a frame, a picture in a folder or a tar. Pillow's reader of JPEG
 # also opens MPO.
 SUFFIXES = tuple(sorted(end for end, kind in Image.registered_extensions().items() if kind in (*FORMATS, "MPO")))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..data.regions import Regions
+from ..data.regions import REGION_ARRAYS, Regions
 from ..errors import EncoderError
 from .spec import EncoderSpec
 
@@ -99,18 +99,46 @@ def turns_upright(identity: dict[str, Any]) -> bool:
 def encode_layers(encoders: Sequence[Any], batch: Any) -> list[Any]:
     """Return what each encoder's `encode` gives, as tensors on its device; regions are on the host.
 
-    Encoders of several layers of a network share one pass through it.
+    Encoders of several layers of a network share one pass through it. EncoderError: see `require_declared`.
     """
     import torch
 
     first = encoders[0]
     if hasattr(first, "encode_layers"):
         found: list[Any] = first.encode_layers(batch, encoders)
-        return found
-    encoded = first.encode(batch)
+    else:
+        encoded = first.encode(batch)
+        if not isinstance(encoded, list):
+            encoded = tuple(torch.from_numpy(np.require(one, np.float32, ["C", "W"])) for one in encoded)
+        found = [encoded]
+    for encoder, encoded in zip(encoders, found, strict=True):
+        if hasattr(encoder, "rows"):  # of images
+            require_declared(encoder, len(batch), encoded)
+    return found
+
+
+def require_declared(encoder: Any, count: int, encoded: Any) -> None:
+    """Raise EncoderError where the features of so many pictures have other shapes than their encoder declares."""
+    shapes: list[tuple[str, Any, tuple[int, ...]]] = []  # of what, found and declared
     if isinstance(encoded, list):
-        return [encoded]
-    return [tuple(torch.from_numpy(np.require(one, np.float32, ["C", "W"])) for one in encoded)]
+        shapes = [("regions", (len(encoded),), (count,))]
+        for one in encoded:
+            rows = min(max(len(one.local), 1), encoder.rows)
+            shapes += [("local", np.shape(one.local), (rows, encoder.channels))]
+            shapes += [(key, np.shape(getattr(one, key)), (rows, *REGION_ARRAYS[key][0])) for key in encoder.extras]
+    else:
+        pictures = (count, encoder.views) if hasattr(encoder, "views") else (count,)
+        shapes = [
+            ("local", tuple(encoded[0].shape), (*pictures, encoder.rows, encoder.channels)),
+            ("global", tuple(encoded[1].shape), (*pictures, encoder.global_channels)),
+        ]
+    for what, found, declared in shapes:
+        if found != declared:
+            name = encoder.identity["encoder"]
+            raise EncoderError(
+                f"'{name}' gives {what} features of shape {found} and declares {declared}, by its rows, grid and"
+                " channels; correct the encoder"
+            )
 
 
 def in_passes(layers: Iterable[int], normed: int | None) -> list[list[int]]:

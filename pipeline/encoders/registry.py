@@ -22,7 +22,7 @@ _IMAGES = {
     "butd-grid": ".detectors.butd:ButdGridEncoder",
     "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
     "plain-ground": ".detectors.plain_ground:PlainGroundEncoder",
-    HUB: ".huggingface.images:HubImageEncoder",
+    HUB: ".libraries.timm_images:HubEncoder",
     _TIMM: ".libraries.timm_images:TimmEncoder",
     _OPEN_CLIP: ".libraries.open_clip:ClipImageEncoder",
 }

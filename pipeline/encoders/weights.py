@@ -156,7 +156,7 @@ def require_fit(
         ],
     }
     if faults := misfits(kinds):
-        raise EncoderError(f"{spec.weights}: these weights do not fit '{spec.name}': {faults}; give its own weights")
+        raise EncoderError(f"{spec.source}: these weights do not fit '{spec.name}': {faults}; give its own weights")
 
 
 def misfits(kinds: Mapping[str, list[str]]) -> str:

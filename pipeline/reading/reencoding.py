@@ -10,7 +10,7 @@ from PIL import Image
 
 from ..data.images import PictureFile
 from ..data.regions import Regions, lay_out
-from ..encoders.base import TextEncoder, VisualEncoder
+from ..encoders.base import TextEncoder, VisualEncoder, require_declared
 from ..encoders.threads import encoding
 from ..errors import SampleError
 from .features import Features, pad, pad_ids, side_by_side
@@ -50,6 +50,7 @@ def encode_decoded(
     for (encoder, dtype), pictures in zip(encoders, decoded, strict=True):
         with encoding(device):
             encoded = encoder.encode(torch.stack(list(pictures)) if encoder.kind == "grid" else list(pictures))
+        require_declared(encoder, len(pictures), encoded)
         with np.errstate(over="ignore"):  # found below
             local, global_, length = _laid_out(encoder, dtype, encoded)
         for array in (local, global_):

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from xret.pipeline.data.images import open_image
+from xret.pipeline.data.regions import Regions
 
 
 class Quarters:
@@ -43,6 +44,32 @@ class Askew(Quarters):
     """A grid that does not hold its rows."""
 
     grid = (2, 2)
+
+
+class Fewer(Quarters):
+    """Gives one row in place of six, which numpy would repeat."""
+
+    def encode(self, pixels):
+        local, global_ = super().encode(pixels)
+        return local[:, :1], global_
+
+
+class Narrow(Quarters):
+    """Gives a number as the global feature, which numpy would repeat."""
+
+    def encode(self, pixels):
+        local, global_ = super().encode(pixels)
+        return local, global_[:, :1]
+
+
+class Boxes(Quarters):
+    """Gives all regions of a picture one box."""
+
+    kind, grid, extras = "roi", None, ("boxes",)
+
+    def encode(self, pictures):
+        local, _ = super().encode(torch.stack(pictures))
+        return [Regions(rows, boxes=np.zeros(4, np.float32)) for rows in local]
 
 
 class Oblong(Quarters):

@@ -37,6 +37,15 @@ def small_registers(pretrained=False, **kwargs):
     return _create_vision_transformer("small_registers", pretrained=pretrained, **(own | kwargs))
 
 
+def save_timm_checkpoint(folder, name):
+    """Write a model with weights of its own into a folder as timm puts it on the hub."""
+    folder.mkdir()
+    model = timm.create_model(name, checkpoint_path=str(save_timm_model(folder / "own.pth", name)))
+    (folder / "own.pth").unlink()
+    timm.models.save_for_hf(model, folder)
+    return folder
+
+
 def save_timm_model(path, name, seed=0):
     """Write the state dict of a model with weights of its own into a file; return the file."""
     with torch.random.fork_rng(devices=[]):

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from huggingface_hub import try_to_load_from_cache
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
 from ...errors import EncoderError
 from ..weights import digest, misfits, require_finite
@@ -46,6 +47,11 @@ class Checkpoint:
         found = None if self.is_folder else _HUB_ID.fullmatch(self.source)
         name, revision = found.groups() if found else (self.source, None)
         return name, {"local_files_only": self.offline, **({"revision": revision} if revision else {})}
+
+    def file(self, name: str) -> Path:
+        """Return one of its files; OSError: it has none of that name."""
+        place, how = self.place
+        return Path(str(cached_file(place, name, **how)))
 
     def load(self, auto: Any, **options: Any) -> Any:
         """Return what the class `auto` of transformers makes of it."""

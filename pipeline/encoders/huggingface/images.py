@@ -16,7 +16,7 @@ from ..base import choose_layer, library_versions
 from ..grid import GRID_OPTIONS, Grid
 from ..spec import EncoderSpec, short_name
 from ..weights import autocast, digest, noise
-from .hub import Checkpoint, load_from, load_model, plain, quiet, states_of
+from .hub import Checkpoint, load_model, plain, quiet, states_of
 from .pixels import Pixels
 
 # Settings that change the features of equal weights.
@@ -38,11 +38,13 @@ class HubImageEncoder(Grid):
     takes = GRID_OPTIONS - {"weights"} | {"layer"}
     suffix = ""  # `save` writes a folder
 
-    def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Load a model and its image processor; errors as of `registry.load_visual`."""
+    def __init__(
+        self, spec: EncoderSpec, device: str, network: nn.Module, processor: Any, lacks_pooler: bool, space: str | None
+    ) -> None:
+        """Make an encoder of what `load_image_model` gives; errors as of `registry.load_visual`."""
         source, self.name = spec.model, short_name(spec.model)
         self.device, self._half = device, spec.half
-        self.network, self._processor, lacks_pooler, self.space = load_from(source, "image", spec.trust, _load)
+        self.network, self._processor, self.space = network, processor, space
         what = str(Checkpoint(source, "image"))
         self._joint = hasattr(self.network, "get_image_features")
         pixels = Pixels(self._processor, what, spec.image_size, spec.whole)
@@ -123,7 +125,7 @@ class HubImageEncoder(Grid):
         return {name: value for name, value in self.network.state_dict().items() if used or "pooler." not in name}
 
 
-def _load(checkpoint: Checkpoint) -> tuple[nn.Module, Any, bool, str | None]:
+def load_image_model(checkpoint: Checkpoint) -> tuple[nn.Module, Any, bool, str | None]:
     """Return a model, its image processor, whether it lacks the weights of its pooler, and its space."""
     model, lacks_pooler, space = load_model(checkpoint, AutoModel)
     if model.main_input_name != "pixel_values" and not hasattr(model, "get_image_features"):
@@ -147,7 +149,13 @@ def _layout(
     """
     states, config = states_of(found, layer), _vision(model.config)
     if states.ndim == 4:  # a map [B,C,H,W]
-        return 0, (states.shape[2], states.shape[3])
+        rows, columns = states.shape[2:]
+        if abs(rows - columns * shape[0] / shape[1]) >= 1:
+            raise EncoderError(
+                f"{what} are a {type(model).__name__}, whose map of shape {list(states.shape)} has not the form of"
+                f" {shape[0]} x {shape[1]} pixels after its channels; choose another layer or model"
+            )
+        return 0, (rows, columns)
     maps = getattr(found, "reshaped_hidden_states", None)
     if maps is not None:  # Swin's patches grow from stage to stage
         height, width = maps[-1 if layer is None else layer].shape[2:]

@@ -1,21 +1,25 @@
 """Image models of timm: the map that `forward_intermediates` gives, and what goes into the classifier.
 
-Source: timm's documentation, "Feature Extraction" and "Quickstart".
+Source: timm's documentation, "Feature Extraction", "Quickstart" and "Sharing and Loading Models From the Hub".
 """
 
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ...documents import read_json
 from ...errors import EncoderError, nearest
 from .. import weights
 from ..base import choose_layer, in_passes, library_versions, load_library, require_cut
 from ..grid import GRID_OPTIONS, Grid
-from ..huggingface.hub import plain, quiet
-from ..spec import EncoderSpec
+from ..huggingface.hub import Checkpoint, load_from, plain, quiet
+from ..huggingface.images import HubImageEncoder, load_image_model
+from ..spec import EncoderSpec, short_name
 
 _SHAPING = ("input_size", "interpolation", "mean", "std", "crop_pct", "crop_mode")
 _UNCUT = ("squash", 1.0)  # mode and share of a picture that is made a square as it is
@@ -32,16 +36,25 @@ class TimmEncoder(Grid):
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         """Build a model and load its weights; errors as of `registry.load_visual`."""
-        timm, what = load_library("timm", "timm"), spec.name
-        self.device, self._half = device, spec.half
+        timm = load_library("timm", "timm")
         known = timm.models.split_model_name_tag(spec.model)[0]
         if not timm.is_model(known):
             raise EncoderError(f"timm has no model '{known}'{nearest(known, timm.list_models())}")
         config = timm.get_pretrained_cfg(spec.model)
+        self.name = config.architecture if spec.weights else f"{config.architecture}.{config.tag}"
+        self._build(spec, device, config, {"pretrained_cfg": config.tag or None}, weights.seed_or_file(spec))
+
+    def _build(
+        self, spec: EncoderSpec, device: str, config: Any, arguments: dict[str, Any], source: int | Path | None
+    ) -> None:
+        """Build the model of a pretrained config and fill it; `arguments` are those of `timm.create_model`."""
+        timm, what = load_library("timm", "timm"), spec.name
+        self.device, self._half = device, spec.half
         if config.input_size[0] != 3:
             raise EncoderError(f"{what} takes pictures of {config.input_size[0]} channels, and not RGB")
         size = (3, spec.image_size, spec.image_size) if spec.image_size else tuple(config.input_size)
-        network: Any = _load(timm, spec, config, size)
+        sized = config.fixed_input_size and size != tuple(config.input_size)
+        network: Any = _load(timm, spec, config, arguments | ({"img_size": size[1:]} if sized else {}), source, size)
         data = timm.data.resolve_model_data_config(network, {"input_size": size})
         if spec.whole:
             require_cut(what, (data["crop_mode"], data["crop_pct"]) != _UNCUT)
@@ -49,7 +62,6 @@ class TimmEncoder(Grid):
         *steps, _ = timm.data.create_transform(**data, normalize=False).transforms  # without that to a tensor
         self._prepare_by(steps, data["mean"], data["std"])
         self.network = network.to(device).eval().requires_grad_(False)
-        self.name = config.architecture if spec.weights else f"{config.architecture}.{config.tag}"
         self._what, self._pixels = what, weights.noise(size[1:]).to(device)
         self._before = int(getattr(network, "num_prefix_tokens", 0))
         with torch.inference_mode(), weights.autocast(device, spec.half):
@@ -110,15 +122,64 @@ def _as_map(final: Any, like: Tensor, before: int) -> Tensor | None:
     return final if final.shape[2:] == cells else None
 
 
-def _load(timm: Any, spec: EncoderSpec, config: Any, size: tuple[int, ...]) -> nn.Module:
+class HubTimmEncoder(TimmEncoder):
+    """Encode images by a model that timm has saved for the hub: its config.json has a pretrained config of timm's."""
+
+    suffix = ""  # `save` writes a folder
+
+    def __init__(self, spec: EncoderSpec, device: str, document: dict[str, Any], file: Path) -> None:
+        """Build the model of a config.json and read the file of its weights; errors as of `registry.load_visual`."""
+        timm = load_library("timm", "timm")
+        self._document, self.name = document, short_name(spec.model)
+        config = timm.models.PretrainedCfg(**document["pretrained_cfg"] | {"architecture": document["architecture"]})
+        self._build(spec, device, config, {"pretrained_cfg": config, **document["model_args"]}, file)
+        self.identity["model"] |= {"arguments": plain(document["model_args"])}
+        self.versions |= Checkpoint(spec.model, "image").commit()
+
+    def save(self, folder: Path) -> None:
+        """Write the model as the hub has it, without a classifier."""
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(self._document | {"num_classes": 0}), encoding="utf-8")
+        super().save(folder / "model.safetensors")
+
+
+class HubEncoder:
+    """Encode images by a checkpoint of the hub: by timm if timm has saved it, else by transformers.
+
+    The wrapper of transformers around timm says neither which axis of a map has the channels nor which tokens are no
+    cells, and fails on what timm 1.0.31 writes.
+    """
+
+    takes = HubImageEncoder.takes
+
+    def __new__(cls, spec: EncoderSpec, device: str) -> Any:
+        """Load the checkpoint; errors as of `registry.load_visual`."""
+        found = load_from(spec.model, "image", spec.trust, _open)
+        made_by: Any = HubTimmEncoder if isinstance(found[0], dict) else HubImageEncoder
+        return made_by(spec, device, *found)
+
+
+def _open(checkpoint: Checkpoint) -> tuple[Any, ...]:
+    """Return the config.json and the file of the weights of a model that timm has saved; else `load_image_model`."""
+    document = read_json(checkpoint.file("config.json"))
+    if "pretrained_cfg" not in document:
+        return load_image_model(checkpoint)
+    try:
+        file = checkpoint.file("model.safetensors")
+    except OSError:
+        file = checkpoint.file("pytorch_model.bin")
+    # The classifier has as many classes as the file says.
+    arguments = {key: value for key, value in (document.get("model_args") or {}).items() if key != "num_classes"}
+    return document | {"model_args": arguments}, file
+
+
+def _load(
+    timm: Any, spec: EncoderSpec, config: Any, arguments: dict[str, Any], source: Any, size: tuple[int, ...]
+) -> nn.Module:
     """Build a model and fill it; its classifier, whose weights are no part of the features, is taken off.
 
     A file is read as timm reads the hub's: it converts published names, and positions to the size of the pictures.
     """
-    arguments: dict[str, Any] = {"pretrained_cfg": config.tag or None}
-    if config.fixed_input_size and size != tuple(config.input_size):
-        arguments["img_size"] = size[1:]
-    source = weights.seed_or_file(spec)
     network: Any
     if isinstance(source, int):
         with weights.seeded(source):

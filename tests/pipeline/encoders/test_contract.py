@@ -10,13 +10,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import small_open_clip  # noqa: F401 - it registers its architectures
-import small_timm  # noqa: F401 - it registers its models
 import torch
 from encoder_contract import image_encoder, refused, text_encoder
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from small_bert import save_bert
 from small_checkpoints import save_image_model, save_sentence_model, save_text_model, save_tokenizer
+from small_timm import save_timm_checkpoint
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.registry import load_text, load_visual
@@ -51,6 +51,8 @@ VISUAL = {family: {"name": f"hf:{family}"} for family in FAMILIES} | {
     "timm, pooled": {"name": "timm:small_eva.own", "layer": 0, "pool": (2, 3), **RANDOM},
     "timm, views": {"name": "timm:small_swin", "views": "crop-flip:2", **RANDOM},
     "timm, of a side": {"name": "timm:test_resnet", "image_size": 96, **RANDOM},
+    "timm's on the hub": {"name": "hf:small_swin"},
+    "timm's on the hub, resized, a layer": {"name": "hf:test_vit", "image_size": 96, "layer": 2},
     "open_clip": {"name": "open_clip:small-ViT", **RANDOM},
     "open_clip, of a side": {"name": "open_clip:small-ViT", "image_size": 48, "layer": 1, **RANDOM},
     "open_clip, a ResNet": {"name": "open_clip:small-RN", **RANDOM},
@@ -93,6 +95,7 @@ def spec_of(made):
         if case.get("weights") == "bert":
             return EncoderSpec(**{**case, "weights": str(made(save_tiny_bert, "bert"))})
         writer = save_sentences if name in ("mean", "max") else save
+        writer = save_timm_checkpoint if name in ("small_swin", "test_vit") else writer
         return EncoderSpec(**{**case, "name": case["name"] if name == case["name"] else f"hf:{made(writer, name)}"})
 
     return find
@@ -297,6 +300,24 @@ def test_a_class_that_is_no_encoder_is_refused(name, weights, options, sentence)
 def test_a_program_is_not_run_because_a_store_names_it(extracted):
     with pytest.raises(EncoderError, match=r"made by own_encoder:Quarters, a program of its own; .*give --trust"):
         Origin.of(extracted[0].image_set()).load_images(None, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("Fewer", r"local features of shape \(4, 1, 3\) and declares \(4, 6, 3\)"),
+        ("Narrow", r"global features of shape \(4, 1\) and declares \(4, 3\)"),
+        ("Boxes", r"boxes features of shape \(4,\) and declares \(6, 4\)"),
+    ],
+)
+def test_features_that_are_not_of_the_declared_shape_are_refused(name, found, tmp_path, tiny_dataset):
+    options = Options(visual=EncoderSpec(f"own_encoder:{name}", image_size=60), text=None, batch_size=4, device="cpu")
+    manifest = load_manifest(tiny_dataset(train=4))
+    with pytest.raises(EncoderError, match=f"'own_encoder:{name}' gives {found}"):
+        extract(manifest, str(tmp_path / "s.zarr"), options)
+    with pytest.raises(EncoderError, match=f"'own_encoder:{name}' gives "):
+        pictures = [manifest.images / f"{number}.jpg" for number in range(4)]
+        next(encode_images_by_all([(load_visual(options.visual, "cpu"), "float32")], "cpu", pictures))
 
 
 @pytest.mark.parametrize(("side", "projection"), [("visual", "visual_projection"), ("text", "text_projection")])

@@ -158,6 +158,12 @@ def test_other_models_are_refused(copy, tmp_path):
     masking = transformers.ViTMAEConfig(**small, **decoder, image_size=32, patch_size=8)
     transformers.ViTMAEModel(masking).save_pretrained(folder)
     refused("a ViTMAEModel, which does not .* patch by patch: it has 5 states, not 1 and 4 x 4", load, folder)
+    channels_last = transformers.SamVisionConfig(
+        **small, mlp_dim=32, output_channels=16, image_size=32, patch_size=8, window_size=2, global_attn_indexes=[0]
+    )
+    transformers.SamVisionModel(channels_last).save_pretrained(folder)
+    assert load(folder).grid == (4, 4) and load(folder).channels == 16
+    refused(r"a SamVisionModel, whose map of shape \[1, 4, 4, 32\] has not the form of", load, folder, layer=0)
 
 
 def test_a_program_of_the_checkpoint_needs_trust(copy, tmp_path, monkeypatch):

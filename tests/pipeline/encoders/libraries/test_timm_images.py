@@ -1,14 +1,19 @@
 """Features of timm's models against timm called as its documentation does, and what bad input gets."""
 
+import json
+import shutil
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
 from encoder_contract import are_pixels, close, image_encoder, prepared, refused
 from PIL import Image
 from safetensors.torch import save_file
-from small_timm import save_timm_model
+from small_timm import save_timm_checkpoint, save_timm_model
+from transformers import AutoModel
 
 # By model height and width of the grid, and the tokens that stand before its rows.
 EXPECTED = {
@@ -110,6 +115,41 @@ def test_whole_pictures_where_a_tag_cuts_or_pads(photographs, name, side):
     are_pixels(encoder, photographs, torch.stack([transform(Image.open(path)) for path in photographs]))
     seen = encoder.identity["preprocessing"]
     assert seen["stretch"] == side and not {"crop", "pad"} & seen.keys()
+
+
+@pytest.mark.parametrize("name", [*EXPECTED, "hiera_tiny_224"])
+def test_a_checkpoint_of_the_hub_has_the_features_of_its_model(file_of, made, photographs, name):
+    plain, hub = load(name, file_of(name)), image_encoder(f"hf:{made(save_timm_checkpoint, name)}")
+    pixels = prepared(plain, photographs)
+    assert torch.equal(prepared(hub, photographs), pixels)
+    for found, expected in zip(hub.encode(pixels), plain.encode(pixels), strict=True):
+        assert np.array_equal(found, expected)
+    assert (hub.name, hub.grid) == (made(save_timm_checkpoint, name).name, plain.grid)
+    assert {key for key in plain.identity if hub.identity[key] != plain.identity[key]} == {"model"}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("test_vit", {"layer": 1}), ("small_swin", {"image_size": 64}), ("test_vit", {"image_size": 96, "whole": True})],
+)
+def test_a_checkpoint_of_the_hub_takes_the_same_options(file_of, made, photographs, name, options):
+    encoders = load(name, file_of(name), **options), image_encoder(f"hf:{made(save_timm_checkpoint, name)}", **options)
+    plain, hub = ([one.grid, *one.encode(prepared(one, photographs))] for one in encoders)
+    assert plain[0] == hub[0] and all(np.array_equal(*both) for both in zip(plain[1:], hub[1:], strict=True))
+
+
+def test_a_checkpoint_that_transformers_has_saved(made, tmp_path, photographs):
+    folder = made(save_timm_checkpoint, "small_swin")
+    expected = image_encoder(f"hf:{folder}")
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    document = json.loads((copy / "config.json").read_text())
+    del document["model_args"]  # what timm 1.0.31 adds, transformers 5.24 cannot read
+    (copy / "config.json").write_text(json.dumps(document))
+    AutoModel.from_pretrained(copy).save_pretrained(tmp_path / "saved")
+    hub = image_encoder(f"hf:{tmp_path / 'saved'}")
+    pixels = prepared(hub, photographs)
+    for found, of_timm in zip(hub.encode(pixels), expected.encode(pixels), strict=True):
+        assert np.array_equal(found, of_timm)
 
 
 def test_random_weights_follow_from_the_seed_as_in_timm(photographs):

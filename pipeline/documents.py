@@ -1,6 +1,7 @@
 """YAML and JSON; a key that stands twice in a mapping is refused, because one of its values would be lost."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,4 +75,11 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+# Whole numbers are those of YAML 1.2: to PyYAML 024 is 20, and 1:30 is 90.
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":int")]
+    for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"[-+]?[0-9][0-9_]*$"), list("-+0123456789"))
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
 _Loader.add_constructor("tag:yaml.org,2002:timestamp", yaml.SafeLoader.construct_yaml_str)  # type: ignore[type-var]  # a name may be a date

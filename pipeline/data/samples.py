@@ -93,20 +93,25 @@ def build_samples(
 
 # Vowel signs and accents are not letters to `re`, yet they belong to the word around them.
 _MARKS = "".join(chr(c) for c in range(0x300, 0x10000) if unicodedata.category(chr(c)).startswith("M"))
-_WORD = re.compile(rf"[^\W_](?:[^\W_]|[{_MARKS}])*(?:['’-][^\W_](?:[^\W_]|[{_MARKS}])*)*")
+# So do U+200C and U+200D inside a word of Persian or Bengali; other signs that nobody sees, as U+00AD, are dropped.
+_INSIDE = rf"(?:[^\W_]|[{_MARKS}]|[\u200c\u200d]+(?=[^\W_]|[{_MARKS}]))*"
+_WORD = re.compile(rf"[^\W_]{_INSIDE}(?:['’-][^\W_]{_INSIDE})*")
+_UNSEEN = [c for c in map(chr, range(0x10000)) if unicodedata.category(c) == "Cf" and c not in "\u200b\u200c\u200d"]
+_UNSEEN_SIGN = re.compile(f"[{''.join(_UNSEEN)}]")
 
 
 def tokenize(text: str) -> list[str]:
     """Split a caption into lower-case words.
 
-    A word is a run of letters and digits of any script; an apostrophe or a hyphen inside stays.
+    A word is a run of letters and digits of any script; an apostrophe, a hyphen or a joiner inside stays.
 
     >>> tokenize("The dog's T-shirt, in 2 colours .")
     ['the', "dog's", 't-shirt', 'in', '2', 'colours']
     >>> tokenize(" . ")
     []
     """
-    return _WORD.findall(unicodedata.normalize("NFC", text.lower()).replace("’", "'"))
+    seen = text if text.isascii() else _UNSEEN_SIGN.sub("", text)
+    return _WORD.findall(unicodedata.normalize("NFC", seen.lower()).replace("’", "'"))
 
 
 def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:

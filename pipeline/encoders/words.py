@@ -14,7 +14,7 @@ from .spec import EncoderSpec
 UNK = "<unk>"
 MIN_COUNT = 4  # of a word in the vocabulary, as in the papers
 FEW_CAPTIONS = 10_000  # with fewer to learn from, every word is in it
-TOKENIZER = "lower-case words"  # `samples.tokenize`; a change of its result needs another name here
+TOKENIZER = "lower-case words, 2"  # `samples.tokenize`; a change of its result needs another name here
 # Chinese, Japanese, Thai, Lao, Burmese and Khmer, which are written without spaces.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
 _LONG = 8  # letters of a word that is a phrase; a Chinese or Japanese character counts twice

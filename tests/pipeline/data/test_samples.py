@@ -145,6 +145,9 @@ def test_rsicd_with_its_bundled_manifest(shared_data):
         ("cafe\u0301", ["café"]),
         ("पक्षी उड़ता है", ["पक्षी", "उड़ता", "है"]),
         ("鳥が飛ぶ。", ["鳥が飛ぶ"]),
+        ("می\u200cرود خانه\u200c.", ["می\u200cرود", "خانه"]),
+        ("র\u200d\u09cdযাব \u200d x\u200d", ["র\u200d\u09cdযাব", "x"]),
+        ("\ufeffco\u00adoperate\u200e a\u200bb", ["cooperate", "a", "b"]),
     ],
 )
 def test_words(text, words):

@@ -76,7 +76,8 @@ def info(store: str) -> None:
 def verify(store: str) -> None:
     """Read every chunk of STORE and report what is damaged.
 
-    The exit code is 1 if anything is damaged. `xret extract` with the same options and --repair computes it again.
+    The exit code is 1 if anything is damaged, or if two sets are of different pictures. `xret extract` with the same
+    options and --repair computes damaged chunks again.
 
     \b
     xret cache verify rsicd.zarr
@@ -94,11 +95,17 @@ def verify(store: str) -> None:
         elif damage.array.count("/") == 1:
             ways.append(f"To repair: `xret cache rm {quote(store)} {quote(damage.array)}`, then extract it again.")
     lines += [f"failed sample {sample['id']}: {sample['reason']}" for sample in found.failed_samples]
+    lines += [
+        f"different pictures: {' and '.join(one.sets)}, {counted(one.images, 'file')} such as {one.example}"
+        for one in found.differing
+    ]
     state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
     failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
     lines.append(f"{store}: {counted(found.chunks, 'chunk')} read, {state}{failed}")
     if any(damage.array.count("/") == 2 for damage in found.damaged):  # an array of a set
         lines.append("To repair: run the same `xret extract` or `xret import` with --repair.")
+    if found.differing:
+        ways.append("To repair: `xret cache rm` one of the two sets, then extract it again.")
     show(found.to_json(), lines + ways)
     if not found.ok:
         sys.exit(1)

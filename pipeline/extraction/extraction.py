@@ -19,7 +19,7 @@ import numpy as np
 
 from ..data.manifest import Manifest
 from ..data.samples import Samples, read_samples, tokenize
-from ..data.sources import FOLDER, missing_from
+from ..data.sources import FOLDER, FolderReader, digests_of, missing_from
 from ..encoders.registry import is_own
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, ManifestError
@@ -57,9 +57,11 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     samples = read_samples(manifest, options.on_error == "skip")
     splits = choose_splits(samples, options.splits)
     folder = Folder(url)
-    if not options.repair and is_store_of(folder, samples):
-        finished = _finished(FeatureCache.open(url), options, splits)
-        if finished is not None:
+    if is_store_of(folder, samples):
+        known = FeatureCache.open(url)
+        if options.visual and samples.source == FOLDER:
+            _require_unchanged(known, manifest, options.repair)
+        if not options.repair and (finished := _finished(known, options, splits)) is not None:
             return finished
     require_place(url, samples)  # a finished store may lie where nothing can be written
     from ..device import pick_device
@@ -78,11 +80,11 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
         if visual and options.visual is not None:
             views = getattr(visual[0], "views", 1)
             most = max(1, min(_IMAGES // views, max(8, -(-cache.images // _PARTS // 8) * 8)))
-            images = []
+            images, stamp = [], ("stamp",) if samples.source == FOLDER else ()
             # The largest first, as sets whose chunks have the same rows are filled in one pass.
             for one in sorted(visual, key=lambda one: -one.rows * one.channels):
                 facts = _facts(one, options, options.visual, device)
-                facts = replace(facts, rows=one.rows, views=views, arrays=("size", "digest", *one.extras))
+                facts = replace(facts, rows=one.rows, views=views, arrays=("size", "digest", *stamp, *one.extras))
                 images.append((image_set(cache, facts, most=most), one))
                 most = min(most, images[-1][0].chunk_rows)
             summaries += _fill_all(images, samples, manifest, options, splits)
@@ -94,6 +96,31 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
             captions = [caption_set(cache, facts, lengths, most=most) for facts in facts_of_each]
             summaries += _fill_all([*zip(captions, text, strict=True)], samples, manifest, options, splits)
         return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
+
+
+def _require_unchanged(cache: FeatureCache, manifest: Manifest, repair: bool) -> None:
+    """Refuse pictures that have changed since the store has features of them: another stamp and another digest.
+
+    With `repair`, sets that are damaged are passed over.
+    """
+    pictures, names = FolderReader(manifest.images), cache.file_names(0, cache.images)
+    now = np.array([pictures.stamp(name) for name in names], dtype=np.int64)
+    stored: dict[tuple[int, bytes], None] = {}  # rows and digests
+    for path in cache.set_paths("images"):
+        try:
+            features = ImageSet(cache, path.partition("/")[2])
+            other = features.stamps.any(1) & now.any(1) & (features.stamps != now).any(1)
+            stored |= {(row, features.digests[row].tobytes()): None for row in np.flatnonzero(other).tolist()}
+        except CacheError:
+            if not repair:
+                raise
+    found = digests_of(pictures, [names[row] for row, _ in stored])
+    if changed := [names[row] for (row, then), one in zip(stored, found, strict=True) if one != then]:
+        raise CacheError(
+            f"{manifest.images}: {counted(len(changed), 'picture')} of {len(names):,} changed after {cache.url} got"
+            f" features of it ({', '.join(some_of(changed))}); put back the files, or extract into another store with"
+            f" --reuse {cache.url}"
+        )
 
 
 def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extraction | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..data.digests import digest_of
+from ..data.digests import NONE, digest_of
 from ..errors import CacheError, SampleError, XretError
 from ..store import NOT_DONE
 from ..store.folder import drop_locks
@@ -49,11 +49,12 @@ class Item(NamedTuple):
 
 
 class Read(NamedTuple):
-    """A picture that was read: as the network takes it, its size, the digest of its file; or what is wrong with it."""
+    """A picture that was read: as the network takes it, its size, what tells its file from others; or what is wrong."""
 
     decoded: Any = None
     size: tuple[int, int] = (0, 0)
     digest: bytes = b""
+    stamp: tuple[int, int] = (0, 0)
     error: SampleError | None = None
 
 
@@ -78,7 +79,7 @@ def read_in_threads(station: Station, groups: Iterable[Sequence[int]]) -> Genera
     ahead: deque[Batch] = deque()
     waiting = 0
     for items in _batches(station, groups):
-        begun = [station.threads.submit(_read, station, item.name, item.key) for item in items]
+        begun = [station.threads.submit(_read, station, item.row, item.name, item.key) for item in items]
         ahead.append(Batch(items, partial(_results, begun)))
         waiting += len(items)
         while waiting - len(ahead[0].items) >= station.ahead:
@@ -95,10 +96,10 @@ def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Gen
     """Yield batches that forked processes have read; threads would wait for each other's turn of the interpreter."""
     ahead: deque[list[Item]] = deque()
 
-    def names() -> Iterator[list[tuple[str, str]]]:
+    def names() -> Iterator[list[tuple[int, str, str]]]:
         for items in _batches(station, groups):
             ahead.append(items)
-            yield [(item.name, item.key) for item in items]
+            yield [(item.row, item.name, item.key) for item in items]
 
     loader: DataLoader[Any] = DataLoader(
         _Pictures(station),
@@ -128,14 +129,14 @@ def _read_in_processes(station: Station, groups: Iterable[Sequence[int]]) -> Gen
 
 
 class _Pictures(Dataset[Any]):
-    """Pictures by names and ids: what was read, and the pixels of those that were decoded [n,…] in shared memory."""
+    """Pictures by rows, names and ids: what was read, and the pixels of what was decoded [n,…] in shared memory."""
 
     def __init__(self, station: Station) -> None:
         self.station = station
 
     def __getitem__(self, wanted: Any) -> tuple[list[Read] | XretError, Tensor]:
         try:
-            read = [_read(self.station, name, key) for name, key in wanted]
+            read = [_read(self.station, *one) for one in wanted]
             pixels = _shared([one.decoded for one in read if one.decoded is not None])
         except XretError as error:  # torch would raise it with a traceback in its words
             return error, torch.empty(0)
@@ -170,19 +171,27 @@ def _batches(station: Station, groups: Iterable[Sequence[int]]) -> Iterator[list
         yield from (items[at : at + size] for at in range(0, len(items), size))
 
 
-def _read(station: Station, name: str, key: str) -> Read:
-    """Read a picture; one whose features can be copied is not decoded."""
+def _read(station: Station, row: int, name: str, key: str) -> Read:
+    """Read a picture; one whose features can be copied is not decoded.
+
+    CacheError: features of another picture of this name are in the store.
+    """
     if station.stopped:
         raise CacheError("the extraction was stopped")
-    digest = b""
+    digest, stamp = b"", station.pictures.stamp(name)
     try:
         picture = station.pictures.open(name)
-        digest = digest_of(picture)
+        digest, url = digest_of(picture), station.job.url
+        if digest != NONE and (known := station.digests[row]).any() and known.tobytes() != digest:
+            raise CacheError(
+                f"{url} has features of another picture '{name}': its file has changed since; put it back as it was, or"
+                f" extract into another store with --reuse {url}"
+            )
         if station.reusable and all(one.has_image(digest, key) for one in station.reusable):
-            return Read(digest=digest)
+            return Read(digest=digest, stamp=stamp)
         encoder = station.encoders[0]
         views = getattr(encoder, "decode_views", None)
         decoded, size = encoder.decode(picture) if views is None else views(picture, key)
-        return Read(decoded, size, digest)
+        return Read(decoded, size, digest, stamp)
     except SampleError as error:
         return Read(digest=digest, error=error)

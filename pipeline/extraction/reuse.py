@@ -47,7 +47,7 @@ class Reusable:
         assert isinstance(self.found, ImageSet)
         row = np.array([self._rows[self._key(digest, key)]])
         for name in arrays:
-            if name not in ("status", "digest"):
+            if name not in ("status", "digest", "stamp"):
                 arrays[name][at] = self.found.array(name, row)[0]
         arrays["status"][at] = OK
 

@@ -71,6 +71,8 @@ def encode_images(station: Station, batch: Batch, receipt: Receipt | None = None
         for k, own in item.chunk.lacking(item.at):
             if one.digest:
                 own["digest"][item.at] = np.frombuffer(one.digest, np.uint8)
+            if "stamp" in own:
+                own["stamp"][item.at] = one.stamp
             if one.error is not None:
                 own["length"][item.at], own["status"][item.at] = 0, FAILED
                 item.chunk.failed[k][item.row] = f"{item.name}: {one.error.reason}"

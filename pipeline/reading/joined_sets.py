@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import combinations
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 
 from ..encoders.base import turns_upright
+from ..errors import CacheError
 from ..store import FAILED, OK, CaptionSet, FeatureCache, ImageSet
+from ..wording import counted
 
 S = TypeVar("S", ImageSet, CaptionSet)
 
@@ -48,7 +51,17 @@ Captions = CaptionSet | JoinedSets[CaptionSet]
 
 
 def joined(parts: Sequence[S]) -> S | JoinedSets[S]:
-    """Return several sets as one; a single one stays what it is."""
+    """Return several sets as one; a single one stays what it is.
+
+    CacheError: two have features of different pictures, which were replaced under their names in between.
+    """
+    for one, other in combinations([part for part in parts if isinstance(part, ImageSet)], 2):
+        if len(rows := one.differing(other)):
+            name = one.cache.file_names(int(rows[0]), int(rows[0]) + 1)[0]
+            raise CacheError(
+                f"{one.cache.url}: '{one.name}' and '{other.name}' have features of different pictures"
+                f" ({counted(len(rows), 'file')}, such as '{name}'): `xret cache rm` one, and extract it again"
+            )
     return parts[0] if len(parts) == 1 else JoinedSets(parts)
 
 

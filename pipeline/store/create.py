@@ -69,7 +69,7 @@ class SetFacts:
     space: str | None = None
     rows: int = 1  # of images: local rows; the most, where they vary
     views: int = 1  # of an image; above one, features have an axis of views after that of the images
-    arrays: tuple[str, ...] = ()  # of images: further arrays, ``size``, ``digest`` and names in `REGION_ARRAYS`
+    arrays: tuple[str, ...] = ()  # of images: also ``size``, ``digest``, ``stamp``, and names in `REGION_ARRAYS`
     extra: dict[str, Any] = field(default_factory=dict)  # further attributes; those that are None are left out
 
     @property
@@ -115,6 +115,8 @@ def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) 
                 add("size", ("side",), (2,), "int32", -1)
             elif extra == "digest":
                 add("digest", ("byte",), (BYTES,), "uint8", 0)
+            elif extra == "stamp":
+                add("stamp", ("bytes_and_time",), (2,), "int64", 0)
             else:
                 shape, dtype, fill = REGION_ARRAYS[extra]
                 add(extra, ("row", *("corner" for _ in shape)), (facts.rows, *shape), dtype, fill)

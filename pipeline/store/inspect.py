@@ -1,6 +1,8 @@
 """What a store holds, whether all of it is sound, and the removal of a set."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -22,17 +24,27 @@ class Damage:
 
 
 @dataclass(frozen=True)
+class Differing:
+    """Two sets of images that have features of different pictures under the same names."""
+
+    sets: tuple[str, str]  # their paths
+    images: int  # that differ
+    example: str  # the file name of one
+
+
+@dataclass(frozen=True)
 class Verification:
-    """What `verify` found: how many chunks are done, samples that could not be read, and what is damaged."""
+    """What `verify` found: chunks that are done, samples that could not be read, what is damaged, what differs."""
 
     chunks: int
     failed_samples: tuple[dict[str, str], ...]
     damaged: tuple[Damage, ...]
+    differing: tuple[Differing, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged."""
-        return not self.damaged
+        """Whether nothing is damaged, and all sets are of the same pictures."""
+        return not (self.damaged or self.differing)
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields, and ``ok``."""
@@ -133,7 +145,14 @@ def verify(url: str) -> Verification:
                     Damage(f"{features.path}/{name}", chunk, samples) for name in damaged_arrays(features, chunk)
                 ]
                 progress.update(1)
-    return Verification(chunks, tuple(failed), tuple(damaged))
+    return Verification(chunks, tuple(failed), tuple(damaged), () if damaged else tuple(_differing(sets)))
+
+
+def _differing(sets: Sequence[ImageSet | CaptionSet]) -> Iterator[Differing]:
+    for one, other in combinations([features for features in sets if isinstance(features, ImageSet)], 2):
+        if len(rows := one.differing(other)):
+            example = one.cache.file_names(int(rows[0]), int(rows[0]) + 1)[0]
+            yield Differing((one.path, other.path), len(rows), example)
 
 
 def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:

@@ -13,6 +13,7 @@ import google_crc32c
 import numpy as np
 import zarr
 
+from ..data.digests import BYTES
 from ..errors import CacheError
 from .folder import DAMAGED
 from .rows import Rows
@@ -263,6 +264,26 @@ class ImageSet(FeatureSet):
         self.views: int = self.attributes.get("views", 1)  # of an image; the first is the image as it is
         self.grid, self.cells = (_pair(self.attributes.get(name)) for name in ("grid", "cells"))
 
+    @cached_property
+    def digests(self) -> np.ndarray:
+        """Digest of each picture's file, uint8 [I,16]; zeros where it is not known, as of imports and failures."""
+        return self._of_good("digest", BYTES, "uint8")
+
+    @cached_property
+    def stamps(self) -> np.ndarray:
+        """Bytes and time of each picture's file when it was read, int64 [I,2]; zeros where they are not known."""
+        return self._of_good("stamp", 2, "int64")
+
+    def _of_good(self, name: str, width: int, dtype: str) -> np.ndarray:
+        there = name in self.array_names
+        found = self.cache.read_array(self.array_of(name)) if there else np.zeros((self.samples, width), dtype)
+        return np.where((self.status == OK)[:, None], found, 0)
+
+    def differing(self, other: "ImageSet") -> np.ndarray:
+        """Return the image rows, int64, whose features here and in another set of the store are of other files."""
+        one, two = self.digests, other.digests
+        return np.flatnonzero(one.any(1) & two.any(1) & (one != two).any(1))
+
     def local(self, rows: np.ndarray, view: np.ndarray | int = 0) -> np.ndarray:
         """Return the local features [B,N,C] of these image rows, in one view or each in its own [B]."""
         return self._features("local", rows, view)
@@ -277,8 +298,9 @@ class ImageSet(FeatureSet):
     def array(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return any array of these image rows.
 
-        ``length`` [B], ``size`` [B,2] (width, height), ``digest`` [B,16], or of regions ``boxes`` [B,N,4], ``classes``
-        or ``scores`` [B,N]. Features of several views are [B,V,…]. CacheError: the set has no such array.
+        ``length`` [B], ``size`` [B,2] (width, height), ``digest`` [B,16], ``stamp`` [B,2] (bytes, time), or of regions
+        ``boxes`` [B,N,4], ``classes`` or ``scores`` [B,N]. Features of several views are [B,V,…].
+        CacheError: the set has no such array.
         """
         if name == "length":
             return np.asarray(self.length[rows])

@@ -8,9 +8,9 @@ Layout (format "xret", version 2):
 - ``/samples/``: id, file_name, caption (UTF-8 bytes, with ``*_offset``), split, cocoid, sentid, caption_count; where
   pictures lie in files with others also place i64[I,3], the number of the file and where in it.
 - ``/images/SET/``: local [I,N,C], global [I,C], length i32[I], size i32[I,2] (w, h), digest u8[I,16] of the picture's
-  file, status u8[I]; of V views of an image local [I,V,N,C] and global [I,V,C]; of regions also boxes f32[I,N,4] (x1,
-  y1, x2, y2 in pixels), classes i32[I,N], scores f32[I,N]. After an image's length its rows are zero; a failed image
-  holds NaN.
+  file, stamp i64[I,2] (its bytes, ns of its last change), status u8[I]; of V views of an image local [I,V,N,C] and
+  global [I,V,C]; of regions also boxes f32[I,N,4] (x1, y1, x2, y2 in pixels), classes i32[I,N], scores f32[I,N].
+  After an image's length its rows are zero; a failed image holds NaN.
 - ``/captions/SET/``: token i32[T], local [T,C], start i64[M], length i32[M], global [M,C], status u8[M].
 
 Values are uncompressed, a crc32c at the end of each chunk. All arrays have ``dimension_names``.

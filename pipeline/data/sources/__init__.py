@@ -12,11 +12,11 @@ from ..caption_files import read_entries, read_imagefolder
 from ..manifest import Manifest
 from ..rows import SPLIT_NAMES, Entry, RowReader, names_split
 from .files import File, find_files, is_url, look_at_all, url_of
-from .source import FOLDER, FolderReader, PictureReader, Place, Source, missing_from
+from .source import FOLDER, FolderReader, PictureReader, Place, Source, digests_of, missing_from
 from .tables import IMAGE, TableReader, table_entries
 from .tar import TarReader, tar_entries
 
-__all__ = ["FOLDER", "FolderReader", "PictureReader", "Place", "Source", "is_url", "missing_from"]
+__all__ = ["FOLDER", "FolderReader", "PictureReader", "Place", "Source", "digests_of", "is_url", "missing_from"]
 
 _Files = list[tuple[File, str | None]]  # with the split of all that is in each
 

@@ -3,17 +3,21 @@
 import os
 import unicodedata
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import ManifestError, XretError
+from ...errors import ManifestError, SampleError, XretError
+from ...progress import Progress
 from ...wording import reason
+from ..digests import NONE, digest_of, stamp_of
 from ..images import PictureFile, read_picture
 from .files import File, look_at, url_of
 
+_READ_AT_ONCE = 8  # pictures whose digests are wanted
 Place = tuple[int, int, int]  # number of the file; in a tar offset and bytes, in a table the row and 0
 
 
@@ -49,6 +53,10 @@ class PictureReader(Protocol):
         since it was read.
         """
 
+    def stamp(self, name: str) -> tuple[int, int]:
+        """Return the `digests.stamp_of` of a picture that is a file or folder of its own; zeros of others."""
+        return 0, 0
+
 
 class FolderReader(PictureReader):
     """A folder of pictures: the name of each is its path below the folder."""
@@ -59,6 +67,10 @@ class FolderReader(PictureReader):
     def open(self, name: str) -> PictureFile | Path:
         """Return the bytes of a file; the path of a folder of frames, or of a file that cannot be read."""
         return read_picture(self.folder / as_spelt(self.folder, name))
+
+    def stamp(self, name: str) -> tuple[int, int]:
+        """Return the bytes of a picture and the time of its last change."""
+        return stamp_of(self.folder / as_spelt(self.folder, name))
 
 
 class PackedReader(PictureReader):
@@ -92,6 +104,23 @@ class PackedReader(PictureReader):
     @abstractmethod
     def _read(self, url: str, name: str, first: int, second: int) -> PictureFile:
         """Return the picture at a place in a file; SampleError where there are no bytes, or too many."""
+
+
+def digests_of(pictures: PictureReader, names: Sequence[str]) -> list[bytes]:
+    """Return the digest of each picture, `NONE` of one that cannot be read; errors as of `PictureReader.open`."""
+
+    def digest(name: str) -> bytes:
+        try:
+            found = digest_of(pictures.open(name))
+        except SampleError:
+            found = NONE
+        progress.update(1)
+        return found
+
+    if not names:
+        return []
+    with Progress("compared", len(names), "pictures") as progress, ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        return list(pool.map(digest, names))
 
 
 def as_spelt(folder: Path, name: str) -> str:

@@ -147,7 +147,7 @@ def extract(
     if encoder is not None and (Path(encoder) / "run.json").is_file():
         from .heads.runs.encoders import specs_of_run
 
-        run, encoder = specs_of_run(encoder), None
+        run, encoder = specs_of_run(encoder, trust), None
     options = build_options(
         visual=visual,
         text=text,
@@ -247,7 +247,7 @@ def load(
             later are seen by a new `load`.
         index: a folder that ``xret index`` made of the same run, store and split.
         hubness: hold back items that answer too many queries, by a bank of training queries.
-        trust: let a file of weights, or parts of somebody's own in a run of the hub, run code.
+        trust: let a file of weights, or parts of somebody's own in a run that was not trained here, run code.
 
     Raises:
         RunError: there is no such run, or it is damaged.

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, device_option, other_store_option, show, split_option
+from .parsing import FOLDER, device_option, other_store_option, show, split_option, trust_option
 
 
 @click.command("eval")
@@ -60,6 +60,7 @@ from .parsing import FOLDER, device_option, other_store_option, show, split_opti
     help="For crops: the folder of Visual Genome's region_descriptions.json, image_data.json and pictures "
     "(VG_100K and VG_100K_2); they need no store.",
 )
+@trust_option
 @device_option
 def eval_(
     runs: tuple[str, ...],
@@ -106,7 +107,7 @@ def eval_(
     if diagnostics:
         from ..heads.diagnostics import diagnose
 
-        same = {key: options[key] for key in ("store", "split", "ties", "device")}
+        same = {key: options[key] for key in ("store", "split", "ties", "device", "trust")}
         diagnosis = diagnose(runs[0], **same, data_root=data_root, visual_genome=visual_genome)
         found, text = found | {"diagnostics": diagnosis.to_dict()}, f"{text}\n\n{diagnosis}"
     show(found, text)

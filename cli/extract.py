@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, device_option, workers
+from .parsing import FOLDER, device_option, trust_option, workers
 from .summaries import print_summary
 
 
@@ -136,7 +136,7 @@ ON_ERROR = click.option(
 )
 @ON_ERROR
 @click.option("--repair", is_flag=True, help="Compute damaged chunks and failed samples again.")
-@click.option("--trust", is_flag=True, help="Unpickle weights, and run code that comes with a checkpoint.")
+@trust_option
 def extract(dataset: str, store: str, **options: Any) -> None:
     """Encode images and captions once, into a feature store.
 

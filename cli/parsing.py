@@ -111,6 +111,9 @@ hubness_option = click.option("--hubness", is_flag=True, help="Hold back items t
 data_root_option = click.option(
     "--data-root", type=FOLDER, help="The folder of the images, or the one that the manifest's paths start from."
 )
+trust_option = click.option(
+    "--trust", is_flag=True, help="Run the code of a run or checkpoint that came from elsewhere, and unpickle weights."
+)
 weights_options = together(
     click.option("--visual-weights", metavar=_WEIGHTS, help="The image encoder's weights, if they have moved."),
     click.option("--text-weights", metavar=_WEIGHTS, help="The text encoder's weights, if they have moved."),
@@ -131,6 +134,7 @@ embedding_options = together(
         help="The embeddings' type; int8 takes one byte a number.",
     ),
     hubness_option,
+    trust_option,
     device_option,
 )
 

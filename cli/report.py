@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import in_bytes
-from .parsing import data_root_option, device_option, other_store_option, show, split_option
+from .parsing import data_root_option, device_option, other_store_option, show, split_option, trust_option
 
 
 @click.command()
@@ -21,6 +21,7 @@ from .parsing import data_root_option, device_option, other_store_option, show, 
 @data_root_option
 @split_option
 @other_store_option
+@trust_option
 @device_option
 def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Write an HTML page about one run, or several side by side.

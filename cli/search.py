@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted, printable
-from .parsing import PLACE, device_option, hubness_option, show, split_option, store_option, together, weights_options
+from .parsing import (
+    PLACE,
+    device_option,
+    hubness_option,
+    show,
+    split_option,
+    store_option,
+    together,
+    trust_option,
+    weights_options,
+)
 
 if TYPE_CHECKING:
     from ..heads.retrieval.gallery import Hit
@@ -20,7 +30,7 @@ run_options = together(
     split_option,
     click.option("--index", type=PLACE, metavar="DIR", help="An index of RUN, made by `xret index`."),
     weights_options,
-    click.option("--trust", is_flag=True, help="Unpickle weights, and run your own encoder's code."),
+    trust_option,
     hubness_option,
     device_option,
 )

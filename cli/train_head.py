@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, device_option, recipe_option, seed_option, settings_option, show
+from .parsing import NEW_FOLDER, device_option, recipe_option, seed_option, settings_option, show, trust_option
 
 if TYPE_CHECKING:
     from ..heads.training.trainer import TrainSummary
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 @settings_option("of the recipe")
 @click.option("--init-from", metavar="RUN", help="Begin with the best weights of this run; all of them must fit.")
 @click.option("--out", required=True, type=NEW_FOLDER, help="The run folder; must not exist, unless --resume.")
+@trust_option
 @device_option
 @seed_option
 @click.option("--resume", is_flag=True, help="Resume with the same options or with more epochs, or begin.")

@@ -29,6 +29,14 @@ def unsynced():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory):
+    """Let what is noted of code that was trained with here lie where no user's own notes are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def golden():
     """Load a file of recorded reference values: `golden("similarity")` gives a mapping of arrays."""

@@ -30,6 +30,7 @@ from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
 from ..model import feature_facts, without_effect
 from ..recipes.blocks import Recipe
+from ..recipes.own import remember
 from ..recipes.recipe import unused_terms
 from ..recipes.schema import difference
 from ..runs.features import Sets
@@ -77,6 +78,7 @@ class Cell:
         """
         run = Path(self.run)
         if (run / "run.json").is_file():
+            remember(self.recipe.code)
             trained = Run(run)
             if differing := difference(identity(trained.recipe), identity(self.recipe)):
                 raise RunError(f"{run} has another recipe: {differing}; take another --out")

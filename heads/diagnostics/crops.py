@@ -74,7 +74,7 @@ class Found(NamedTuple):
 
 
 def crop_tables(
-    seen: Scored, data_root: Path | None, ties: Ties, visual_genome: Path | None = None
+    seen: Scored, data_root: Path | None, ties: Ties, visual_genome: Path | None = None, trust: bool = False
 ) -> dict[str, NumberTable]:
     """Embed crops and captions A and C of triplets, and compare the ones with the others.
 
@@ -100,8 +100,8 @@ def crop_tables(
     device = str(seen.similarity.device)
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
-    image_encoders = find_encoders(seen.run, "image", None, device)
-    text_encoders = find_encoders(seen.run, "text", None, device)
+    image_encoders = find_encoders(seen.run, "image", None, device, trust)
+    text_encoders = find_encoders(seen.run, "text", None, device, trust)
     upright, found, odd = are_upright(seen.batches.image_set), [], []
     for name in names:
         size = read_picture(image_size, pictures, name, upright)

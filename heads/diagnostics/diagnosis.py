@@ -48,6 +48,7 @@ def diagnose(
     data_root: str | Path | None = None,
     visual_genome: str | Path | None = None,
     device: str = "auto",
+    trust: bool = False,
 ) -> Diagnosis:
     """Look into a run: what its embeddings are like on a split.
 
@@ -56,14 +57,14 @@ def diagnose(
     """
     require_ties(ties)
     target = pick_device(device)
-    seen = embed_split(open_run(run, store), split, target)
+    seen = embed_split(open_run(run, store, trust), split, target)
     root, genome = (None if folder is None else Path(folder) for folder in (data_root, visual_genome))
     questions: dict[str, tuple[Callable[[], Tables], str]] = {
         "cost": (partial(cost_table, seen), ""),
         "elements": (partial(_elements, seen, ties), "the embeddings are no sets of several elements"),
         "uncertainty": (partial(uncertainty_tables, seen), "the embeddings are no Gaussians"),
         "coefficients": (partial(coefficient_tables, seen), "no aggregator is a GPO with coefficients of its own"),
-        "crops": (partial(crop_tables, seen, root, ties, genome), ""),
+        "crops": (partial(crop_tables, seen, root, ties, genome, trust), ""),
     }
     tables, reasons = Tables(), {}
     with within_memory(target):

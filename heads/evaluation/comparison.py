@@ -91,6 +91,7 @@ def compare_runs(
     views: bool = False,
     features: str = "auto",
     device: str = "auto",
+    trust: bool = False,
 ) -> Comparison:
     """Compare two runs, or stores, by all images against all captions; arguments as of `evaluation.evaluate`.
 
@@ -98,7 +99,7 @@ def compare_runs(
     """
     target = pick_device(device)
     require_ties(ties)
-    rankers = open_rankers((first, second), store, features)
+    rankers = open_rankers((first, second), store, features, trust)
     counts = views_of(rankers, views)
     ours = embed_split(rankers[0], split, target, counts[0], whole=False)
     both, owner = [ours.ranks()], ours.caption_image

@@ -169,6 +169,7 @@ def evaluate(
     hubness: bool = False,
     features: str = "auto",
     device: str = "auto",
+    trust: bool = False,
 ) -> Evaluation:
     """Evaluate a run, several as an ensemble, or a store's frozen encoders (``xret eval``); ``print`` shows the tables.
 
@@ -183,6 +184,7 @@ def evaluate(
         hubness: correct hubness as well, by a bank of training queries; see the module `hubness`.
         features: of a store with several sets in one space, how the names of one of each begin, ``IMAGE,TEXT``.
         device: ``auto``, ``cpu`` or ``cuda``.
+        trust: let parts of somebody's own in a run that was not trained here run code.
 
     Raises:
         RunError: a run, the feature sets or the protocol do not fit, or the runs of an ensemble do not see the same
@@ -194,11 +196,11 @@ def evaluate(
     several = [runs] if isinstance(runs, str | Path) else list(runs)
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
-    rankers = open_rankers(several, None if store is None else str(store), features)
+    rankers = open_rankers(several, None if store is None else str(store), features, trust)
     return _evaluate(rankers, split, target, protocol=protocol, ties=ties, views=views, hubness=hubness)
 
 
-def open_rankers(paths: Several[str | Path], store: str | None, features: str) -> list[Ranker]:
+def open_rankers(paths: Several[str | Path], store: str | None, features: str, trust: bool = False) -> list[Ranker]:
     """Open runs and stores; arguments as of `evaluate`, RunError where one is for none of them."""
     stores = [is_store(path) for path in paths]
     if store is not None and all(stores):
@@ -206,7 +208,7 @@ def open_rankers(paths: Several[str | Path], store: str | None, features: str) -
     if features != "auto" and not any(stores):
         raise RunError("--features is for a store; a run reads the feature sets that it was trained on: leave it out")
     both = zip(paths, stores, strict=True)
-    return [open_frozen(str(path), features) if is_one else open_run(path, store) for path, is_one in both]
+    return [open_frozen(str(path), features) if is_one else open_run(path, store, trust) for path, is_one in both]
 
 
 def views_of(rankers: Several[Ranker], views: bool) -> tuple[int, ...]:

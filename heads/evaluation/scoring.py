@@ -74,12 +74,12 @@ class _AsCached(nn.Module):
         return Aggregated(features.global_.float())
 
 
-def open_run(path: str | Path, store: str | None = None) -> Ranker:
+def open_run(path: str | Path, store: str | None = None, trust: bool = False) -> Ranker:
     """Open a run on a store; None: on the one that it was trained on.
 
     RunError if the run, or its own store, cannot be used; CacheError if `store` cannot.
     """
-    run = Run(path)
+    run = Run(path, trust)
     cache = open_store(run, store)
     return Ranker(run, cache, sets_of_run(run, cache))
 

@@ -2,10 +2,14 @@
 
 The module is a file beside the recipe (or a run's `recipe.yaml`) or in the working folder, or it is installed. A
 resolved recipe holds the digest of its file as ``code``; a run keeps a copy of a file beside its `recipe.yaml`.
+
+Code that somebody sent runs only where it is trusted. `remember` notes what was trained with here, by a file for each
+module and digest in the user's state folder, which no run can bring along.
 """
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -22,6 +26,7 @@ from ..modules.registry import Registry
 
 P = TypeVar("P", bound=nn.Module)
 Sources = Mapping[str, str]  # the file of each module; an empty text: it is installed, and imported by its name
+_here: set[str] = set()  # what this process has trained with, where no note can be written
 
 
 def part_of(registry: Registry[P], name: str, sources: Sources) -> type[P]:
@@ -54,15 +59,49 @@ def sources_of(names: Iterable[str], folders: Sequence[Path], known: Sources) ->
             continue
         if not all(map(str.isidentifier, name.replace(":", ".").split("."))):
             raise RecipeError(f"'{name}' is no part of one's own; write module:Class, such as mine:Focal")
-        file = file_of(module)
-        there = [folder / file for folder in (*folders, Path.cwd()) if (folder / file).is_file()]
-        if not there and not _is_installed(module):
+        found[module] = _find(module, folders)
+        if not found[module] and not _is_installed(module):
             raise RecipeError(
-                f"there is no module '{module}' for its part of one's own: put {file} beside the recipe or into the"
-                " folder that you work in, or install it"
+                f"there is no module '{module}' for its part of one's own: put {file_of(module)} beside the recipe or"
+                " into the folder that you work in, or install it"
             )
-        found[module] = str(there[0].resolve()) if there else ""
     return found
+
+
+def foreign_code(
+    names: Iterable[str], folders: Sequence[Path], recorded: Mapping[str, str], exact: bool = False
+) -> list[str]:
+    """Return the files, or installed modules, of these names that were not trained with here; import none of them.
+
+    They are looked for as `sources_of` does. `recorded` are the digests that came with the names, by module; if
+    `exact`, a file of another one is foreign as well.
+    """
+    foreign = []
+    for module in dict.fromkeys(name.partition(":")[0] for name in names):
+        file, known = _find(module, folders), recorded.get(module)
+        digest = digest_of(module, file) if file else known
+        if _note(module, digest) not in _noted() or (exact and digest != known):
+            foreign.append(file or module)
+    return foreign
+
+
+def brings_code(title: str, files: Iterable[str]) -> str:
+    """Return the sentence that refuses code which may be somebody else's."""
+    files = " and ".join(dict.fromkeys(files))
+    return (
+        f"{title} brings code of its own, which was not trained with here or has changed since: read {files}, and load"
+        " it with --trust (in Python trust=True)"
+    )
+
+
+def remember(code: Mapping[str, str]) -> None:
+    """Note that modules with these digests are trained with here; for this process alone, if there is no place."""
+    for module, digest in code.items():
+        try:
+            (folder := _notes()).mkdir(parents=True, exist_ok=True)
+            (folder / _note(module, digest)).touch()
+        except (OSError, RuntimeError):  # the latter where there is no home
+            _here.add(_note(module, digest))
 
 
 def digest_of(module: str, file: str) -> str:
@@ -77,6 +116,28 @@ def digest_of(module: str, file: str) -> str:
 def file_of(module: str) -> Path:
     """Return the relative path of a module's file."""
     return Path(*module.split(".")).with_suffix(".py")
+
+
+def _find(module: str, folders: Sequence[Path]) -> str:
+    """Return the file of a module in the folders or the working folder; an empty text where there is none."""
+    there = (folder / file_of(module) for folder in (*folders, Path.cwd()))
+    return next((str(file.resolve()) for file in there if file.is_file()), "")
+
+
+def _notes() -> Path:
+    state = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (state if state.is_absolute() else Path.home() / ".local" / "state") / "xret" / "code"
+
+
+def _note(module: str, digest: str | None) -> str:
+    return f"{module} {digest}"
+
+
+def _noted() -> set[str]:
+    try:
+        return _here.union(note.name for note in _notes().iterdir())
+    except (OSError, RuntimeError):
+        return _here
 
 
 @lru_cache(64)  # a changed file is another module: runs with two versions of one live side by side

@@ -18,7 +18,7 @@ from ..modules.registry import Registry
 from ..modules.similarity import SIMILARITIES
 from .blocks import SECTIONS, Recipe
 from .names import lineage
-from .own import Sources, digest_of, part_of, sources_of
+from .own import Sources, brings_code, digest_of, foreign_code, part_of, sources_of
 from .parts import check_parts
 from .schema import REQUIRED, Field, check, fields, get
 from .settings import Settings, nested
@@ -35,18 +35,23 @@ _REFUSAL = " cannot be used: "  # what stands between what is refused and its fa
 _LOSS_KEYS = {"same_text": Field(Literal["negative", "excluded", "positive"], "negative")}
 
 
-def load_recipe(recipe: str, settings: Settings | Sequence[str] = ()) -> Recipe:
+def load_recipe(recipe: str, settings: Settings | Sequence[str] = (), trust: bool = False) -> Recipe:
     """Read a recipe, change it by settings, and resolve it.
 
     A file may name another recipe as its ``base``, by name or by a path from where it lies or from here, and then
     holds only what differs. Settings are dotted keys with values, such as ``{"loss.triplet.margin": 0.1}``; see
-    `changed`. RecipeError names unknown keys and wrong values, of the file and of the settings, all of them at once.
+    `changed`. RecipeError names unknown keys and wrong values, of the file and of the settings, all of them at once;
+    or code that a run's recipe brings along and that was not trained with here, unless `trust` lets it run.
     """
     values: dict[str, Any] = {}
     layers = lineage(recipe)
     for layer in reversed(layers):
         values = _laid_over(layer.values, {**values, "expected": {}})  # the paper's row is of one recipe alone
-    return _with(values, settings, recipe, folders=[layer.place[0].parent for layer in layers])
+    folders = [layer.place[0].parent for layer in layers]
+    of_a_run = "code" in values or any((folder / "run.json").exists() for folder in folders)
+    if trust or not of_a_run:
+        return _with(values, settings, recipe, folders=folders)
+    return _with(values, settings, recipe, sources=own_sources(recipe, values, folders))
 
 
 def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
@@ -166,6 +171,17 @@ def _contradictions(recipe: Recipe) -> list[str]:
     if recipe.augment.mix and recipe.loss["same_text"] != "negative":
         faults.append("augment.mix makes captions that have no text of their own: set loss.same_text=negative")
     return faults
+
+
+def own_sources(title: str, values: Mapping[str, Any], folders: Sequence[Path], exact: bool = False) -> Sources:
+    """Return where the parts of one's own in a recipe that came with a run are, if they were trained with here.
+
+    A file must have the digest that is recorded if `exact`. RecipeError, before any of it runs, where it is unknown.
+    """
+    names, recorded = own_names(values), values.get("code") or {}
+    if foreign := foreign_code(names, folders, recorded, exact):
+        raise RecipeError(brings_code(title, foreign))
+    return sources_of(names, folders, {})
 
 
 def own_names(values: Mapping[str, Any]) -> list[str]:

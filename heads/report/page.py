@@ -38,6 +38,7 @@ def write_report(
     data_root: str | Path | None = None,
     seed: int = 0,
     device: str = "auto",
+    trust: bool = False,
 ) -> int:
     """Write a page about a run, or about several of one data set side by side; return its bytes.
 
@@ -52,7 +53,7 @@ def write_report(
     require_place(Path(out))
     paths, target = [Path(path) for path in runs], pick_device(device)
     opened = tqdm(paths, "report", unit=" runs", disable=hidden())
-    embedded = [embed_split(open_run(path, store), split, target) for path in opened]
+    embedded = [embed_split(open_run(path, store, trust), split, target) for path in opened]
     if len(datasets := {one.ranker.cache.dataset for one in embedded}) > 1:
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))

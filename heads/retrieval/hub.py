@@ -24,7 +24,7 @@ from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
-from ..recipes.own import file_of
+from ..recipes.own import brings_code, file_of
 from ..recipes.recipe import own_names
 from ..runs.encoders import weights_of_each
 from ..runs.info import BRANCHES, BranchName, RunInfo
@@ -125,8 +125,7 @@ def local_folder(name: str | Path, trust: bool = False) -> Path:
             f" ({reason(error)}); check the name and the connection"
         ) from error
     if not trust and (parts := _own_parts(folder / "run.json")):
-        files = " and ".join(dict.fromkeys(str(folder / file_of(part.partition(":")[0])) for part in parts))
-        raise RunError(f"{name} brings code of its own: read {files}, and load it with --trust (in Python trust=True)")
+        raise RunError(brings_code(str(name), [str(folder / file_of(part.partition(":")[0])) for part in parts]))
     return folder
 
 

@@ -74,7 +74,7 @@ class Retriever:
         trust: bool = False,
         hubness: bool = False,
     ) -> None:
-        self.run, self.split, self.device = Run(run), split, pick_device(device)
+        self.run, self.split, self.device = Run(run, trust), split, pick_device(device)
         if text_weights is not None and not reads_states(self.run):
             raise EncoderError(
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out '{text_weights}' (option"

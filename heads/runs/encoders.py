@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...pipeline.encoders.registry import is_own
 from ...pipeline.encoders.spec import EncoderSpec
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
@@ -73,15 +74,17 @@ def weights_of_each(given: str | None, origins: Sequence[Origin], branch: Branch
     return list(named)
 
 
-def specs_of_run(run: Run | str | Path) -> dict[BranchName, EncoderSpec]:
-    """Return the specs of the backbones of a fine-tuned run.
+def specs_of_run(run: Run | str | Path, trust: bool = False) -> dict[BranchName, EncoderSpec]:
+    """Return the specs of the backbones of a fine-tuned run; `trust` as of `Run`.
 
     Raises:
         RunError: there is no such run, it has no backbones of its own or no finished epoch, or is damaged.
     """
-    run = run if isinstance(run, Run) else Run(run)
+    run = run if isinstance(run, Run) else Run(run, trust)
     if run.info.finetuned is None:
         raise RunError(f"{run.path} has no backbones of its own; --encoder takes a run that `xret finetune` made")
     _ = run.weights  # there is none before the first epoch's
     specs = {branch: origins_of(run, branch)[0].spec for branch in BRANCHES if run.info.tuned(branch)}
+    for name in (spec.name for spec in specs.values() if spec is not None and is_own(spec.name) and not trust):
+        raise RunError(f"{run.path} names {name}, a program of its own; to run it, give --trust")
     return {branch: spec for branch, spec in specs.items() if spec is not None}

@@ -14,7 +14,7 @@ from ...pipeline.reading.origin import Origin
 from ...pipeline.reading.split import AS_A_WHOLE
 from ..model import Facts, FeatureFacts, feature_facts
 from ..recipes.blocks import Recipe
-from ..recipes.recipe import resolve
+from ..recipes.recipe import own_sources, resolve
 
 FORMAT = "xret-run 3"
 _log = logging.getLogger("xret")
@@ -62,16 +62,18 @@ class RunInfo:
         )
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], title: str, folder: Path) -> "RunInfo":
+    def from_json(cls, values: dict[str, Any], title: str, folder: Path, trust: bool = True) -> "RunInfo":
         """Return what `to_json` gave; ValueError, TypeError or KeyError where it is something else.
 
-        Modules of parts of one's own are looked for in `folder` first; a warning says where one has changed.
+        Modules of parts of one's own are looked for in `folder` first. RecipeError where one was not trained with
+        here, or has changed since; with `trust` it is imported, and a warning says the latter.
         """
+        sources = {} if trust else own_sources(str(folder), values["recipe"], [folder], exact=True)
         facts = {f"{side}_facts": [FeatureFacts(**one) for one in values[f"{side}_facts"]] for side in BRANCHES}
         found: dict[str, Any] = {
             **{key: of_each[0] if len(of_each) == 1 else tuple(of_each) for key, of_each in facts.items()},
             **{side: tuple(map(Origin.from_json, values[side])) for side in BRANCHES},
-            "recipe": resolve(values["recipe"], title=title, folders=[folder]),
+            "recipe": resolve(values["recipe"], title=title, folders=[folder], sources=sources),
             "vocabulary": None if values["vocabulary"] is None else tuple(values["vocabulary"]),
         }
         for module, digest in values["recipe"].get("code", {}).items():

@@ -33,7 +33,8 @@ from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
 from ..model import Model, build_model
 from ..recipes.blocks import Recipe
-from ..recipes.own import file_of
+from ..recipes.own import file_of, remember
+from ..recipes.recipe import own_names
 from .info import BRANCHES, FORMAT, BranchName, RunInfo
 
 MAY_CHANGE = ("runtime.cache", "runtime.checkpoint_steps", "runtime.capture", "runtime.log")  # when a run is resumed
@@ -53,8 +54,12 @@ class Run:
 
     exports_model = False
 
-    def __init__(self, path: str | Path) -> None:
-        """Open the run at `path`; RunError if there is none, of another version, or its `run.json` is damaged."""
+    def __init__(self, path: str | Path, trust: bool = False) -> None:
+        """Open the run at `path`; RunError if there is none, of another version, or its `run.json` is damaged.
+
+        RunError, too, where it has parts of one's own, which run, that were not trained with here, or have changed
+        since; unless `trust`.
+        """
         self.path, file = Path(path), Path(path, "run.json")
         if not file.is_file():
             inside = next(self.path.glob("[!.]*/run.json"), None) or next(self.path.glob("[!.]*/*/run.json"), None)
@@ -66,9 +71,9 @@ class Run:
             values = json.loads(file.read_text(encoding="utf-8"))
             if (known := values.pop("format")) != FORMAT:
                 raise RunError(f"{file} is of format '{known}', not '{FORMAT}'; train the run again")
-            self._hold(RunInfo.from_json(values, title=str(file), folder=self.path))
+            self._hold(RunInfo.from_json(values, title=str(file), folder=self.path, trust=trust))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            if isinstance(error, RecipeError) and "code" in values["recipe"]:  # a part of one's own is not to be had
+            if isinstance(error, RecipeError) and own_names(values["recipe"]):  # a part of one's own is not to be had
                 raise RunError(str(error)) from error
             raise self._damaged("run.json", error) from error
 
@@ -78,7 +83,8 @@ class Run:
         require_free(path)
         with making(Path(path), RunError, _REMEDY) as partial:
             write_facts(partial, info)
-        return cls(path)
+        remember(info.recipe.code)
+        return cls(path, trust=True)
 
     def record(self, **values: Any) -> None:
         """Change fields of `info`."""

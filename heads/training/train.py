@@ -31,6 +31,7 @@ from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..modules.residual import Base
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
+from ..recipes.own import remember
 from ..recipes.recipe import load_recipe, unused_terms
 from ..recipes.schema import difference, flat
 from ..recipes.settings import Settings
@@ -59,6 +60,7 @@ def train(
     init_from: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    trust: bool = False,
     resident: Resident | None = None,
     title: str | None = "",
 ) -> TrainSummary:
@@ -77,6 +79,7 @@ def train(
         init_from: a run whose best weights it begins with, all of which must fit.
         resume: continue after the last step, also for more epochs.
         callbacks: called at steps and epochs, see `Callback`.
+        trust: let parts of somebody's own, in a run or its `recipe.yaml` that was not trained here, run code.
         resident: features that other trainings of this process share in memory.
         title: of one training among several, see `TrainLog`.
 
@@ -89,13 +92,14 @@ def train(
     if not stores:
         raise CacheError("there is no store to learn from; name one")
     if not isinstance(recipe, Recipe):
-        recipe = load_recipe(str(recipe), settings or {})
+        recipe = load_recipe(str(recipe), settings or {}, trust)
         for warning in unused_terms(recipe, settings or {}).values():
             _log.warning(warning)
     require_log(recipe.runtime.log)
     seed, target = checked_seed(seed), pick_device(device)
-    run = opened(Run, out, resume)
-    base = first_weights(init_from, run)
+    remember(recipe.code)  # of a worker, which did not read the recipe, and may have no place for notes
+    run = opened(Run, out, resume, trust)
+    base = first_weights(init_from, run, trust)
     cache = FeatureCache.open(stores[0])
     require_splits(cache)
     sets = sets_named(cache, recipe.data.image, recipe.data.text) if run is None else sets_of_run(run, cache)
@@ -140,11 +144,11 @@ def train(
         return replace(summary, untrained_rsum=None if untrained is None else untrained.results[0].rsum)
 
 
-def opened(kind: type[R], out: str | Path, resume: bool) -> R | None:
+def opened(kind: type[R], out: str | Path, resume: bool, trust: bool = False) -> R | None:
     """Return the run that is resumed, or None where a new one is made; RunError where one is in its way."""
     if not resume:
         require_free(out)
-    return kind(out) if resume and Path(out).exists() else None
+    return kind(out, trust) if resume and Path(out).exists() else None
 
 
 def on_split(info: RunInfo, split: Batches) -> RunInfo:
@@ -332,7 +336,7 @@ def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator
     return (features.parts[number] for features in parts(_BATCH))
 
 
-def first_weights(init_from: str | Path | None, run: Run | None) -> Run | None:
+def first_weights(init_from: str | Path | None, run: Run | None, trust: bool = False) -> Run | None:
     """Return the run whose weights a training begins with; a resumed `run` knows it, and needs it until it is saved.
 
     Raises:
@@ -345,7 +349,7 @@ def first_weights(init_from: str | Path | None, run: Run | None) -> Run | None:
     place = known if init_from is None else init_from
     if place is None or (run is not None and run.begun):
         return None
-    base = Run(place)
+    base = Run(place, trust)
     _ = base.weights
     return base
 

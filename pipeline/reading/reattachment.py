@@ -29,6 +29,7 @@ def put_back_images(
     weights: str | None,
     device: str,
     image_size: int | None,
+    trust: bool = False,
 ) -> TrainableEncoder:
     """Return the encoder that made an image set; some of its usable `rows` are compared with the `pictures` first.
 
@@ -46,13 +47,13 @@ def put_back_images(
             " torchvision, transformers, timm or open_clip, without --pool; leave its images on the cache with"
             " --reattach text"
         )
-    encoder: Any = origin.load_images(weights, device)
+    encoder: Any = origin.load_images(weights, device, trust)
     _check_images(encoder, features, rows, pictures)
     side = grid_side(features.identity)
     if image_size is None or image_size == side:
         return cast(TrainableEncoder, encoder)
     try:
-        other: Any = origin.load_images(weights, device, image_size=image_size)
+        other: Any = origin.load_images(weights, device, trust, image_size=image_size)
         other.network.load_state_dict(encoder.network.state_dict())
     except (EncoderError, RuntimeError) as error:
         what = error if isinstance(error, EncoderError) else f"its weights are for images of {side} pixels"
@@ -60,7 +61,7 @@ def put_back_images(
     return cast(TrainableEncoder, other)
 
 
-def put_back_captions(features: CaptionSet, weights: str | None, device: str) -> TrainableEncoder:
+def put_back_captions(features: CaptionSet, weights: str | None, device: str, trust: bool = False) -> TrainableEncoder:
     """Return the encoder that made a caption set; EncoderError for other weights, CacheError for an unfit set."""
     origin = Origin.of(features)
     if features.kind != "tokens" or origin.spec is None:
@@ -68,7 +69,7 @@ def put_back_captions(features: CaptionSet, weights: str | None, device: str) ->
             f"'{features.name}' in {features.cache.url} holds no states of a text encoder that xret ran, so there is"
             " no backbone to put back; take --reattach image"
         )
-    return cast(TrainableEncoder, origin.load_captions(weights, device))
+    return cast(TrainableEncoder, origin.load_captions(weights, device, trust))
 
 
 def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:

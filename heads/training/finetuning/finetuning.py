@@ -70,6 +70,7 @@ def finetune(
     device: str = "auto",
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
+    trust: bool = False,
 ) -> TrainSummary:
     """Load the backbones of a trained head again, and train both from images and captions (``xret finetune``).
 
@@ -86,13 +87,14 @@ def finetune(
         device: ``auto``, ``cpu`` or ``cuda``.
         resume: continue after the last step.
         callbacks: called at steps and epochs, see `Callback`.
+        trust: let a file of weights, or parts of somebody's own in a run that was not trained here, run code.
 
     Raises:
         RecipeError: the settings do not fit, or change what the head was trained for.
         CacheError, EncoderError, SampleError: a backbone cannot be put back, or images are missing.
         RunError: a run does not fit, memory does not suffice, or the loss is not finite.
     """
-    new, base, target = opened(TunedRun, out, resume), Run(run), pick_device(device)
+    new, base, target = opened(TunedRun, out, resume, trust), Run(run, trust), pick_device(device)
     if (checkpoint := base.load_checkpoint()) is None:
         raise RunError(f"{base.path} has no {CHECKPOINT} to go on from; train the head with another --out")
     before: dict[str, Any] = checkpoint["state"]
@@ -109,11 +111,11 @@ def finetune(
         encoders: dict[str, TrainableEncoder] = {}
         if "text" in put_back:
             (captions,) = parts_of(sets[1])
-            encoders["text"] = put_back_captions(captions, text, str(target))
+            encoders["text"] = put_back_captions(captions, text, str(target), trust)
         if pictures is not None:
             (images,), rows = parts_of(sets[0]), Split.of(*sets, "train").image_rows
             size = recipe.finetune.image_size
-            encoders["image"] = put_back_images(images, rows, pictures, visual, str(target), size)
+            encoders["image"] = put_back_images(images, rows, pictures, visual, str(target), size, trust)
         model = EndToEndModel(base.model(target, recipe), encoders, recipe)
         if recipe.data.chunk is not None:
             require_whole_batches(model.head, "data.chunk")

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import sys
+from hashlib import sha256
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from small_store import make_store
 import xret
 from xret.heads.modules import aggregators
 from xret.heads.modules.registry import import_all
+from xret.heads.recipes import own
 from xret.heads.recipes.blocks import arguments
 from xret.heads.recipes.own import part_of
 from xret.heads.recipes.recipe import load_recipe
@@ -168,7 +171,9 @@ def test_a_changed_file_is_said_and_is_another_recipe(folder):
     assert "code.mine is" in refused(*words, "--resume", "--set", "schedule.epochs=2")
     assert "changed since" not in run("eval", "run", "--device", "cpu").stderr
     (folder / "run" / "mine.py").write_text(MINE + "\n# changed\n")
-    assert "run/mine.py is not what run was trained with" in run("eval", "run", "--device", "cpu").stderr
+    assert "run/mine.py, and load it with --trust" in refused("eval", "run", "--device", "cpu")
+    said = run("eval", "run", "--device", "cpu", "--trust").stderr
+    assert "run/mine.py is not what run was trained with" in said
     (folder / "run" / "mine.py").unlink()
     assert "put mine.py beside the recipe" in refused("eval", "run", "--device", "cpu")
 
@@ -259,6 +264,87 @@ def test_code_of_the_hub_needs_trust(folder, monkeypatch):
     with pytest.raises(xret.errors.RunError, match=r"mine\.py, and load it with --trust"):
         xret.load("someone/own")
     assert xret.load("someone/own", trust=True, device="cpu").run.recipe.similarity["name"] == "mine:Dot"
+
+
+def changed_code(received):
+    with (received / "mine.py").open("a") as file:
+        file.write(f"import pathlib\npathlib.Path({str(received.parent / 'ran')!r}).touch()\n")
+
+
+def recorded_code(received):
+    """Record what the changed file has, as whoever changed it can."""
+    changed_code(received)
+    for name in ("run.json", "recipe.yaml"):
+        text = (received / name).read_text()
+        (received / name).write_text(text.replace(sha256(MINE.encode()).hexdigest(), digest_of("mine", received)))
+
+
+def hidden_code(received):
+    changed_code(received)
+    values = json.loads((received / "run.json").read_text())
+    del values["recipe"]["code"]
+    (received / "run.json").write_text(json.dumps(values))
+    (received / "recipe.yaml").write_text(yaml.safe_dump(values["recipe"]))
+
+
+def digest_of(module, folder):
+    return sha256((folder / f"{module}.py").read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("change", [changed_code, recorded_code, hidden_code, lambda received: None])
+def test_code_of_a_run_from_elsewhere_needs_trust(folder, monkeypatch, change):
+    run("train-head", "s.zarr", "--recipe", "parts/own.yaml", "--out", "sent", "--device", "cpu")
+    (folder / "sent").rename(folder / "received")
+    assert run("eval", "received", "--device", "cpu")  # it was trained here, wherever it lies now
+    if change.__name__ != "changed_code":
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "of another user"))
+    change(folder / "received")
+    train = ["train-head", "s.zarr", "--set", "schedule.epochs=1", "--device", "cpu"]
+    for words in (
+        ["eval", "received"],
+        ["eval", "received", "received", "--compare"],
+        ["report", "received"],
+        ["search", "received", "a red cube"],
+        ["export", "received", "--out", "all.parquet"],
+        ["index", "received", "--out", "index"],
+        ["finetune", "received", "--out", "tuned"],
+        [*train, "--recipe", "vsepp", "--init-from", "received", "--out", "second"],
+        [*train, "--recipe", "received/recipe.yaml", "--out", "third"],
+        ["recipes", "show", "received/recipe.yaml"],
+        ["extract", "none.yaml", "--store", "t.zarr", "--encoder", "received"],
+    ):
+        assert "received/mine.py, and load it with --trust" in refused(*words), words
+    assert not (folder / "ran").exists()
+    assert run("eval", "received", "--trust", "--device", "cpu")
+    assert (folder / "ran").exists() == (change.__name__ != "<lambda>")
+    run(*train, "--recipe", "received/recipe.yaml", "--out", "third", "--trust")
+    run("eval", "third", "--device", "cpu")
+
+
+def test_a_run_names_no_module_that_was_not_trained_with(folder, monkeypatch):
+    """Neither one that is installed, nor the parent of one, may be imported to look whether it is there."""
+    run("train-head", "s.zarr", "--recipe", "vsepp", "--out", "run", "--device", "cpu", "--set", "model.dim=8")
+    values = json.loads((folder / "run" / "run.json").read_text())
+    for name in ("antigravity", "antigravity.inner", "../escape"):
+        values["recipe"] |= {"similarity": {"name": f"{name}:Own"}, "code": {name: "/etc/hostname"}}
+        (folder / "run" / "run.json").write_text(json.dumps(values))
+        assert "--trust" in refused("eval", "run")
+    assert "antigravity" not in sys.modules
+
+
+def test_trust_is_asked_for_where_nothing_can_be_noted(folder, monkeypatch):
+    (folder / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "file"))
+    monkeypatch.setattr(own, "_here", set())
+    vary = ["ablate", "s.zarr", "--recipe", "parts/own.yaml", "--vary", "aggregator.image.factor=1,2", "--out", "cells"]
+    run(*vary)
+    (cell,) = (folder / "cells").glob("*factor=1/seed=0")
+    run("eval", cell, "--device", "cpu")
+    monkeypatch.setattr(own, "_here", set())  # another process
+    assert "--trust" in refused("eval", cell, "--device", "cpu")
+    run(*vary)  # finished cells are of the recipe that is named
+    monkeypatch.setattr(own, "_here", set())
+    run("eval", cell, "--device", "cpu", "--trust")
 
 
 def test_a_bundled_part_is_its_file_alone(monkeypatch, folder):

@@ -20,8 +20,8 @@ from .scoring import cosine_model, representatives
 
 BATCH = 256  # images read in one go, with their captions
 HELD = 1000  # images that choose a map, at most
-RIDGES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
-POWERS = (0.0, 0.5, 1.0, 2.0, 4.0)
+RIDGES = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # in mean eigenvalues
+POWERS = (0.0, 0.25, 0.5, 1.0, 2.0)  # of the correlations, on either side: 0.5 weights a product by them
 PROCRUSTES = float("inf"), 0.0
 
 Maps = tuple[LinearMap, LinearMap]  # of images and of captions
@@ -91,16 +91,20 @@ class Held:
         return recall_table(*block_ranks(pairs.blocks, len(images), self.owner)).rsum
 
     def best(self, moments: Moments, image: int = 0, caption: int = 0) -> Chosen:
-        """Choose the ridge at a power of 1, then the power, and compare both with Procrustes."""
+        """Choose the ridge, the power, and the ridge once more; Procrustes where that ranks better."""
+        tried: dict[tuple[float, float], Chosen] = {}
 
-        def tried(ridge: float, power: float) -> Chosen:
-            maps = moments.maps(ridge, power, image, caption)
-            return Chosen(maps, ridge, power, self.rsum(maps, image, caption))
+        def rsum(ridge: float, power: float) -> float:
+            if (ridge, power) not in tried:
+                maps = moments.maps(ridge, power, image, caption)
+                tried[ridge, power] = Chosen(maps, ridge, power, self.rsum(maps, image, caption))
+            return tried[ridge, power].rsum
 
-        found = [tried(ridge, 1.0) for ridge in RIDGES]
-        ridge = max(found, key=lambda one: one.rsum).ridge
-        found += [tried(ridge, power) for power in POWERS if power != 1.0]
-        return max([*found, tried(*PROCRUSTES)], key=lambda one: one.rsum)
+        ridge = max(RIDGES, key=lambda one: rsum(one, 0.5))
+        power = max(POWERS, key=lambda one: rsum(ridge, one))
+        for ridge, power in (*((one, power) for one in RIDGES), PROCRUSTES):
+            rsum(ridge, power)
+        return max(tried.values(), key=lambda one: one.rsum)
 
 
 def find_base(model: Model, train: Batches, val: Batches, *, rotate: bool = False) -> Chosen:

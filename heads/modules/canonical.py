@@ -53,6 +53,7 @@ class Moments:
     def __init__(self) -> None:
         self._sums: dict[tuple[str, int, int], Tensor] = {}
         self._spreads: dict[tuple[str, int], _Spread] = {}
+        self._turned: dict[tuple[float, int, int], tuple[Tensor, Tensor, Tensor]] = {}  # what has no power yet
 
     def add(self, images: Sequence[Tensor], captions: Sequence[Tensor], owner: Tensor) -> None:
         """Add images, of each set `[I, C]`, with their captions, of each set `[M, C]`, and the image of each, `[M]`."""
@@ -66,15 +67,19 @@ class Moments:
             found |= {("cross", i, c): x.T @ summed for i, x in enumerate(xs)}
         self._sums = {key: one + self._sums[key] if key in self._sums else one for key, one in found.items()}
         self._spreads.clear()
+        self._turned.clear()
 
     def maps(self, ridge: float, power: float, image: int = 0, caption: int = 0) -> tuple[LinearMap, LinearMap]:
         """Return the maps of an image set and of a caption set, to the smaller of both widths."""
         x, y = self._spread("image", image), self._spread("caption", caption)
-        sums = self._sums["cross", image, caption]
-        between = sums[:-1, :-1] / sums[-1, -1] - x.mean.outer(y.mean)
-        of_x, of_y = x.vectors * x.scales(ridge), y.vectors * y.scales(ridge)
-        u, s, vh = torch.linalg.svd(of_x.T @ between @ of_y, full_matrices=False)
-        return LinearMap(x.mean, of_x @ (u * s**power)), LinearMap(y.mean, of_y @ (vh.T * s**power))
+        if (ridge, image, caption) not in self._turned:
+            sums = self._sums["cross", image, caption]
+            between = sums[:-1, :-1] / sums[-1, -1] - x.mean.outer(y.mean)
+            of_x, of_y = x.vectors * x.scales(ridge), y.vectors * y.scales(ridge)
+            u, s, vh = torch.linalg.svd(of_x.T @ between @ of_y, full_matrices=False)
+            self._turned[ridge, image, caption] = of_x @ u, s, of_y @ vh.T
+        of_x, s, of_y = self._turned[ridge, image, caption]
+        return LinearMap(x.mean, of_x * s**power), LinearMap(y.mean, of_y * s**power)
 
     def _spread(self, side: str, number: int) -> _Spread:
         if (side, number) not in self._spreads:

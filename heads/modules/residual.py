@@ -37,7 +37,7 @@ class ClosedForm(nn.Module):
     """A linear map of the features, which is found before the training (`modules.canonical`) and does not learn.
 
     Args:
-        widths: of the vectors of each feature set; those of several stand side by side, each of unit length.
+        widths: of the vectors of each feature set, which stand side by side, each of unit length.
         cached: whether a set's vector is its cached global feature; else it is the mean of its rows.
         width: W of what the map gives.
     """
@@ -58,7 +58,7 @@ class ClosedForm(nn.Module):
         for part, cached in zip(features.parts, self.cached, strict=True):
             vector = part.global_ if cached else mean_rows(cast(Tensor, part.local).float(), part.length)
             found.append(cast(Tensor, vector).float())
-        return found[0] if len(found) == 1 else torch.cat([normalize(one, dim=-1) for one in found], -1)
+        return torch.cat([normalize(one, dim=-1) for one in found], -1)
 
     def forward(self, features: CachedSets) -> Tensor:
         """Return `[B, W]`."""

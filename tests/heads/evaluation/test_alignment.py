@@ -107,7 +107,7 @@ def test_the_map_is_that_of_canonical_correlations(store):
         val = x, y, owner = split_of(store, "val", pair.images, pair.captions)
         assert pair.rsum == pytest.approx(cca_rsum(parts[0], val, pair.ridge, pair.power))
         reached = cca_rsum(*parts, pair.ridge, pair.power)
-        assert reached >= max(cca_rsum(*parts, ridge, 1.0) for ridge in RIDGES)
+        assert reached >= max(cca_rsum(*parts, ridge, 0.5) for ridge in RIDGES)
         assert pair.mean_recall == pytest.approx(pair.rsum / 6)
         both = [torch.from_numpy(one) for one in (x, np.array([y[owner == row].mean(0) for row in range(len(x))]))]
         assert pair.mutual_neighbours == pytest.approx(100 * neighbours_by_loop(*both, 10))

@@ -8,6 +8,7 @@ A killed process leaves ``.NAME.XXXXXXXX.partial``, which is never read; the nex
 import errno
 import fcntl
 import glob
+import logging
 import os
 import shutil
 import stat
@@ -18,6 +19,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from .errors import OutputError, XretError
+
+_without_locks: set[Path] = set()  # folders that were named
+
+log = logging.getLogger("xret")
 
 
 @contextmanager
@@ -43,11 +48,11 @@ def writing(
         with ExitStack() as held:
             if make is not None:
                 for left in partials(place):
-                    with suppress(OSError), locked(left):  # a living writer holds the lock
+                    with suppress(OSError), locked(left, strict=True):  # a living writer holds the lock
                         remove(left)
                 make(partial)
                 with suppress(OSError):  # a file system without locks
-                    held.enter_context(locked(partial))
+                    held.enter_context(locked(partial, strict=True))
             yield partial
             _all_to_disk(partial)
             partial.replace(place)
@@ -112,20 +117,37 @@ def to_disk(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: str | Path, busy: Exception | None = None) -> Iterator[None]:
-    """Lock an existing file or folder; the system unlocks it however the process ends.
+def locked(
+    path: str | Path, busy: Exception | None = None, how: int = fcntl.LOCK_EX | fcntl.LOCK_NB, *, strict: bool = False
+) -> Iterator[int]:
+    """Lock an existing file or folder as `fcntl.flock` does, and give its descriptor.
 
-    `busy` is raised, or else BlockingIOError, if another process or thread has locked it.
+    The system unlocks it however the process ends. `busy` is raised, or else BlockingIOError, if another process or
+    thread has locked it and `how` does not wait. A file system without locks is named once; `strict`: it is an OSError.
     """
-    handle = os.open(path, os.O_RDONLY)
+    path = Path(path).resolve()
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # NFS locks files that are open for writing
     try:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, how)
         except BlockingIOError as error:
             raise busy or error from error
-        yield
+        except OSError as error:
+            if strict:
+                raise
+            _note_no_locks(path, error)
+        yield handle
     finally:
         os.close(handle)
+
+
+def _note_no_locks(path: Path, error: OSError) -> None:
+    """Say it once of a folder and all below it."""
+    folder = path if path.is_dir() else path.parent
+    if _without_locks.isdisjoint((folder, *folder.parents)):
+        _without_locks.add(folder)
+        way = "let only one process write there at a time"
+        log.warning("%s: its file system has no locks (%s); %s", folder, error.strerror, way)
 
 
 def require_writable(path: Path, option: str) -> None:

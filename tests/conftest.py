@@ -1,5 +1,6 @@
 """Fixtures that more than one folder of tests uses."""
 
+import errno
 import json
 import os
 import shutil
@@ -35,6 +36,17 @@ def own_state(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture
+def lockless(monkeypatch, caplog):
+    """Let no file system have locks; calling it gives the notes of that."""
+
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    return lambda: [one for one in caplog.messages if "No locks available" in one]
 
 
 @pytest.fixture

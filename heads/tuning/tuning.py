@@ -29,7 +29,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from ...pipeline.errors import NotFinite, OutOfMemory, RecipeError, RunError
-from ...pipeline.files import remove, write_text
+from ...pipeline.files import locked, remove, write_text
 from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import aligned, counted, in_time
@@ -274,6 +274,6 @@ def _result(study: _Study, space: dict[str, str]) -> Tuning:
 @contextmanager
 def _locked(file: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
     """Hold the lock of a file until the block or the process ends; wait for it."""
-    with file.open("a+") as handle:
-        fcntl.flock(handle, how)
+    file.touch()
+    with locked(file, how=how):
         yield

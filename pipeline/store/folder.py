@@ -4,8 +4,6 @@ On a disk every file is written beside its place, synced and renamed, so that it
 stores write whole objects by themselves; what they raise becomes one `StoreError`.
 """
 
-import fcntl
-import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -19,15 +17,13 @@ from zarr.core.buffer import Buffer
 from zarr.storage import FsspecStore, LocalStore
 
 from ..errors import CacheError, StoreError
-from ..files import remove, remove_whole, to_disk
+from ..files import locked, remove, remove_whole, to_disk
 from ..wording import reason
 
 LOCK = ".lock"
 _locks: set[int] = set()  # descriptors of the locks that this process holds
 DAMAGED = (KeyError, ValueError, TypeError, AssertionError)  # what Zarr raises of damaged metadata
 _LOCAL = ("file", "local")
-
-log = logging.getLogger("xret")
 
 
 class Folder:
@@ -128,22 +124,16 @@ class Folder:
         if not self.is_local:
             yield
             return
-        root = Path(self.root)
-        with (root / LOCK).open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise CacheError(f"another process is writing to {self.url}; wait until it has ended") from error
-            except OSError as error:
-                way = "let only one process write there at a time"
-                log.warning("%s: its file system has no locks (%s); %s", self.url, error.strerror, way)
-            for partial in root.rglob("*.partial"):  # what killed writers left
+        lock = Path(self.root, LOCK)
+        lock.touch()
+        with locked(lock, CacheError(f"another process is writing to {self.url}; wait until it has ended")) as handle:
+            for partial in lock.parent.rglob("*.partial"):  # what killed writers left
                 remove(partial)
-            _locks.add(lock.fileno())
+            _locks.add(handle)
             try:
                 yield
             finally:
-                _locks.discard(lock.fileno())
+                _locks.discard(handle)
 
     def answering(self) -> Any:
         """Return a context that turns what an object store raises into one `StoreError`."""

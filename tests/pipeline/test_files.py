@@ -125,6 +125,19 @@ def test_what_a_killed_writer_left_is_removed_and_what_a_living_one_writes_stays
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_a_file_system_without_locks_is_named_once_and_nothing_of_others_is_removed(tmp_path, lockless):
+    for name in ("a", ".b.12345678.partial"):  # the second may be of a living writer
+        (tmp_path / name).touch()
+    files.write_text(tmp_path / "b", "written")
+    assert (tmp_path / ".b.12345678.partial").exists() and not lockless()
+    for place in (tmp_path, tmp_path / "a", tmp_path / "a"):
+        with files.locked(place, RunError("busy")):
+            pass
+    assert len(lockless()) == 1
+    with pytest.raises(OSError, match="No locks"), files.locked(tmp_path, strict=True):
+        pass
+
+
 @pytest.mark.parametrize("appearing", [files.making, files.making_file])
 def test_what_is_written_is_locked_until_it_has_its_name(tmp_path, monkeypatch, appearing):
     def renamed(partial, place):

@@ -191,3 +191,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_made(stores, tmp_path):
     with pytest.raises(RecipeError, match="trials must be at least 1, not 0"):
         tuned(stores(), out, trials=0)
     assert not out.exists()
+
+
+def test_a_file_system_without_locks_is_a_note(stores, tmp_path, lockless):
+    assert len(tuned(stores(), tmp_path / "out", trials=1).trials) == 1
+    assert len(lockless()) == 1

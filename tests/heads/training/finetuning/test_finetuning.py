@@ -154,8 +154,9 @@ def test_augmentation_changes_the_pixels_and_repeats_itself(made, tune):
     assert len(set(losses.values())) == 3
 
 
-def test_images_on_the_cache_beside_a_text_backbone(made, tune):
+def test_images_on_the_cache_beside_a_text_backbone(made, tune, lockless):
     tuned = tune(made.head(), ["text"], data_root=None)
+    assert len(lockless()) == 1
     assert list(specs_of_run(tuned)) == ["text"]
     assert Run(tuned).info.image == Run(made.head()).info.image
     assert not (tuned / "image_backbone.safetensors").exists()

@@ -21,6 +21,7 @@ _COMMON: dict[str, Any] = {
     "data.batch_size": 50,
     "adapter.roi.layers": "linear",
     "adapter.roi.standardize": True,
+    "adapter.words.ends": False,
     "loss.triplet.margin": 0.2,
     "loss.triplet.negatives": "all",
     "loss.triplet.reduction": "mean",

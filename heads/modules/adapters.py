@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .cached_input import CachedInput
 from .dropout import dropout as dropped
 from .padding import max_rows, mean_rows, valid_rows, with_ends
-from .parameters import Deep, Part, Rate, Width
+from .parameters import Deep, Epochs, Part, Rate, Width
 from .projections import Layers, RowNorm, on_valid_rows, projection
 from .recurrence import run_packed
 from .registry import Registry
@@ -213,6 +213,7 @@ class WordsAdapter(Adapter):
         vectors: a text file of word vectors that the embeddings begin with. The training reads it once and calls
             `load_vectors`; a trained model does not need the file any more.
         train_vectors: let the embeddings learn; if false, all of them stay as the file, or chance, made them.
+        vectors_frozen: the number of first epochs in which embeddings that begin with `vectors` do not learn.
 
     Raises:
         ValueError: a choice is unknown, or `train_vectors` is false without `vectors`.
@@ -237,13 +238,14 @@ class WordsAdapter(Adapter):
         state_dropout: Rate = 0.0,
         vectors: str | None = None,
         train_vectors: bool = True,
+        vectors_frozen: Epochs = 0,
     ) -> None:
         super().__init__()
         if encoder == "bag" and local != "embedding":
             raise ValueError("a bag of words has no states: with encoder bag, set local to embedding")
         if vectors is None and not train_vectors:
             raise ValueError("train_vectors is false and the embeddings would stay random: name a file as vectors")
-        self.vectors = vectors
+        self.vectors, self.vectors_frozen = vectors, 0 if vectors is None else vectors_frozen
         self.local = local
         self.dropout, self.state_dropout = dropout, state_dropout
         self.local_dim = word_dim if local == "embedding" else dim

@@ -44,6 +44,7 @@ def between(smallest: float, largest: float) -> Bound:
 
 
 Count = Annotated[int, at_least(1)]
+Epochs = Annotated[int, at_least(0)]
 # What memory grows with is refused before it is taken:
 Few = Annotated[int, between(1, 1 << 10)]  # slots, steps, samples and the like
 Deep = Annotated[int, between(1, 1 << 6)]  # layers

@@ -5,12 +5,11 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from keyword import iskeyword
 from typing import Annotated, Any, Literal, get_type_hints
 
-from ..modules.parameters import Count, Factor, Positive, Share, Width, at_least, between
+from ..modules.parameters import Count, Epochs, Factor, Positive, Share, Width, at_least, between
 from ..modules.residual import Base
 from .schema import SetNames
 
 Block = Mapping[str, Any]  # of a part, with its name or its weight
-Epochs = Annotated[int, at_least(0)]
 Decay = Annotated[float, between(0, 0.99999)]
 
 
@@ -58,7 +57,8 @@ class Optimizer:
     beta2: Decay = 0.999  # of the mean of their squares
     momentum: Decay = 0.9  # sgd
     weight_decay: Factor = 0.0
-    decay: Literal["matrices", "all"] = "matrices"  # of which weights; matrices: of no bias, normalisation or scale
+    # Of which weights; matrices: of no bias, normalisation or scale; sides: of none of a loss or the similarity.
+    decay: Literal["matrices", "sides", "all"] = "matrices"
     clip: Positive | None = 2.0  # largest norm of the whole gradient
     ema: Decay | None = None  # decay a step of the weights' moving average, which is then evaluated
     swa_epochs: Epochs = 0  # the mean of the weights at the ends of this many last epochs is evaluated

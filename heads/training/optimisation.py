@@ -11,6 +11,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...pipeline.errors import RunError
 from ..model import Model
+from ..modules.adapters import WordsAdapter
 from ..recipes.blocks import Optimizer, Recipe, Schedule
 
 
@@ -18,16 +19,20 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
     """Return the recipe's optimiser over all weights, in groups: those of one decay, and of one learning rate.
 
     A group's `factor` multiplies the learning rate of its component, for example that of both aggregators (SetDiv
-    appendix A); `frozen` is the number of first epochs in which it does not learn, as backbones may not.
+    appendix A); `frozen` is the number of first epochs in which it does not learn, as backbones and given word vectors
+    may not.
     """
-    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    words = [one for one in model.text.modules() if isinstance(one, WordsAdapter)]
+    frozen = {one.embedding.weight: one.vectors_frozen for one in words}
+    groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for component, module in components_of(model, losses).items():
         factor = getattr(values, f"{component}_lr")
-        for parameter in (p for p in module.parameters() if p.requires_grad):
-            groups.setdefault((factor, decay_of(parameter, values)), []).append(parameter)
+        for one in (one for one in module.parameters() if one.requires_grad):
+            decay = decay_of(one, values, of_loss=component == "loss")
+            groups.setdefault((factor, decay, frozen.get(one, 0)), []).append(one)
     told = [
-        {"params": parameters, "factor": factor, "frozen": 0, "weight_decay": decay}
-        for (factor, decay), parameters in groups.items()
+        {"params": parameters, "factor": factor, "frozen": epochs, "weight_decay": decay}
+        for (factor, decay, epochs), parameters in groups.items()
     ]
     if values.name == "sgd":
         return torch.optim.SGD(told, lr=values.lr, momentum=values.momentum, fused=True)
@@ -50,9 +55,10 @@ def components_of(model: Model, losses: nn.ModuleDict) -> dict[str, nn.Module]:
     }
 
 
-def decay_of(parameter: nn.Parameter, values: Optimizer) -> float:
-    """Return the weight decay of a parameter."""
-    return values.weight_decay if values.decay == "all" or parameter.ndim > 1 else 0.0
+def decay_of(parameter: nn.Parameter, values: Optimizer, of_loss: bool = False) -> float:
+    """Return the weight decay of a parameter, of a side or `of_loss`, which the similarity counts as."""
+    decays = {"matrices": parameter.ndim > 1, "sides": not of_loss, "all": True}[values.decay]
+    return values.weight_decay if decays else 0.0
 
 
 def weights_of(model: nn.Module, losses: nn.ModuleDict) -> list[nn.Parameter]:

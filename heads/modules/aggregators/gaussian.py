@@ -7,7 +7,7 @@ systems gives ("we can use the point-based embeddings from each modality as our 
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 from ..adapters import Adapted
 from ..embedding import Gaussian
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
+from .region_graph import Normalise
 
 Of = Literal["global", "average", "max", "gpo", "seq2seq", "region-graph"]
 LOWEST, HIGHEST = 0.1, 10.0  # bounds of every variance (section 4.2); at a bound it has no gradient
@@ -34,20 +35,30 @@ class TwinBranches(Aggregator):
 
     Args:
         of: the kind of both branches, with its default parameters.
+        normalise: of `region-graph`, see there.
         shape: `ellipsoidal`: a variance for each dimension. `spherical-average`: their average for all.
             `spherical-one-value`: a linear layer makes one value of the second branch (section 6.2).
     """
 
     embedding = "gaussian"
 
-    def __init__(self, local_dim: int, dim: int, *, of: Of = "global", shape: Shape = "ellipsoidal") -> None:
+    def __init__(
+        self,
+        local_dim: int,
+        dim: int,
+        *,
+        of: Of = "global",
+        shape: Shape = "ellipsoidal",
+        normalise: Normalise = "rows",
+    ) -> None:
         super().__init__(local_dim, dim)
         branch = AGGREGATORS[of]
+        how: dict[str, Any] = {"normalise": normalise} if of == "region-graph" else {}
         self.uses_local = branch.uses_local
         self.uses_global = branch.uses_global
         self.shape = shape
-        self.mean = branch(local_dim, dim)
-        self.log_variance = branch(local_dim, dim)
+        self.mean = branch(local_dim, dim, **how)
+        self.log_variance = branch(local_dim, dim, **how)
         self.uses_twin = not any(True for _ in self.mean.parameters())
         self.head = nn.Linear(dim, 1) if shape == "spherical-one-value" else nn.Identity()
 

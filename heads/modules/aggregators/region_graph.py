@@ -20,6 +20,7 @@ from .sequence_pooling import Seq2Seq
 LAYERS = 4  # graph convolutions, as in the public code
 
 Then = Literal["gru", "average"]
+Normalise = Literal["rows", "regions", "regions-after"]
 
 
 class RegionGraphLayer(nn.Module):
@@ -61,18 +62,24 @@ class RegionGraphLayer(nn.Module):
 class RegionGraph(Aggregator):
     """Graph convolutions over the local rows, then a GRU's last state or their average.
 
-    Every row is normalised before and after the graph, as in VSRN's public code.
-
     Args:
         divide: see `RegionGraphLayer`.
         then: `gru`: the state after the last row (VSRN; VSE-infinity's Seq2Seq); `average`: of the rows, where
             `local_dim` must be `dim`.
+        normalise: what is divided by its norm before and after the graph. `rows`: each row, as the paper means it.
+            `regions`: each channel, over all rows of a sample; so VSRN's public code, whose `l2norm` sums over dim 1 of
+            `[B, N, D]`. `regions-after`: that after the graph alone, and the embedding goes through a batch
+            normalisation; so that code on Flickr30K.
     """
 
-    def __init__(self, local_dim: int, dim: int, *, divide: bool = True, then: Then = "gru") -> None:
+    def __init__(
+        self, local_dim: int, dim: int, *, divide: bool = True, then: Then = "gru", normalise: Normalise = "rows"
+    ) -> None:
         super().__init__(local_dim, dim)
+        self.normalise, self.over = normalise, 2 if normalise == "rows" else 1
         self.layers = nn.ModuleList(RegionGraphLayer(local_dim, divide=divide) for _ in range(LAYERS))
         self.read = (Seq2Seq if then == "gru" else Average)(local_dim, dim)
+        self.norm = RowNorm(dim) if normalise == "regions-after" else nn.Identity()
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count.
@@ -80,8 +87,11 @@ class RegionGraph(Aggregator):
         Returns:
             The vector `[B, D]` and the rows after the graph `[B, N, C]`, zero on padding.
         """
-        rows = functional.normalize(zero_padding(local, length), dim=2)
+        rows = zero_padding(local, length)
+        if self.normalise != "regions-after":
+            rows = functional.normalize(rows, dim=self.over)
         for layer in self.layers:
             rows = layer(rows, length)
-        rows = functional.normalize(rows, dim=2)
-        return Aggregated(self.read(rows, length, global_).embedding, rows=Sequence(rows, length))
+        rows = functional.normalize(rows, dim=self.over)
+        embedding = self.norm(self.read(rows, length, global_).embedding)
+        return Aggregated(embedding, rows=Sequence(rows, length))

@@ -93,7 +93,52 @@ _DIVE = {  # train_eval_coco.sh of DivE, options.py; SetDiv, section 4.2
 }
 _MAXMATCH = {"similarity.name": "assignment", "loss.infonce.weight": 1e-3}  # section 3.3; appendix B
 DATA = "coco", "f30k"
+_ENDS = {"adapter.words.ends": True}
+_VSRN = _ENDS | {  # KunpengLi1994/VSRN: data.py; model.py, l2norm over dim 1 of [B, N, D]; train.py
+    "aggregator.image.normalise": "regions",
+    "loss.triplet.margin": 0.2,
+    "optimizer.lr": 2e-4,
+    "optimizer.weight_decay": 0.0,
+    "schedule.step": 15,
+}
+_VSRN_F30K = {"aggregator.image.normalise": "regions-after"}  # model.py, f30k_precomp
+_GAUSSIAN = {"loss.triplet.margin": 0.1, "schedule.step": 15}  # Pishdad et al., section 4.2
+_PCME = _ENDS | {  # naver-ai/pcme: datasets/_transforms.py; train_coco.py, txt_finetune; pcme_coco.yaml
+    "adapter.words.vectors_frozen": 30,
+    "augment.text": 0.1,
+    "optimizer.clip": 2.0,
+}
+_PCMEPP = {  # naver-ai/pcmepp: configs/pcmepp.yaml
+    "augment.image": 0.2,
+    "augment.image_varies": True,  # models/img_encoder.py
+    "augment.text": 0.2,  # datasets.py; what is cached cannot be masked
+    "optimizer.weight_decay": 1e-4,
+    "optimizer.decay": "sides",  # engine.py, configure_optimizers: none of scalar values
+    "schedule.step": 15,
+    "schedule.warmup_after": 2,  # engine.py, embedding_warmup_after_freeze
+    "schedule.warmup_epochs": 1.0,
+    "finetune.image_lr": 0.01,
+    "finetune.image_frozen": 2,
+    "finetune.text_lr": 0.1,
+}
+_PVSE = _ENDS | {
+    "loss.diversity.form": "gram",
+    "loss.triplet.margin": 0.1,
+}  # yalesong/pvse: data.py; loss.py, option.py
 PUBLISHED = {
+    "vsepp": _ENDS | {"loss.triplet.margin": 0.2, "schedule.step": 15},  # fartashf/vsepp: data.py; train.py
+    **{f"vsepp/{data}-resnet152-gru{more}": _ENDS for data in DATA for more in ("", "-finetuned")},
+    **{f"gaussian-vsepp/{data}-resnet152-gru{more}": _ENDS for data in DATA for more in ("", "-finetuned")},
+    "vsrn": _VSRN,
+    "vsrn/coco-butd-gru": _VSRN,
+    "vsrn/f30k-butd-gru": _VSRN | _VSRN_F30K | {"schedule.step": 10},  # README.md, --lr_update 10
+    "gaussian-vsrn/coco-butd-gru": _VSRN | _GAUSSIAN,
+    "gaussian-vsrn/f30k-butd-gru": _VSRN | _VSRN_F30K | _GAUSSIAN,
+    "pvse/coco-resnet152-bigru": _PVSE,
+    "pcme": _PCME,
+    "pcme/coco-resnet152-bigru": _PCME | {"finetune.image_frozen": 30},  # train_coco.py, img_finetune
+    "pcmepp": _PCMEPP,
+    **{f"scan/{data}-butd-bigru-{way}": _ENDS for data in DATA for way in ("t-i", "i-t")},  # kuanghuei/SCAN: data.py
     **dict.fromkeys(("vse-infty/coco-butd-bigru", "vse-infty/f30k-butd-bigru"), _VSE_BIGRU | _REGIONS),
     **dict.fromkeys(("vsepp/coco-butd-bigru", "vsepp/f30k-butd-bigru"), _VSE_BIGRU | _REGIONS),
     **{f"vse-infty/{data}-{maps}-bigru": _VSE_BIGRU | _GRIDS for data in DATA for maps in ("butd-grid", "resnet152")},

@@ -34,13 +34,26 @@ def test_each_side_of_each_part_has_its_factor():
         assert found[id(parameter)][0] == pytest.approx(factor), name
 
 
-@pytest.mark.parametrize("decay", ["matrices", "all"])
+@pytest.mark.parametrize("decay", ["matrices", "sides", "all"])
 def test_what_decays(decay):
     model, losses = head()
     found = groups_of(model, losses, decay=decay)
     assert {p.ndim > 1 for p in model.parameters()} == {True, False}
     for name, parameter in model.named_parameters():
-        assert found[id(parameter)][1] == (0.1 if decay == "all" or parameter.ndim > 1 else 0.0), name
+        assert found[id(parameter)][1] == (0.1 if decay != "matrices" or parameter.ndim > 1 else 0.0), name
+    assert [found[id(one)][1] for one in losses.parameters()] == [0.1 * (decay == "all")] * 2  # scale and shift
+
+
+def test_given_word_vectors_are_fixed_in_the_first_epochs():
+    for given, epochs in (([], 0), (["adapter.words.vectors=glove.txt"], 30)):
+        recipe = load_recipe("pcme", ["model.dim=16", *given])
+        model, losses = build_model(recipe, IMAGES, WORDS), build_losses(recipe, WORDS)
+        frozen = {}
+        for group in build_optimizer(model, losses, recipe.optimizer).param_groups:
+            frozen |= {id(one): group["frozen"] for one in group["params"]}
+        words = model.text.adapter.embedding.weight
+        assert frozen.pop(id(words)) == epochs
+        assert len(frozen) == len([*model.parameters()]) - 1 and not any(frozen.values())
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,11 @@ def test_mean_is_the_kind_and_its_twin_shares_nothing(of):
         assert not {id(p) for p in twin.mean.parameters()} & {id(p) for p in own}
 
 
+def test_both_branches_are_normalised_alike():
+    twin = TwinBranches(4, 4, of="region-graph", normalise="regions")
+    assert (twin.mean.normalise, twin.log_variance.normalise) == ("regions", "regions")
+
+
 def test_average_by_hand():
     local = torch.tensor([[[2.0, 3.0], [4.0, 5.0], [9.0, 9.0]]])
     others = Adapted(torch.tensor([[[-12.0, 5.0]]]), torch.tensor([1]), None)

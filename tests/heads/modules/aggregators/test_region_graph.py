@@ -64,6 +64,46 @@ def test_begins_as_the_identity_and_reads_unit_rows():
     torch.testing.assert_close(plain.embedding[1], unit[1, :3].mean(0))
 
 
+def slow_graph(graph, rows):
+    """One image's vector and rows, by loops: what is normalised is every row, or every channel over the rows."""
+
+    def normalised(rows):
+        if graph.normalise == "rows":
+            return torch.stack([row / sum(value**2 for value in row) ** 0.5 for row in rows])
+        return torch.stack([channel / sum(value**2 for value in channel) ** 0.5 for channel in rows.T]).T
+
+    if graph.normalise != "regions-after":
+        rows = normalised(rows)
+    for layer in graph.layers:
+        theta, phi, value = (part(rows) for part in (layer.theta, layer.phi, layer.value))
+        added = [sum((one @ other) / len(rows) * v for other, v in zip(phi, value, strict=True)) for one in theta]
+        norm = layer.norm
+        change = (layer.out(torch.stack(added)) - norm.running_mean) / (norm.running_var + norm.eps) ** 0.5
+        rows = rows + change * norm.weight + norm.bias
+    rows = normalised(rows)
+    vector = graph.read.gru(rows[None])[1][0, 0]
+    if graph.normalise == "regions-after":
+        vector = (vector - graph.norm.running_mean) / (graph.norm.running_var + graph.norm.eps) ** 0.5
+    return vector, rows
+
+
+@pytest.mark.parametrize("normalise", ["rows", "regions", "regions-after"])
+def test_what_is_normalised_against_loops(normalise):
+    torch.manual_seed(0)
+    graph = RegionGraph(4, 6, normalise=normalise).double()
+    for layer in graph.layers:  # which begin as the identity
+        nn.init.normal_(layer.norm.weight)
+        nn.init.normal_(layer.norm.bias)
+    local, length = torch.randn(3, 5, 4, dtype=torch.float64), torch.tensor([5, 3, 1])
+    graph(local, length, None)  # takes statistics
+    aggregated = graph.eval()(local, length, None)
+    for one, vector, rows, count in zip(local, *aggregated[:1], aggregated.rows.rows, length, strict=True):
+        expected, expected_rows = slow_graph(graph, one[:count])
+        torch.testing.assert_close(vector, expected)
+        torch.testing.assert_close(rows[:count], expected_rows)
+        assert not rows[count:].any()
+
+
 def test_number_of_weights_of_the_published_table():
     # VSE-infinity Table 1: GCN+AvgPool 4.2M (one layer), GCN+Seq2Seq 23.1M, at 1024 dimensions.
     with torch.device("meta"):

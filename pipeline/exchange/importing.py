@@ -86,6 +86,8 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
     if source.left_out:
         log.warning("%s left out: %s.", counted(len(source.left_out), "row"), "; ".join(some_of(list(source.left_out))))
     tables = source.tables
+    if (rows := source.images.rows) > source.images.channels:
+        log.warning("an image has %d rows of %d numbers; if these are columns, transpose", rows, source.images.channels)
     if options.kind == "frames" and (pairs or source.images.extras):
         found = "embeddings have no rows" if pairs else f"these have {', '.join(source.images.extras)}, as regions do"
         raise SourceError(f"--kind frames is for features of a video's frames, and {found}; leave it out")
@@ -236,7 +238,7 @@ def _fill(
     return summary_of(
         features,
         splits,
-        read_as=f"{boxes}{rows.min()} to {rows.max()} rows of {table.channels} numbers" if len(rows) else "",
+        read_as=f"{boxes}{rows.min()} to {rows.max()} rows of {table.channels} numbers an image" if len(rows) else "",
         samples=samples,
         chunks=len(missing),
         chunks_before=len(wanted) - len(missing),

@@ -104,6 +104,17 @@ def test_arrays_named_by_their_roles_need_no_names(world):
     assert_holds(cache, world.stored, ["boxes", "classes", "scores"])
 
 
+def test_rows_that_may_be_columns_are_noted(tmp_path, world, caplog):
+    source = world.hdf5()
+    with h5py.File(source, "a") as file:
+        file["columns"] = file["regions/local"][...].transpose(0, 2, 1)
+    bring(world, source, "hdf5", arrays={"local": "columns", "id": "name"})
+    assert "16 rows of 4" in caplog.text
+    caplog.clear()
+    bring(world, source, "hdf5", tmp_path / "right.zarr")
+    assert "transpose" not in caplog.text
+
+
 def test_frames_are_another_set_than_the_same_rows_as_regions(tmp_path, ragged):
     arrays = {role: ARRAYS[role] for role in ("local", "id", "length")}
     source = ragged.hdf5()

@@ -6,17 +6,20 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
+from .digests import NONE
 from .manifest import SPLITS, Manifest
 from .rows import SPLIT_NAMES, Entry, folder_split
-from .sources import FOLDER, Place, Source, read_source
+from .sources import FOLDER, Place, Source, digests_of, open_pictures, read_source
 
 log = logging.getLogger("xret")
+
+Kept = Callable[[], Mapping[str, str]]  # gives splits by file name, where they were settled before
 
 _NOTED = 1000  # samples that are left out, of which a store keeps the reasons
 
@@ -53,8 +56,8 @@ class Samples:
     left_out: tuple[str, ...] = ()  # why samples are not among them that the source has; the first of many
 
 
-def read_samples(manifest: Manifest, skip: bool = False) -> Samples:
-    """Read the captions of a manifest; the images themselves are not opened.
+def read_samples(manifest: Manifest, skip: bool = False, kept: Kept = dict) -> Samples:
+    """Read the captions of a manifest; images are opened only where xret has to split them, see `_own_splits`.
 
     With `skip`, pictures without captions are left out, with a note. ManifestError: the file cannot be read, something
     in it is wrong or contradicts itself, or the manifest's counts are not met; the message names the place.
@@ -62,14 +65,18 @@ def read_samples(manifest: Manifest, skip: bool = False) -> Samples:
     entries, source, left_out = read_source(manifest, skip)
     if left_out:
         log.warning("%s left out: %s.", counted(len(left_out), "sample"), printable("; ".join(some_of(left_out))))
-    return build_samples(entries, manifest, source, left_out)
+    return build_samples(entries, manifest, source, left_out, kept)
 
 
 def build_samples(
-    entries: list[Entry], manifest: Manifest, source: Source = FOLDER, left_out: Sequence[str] = ()
+    entries: list[Entry],
+    manifest: Manifest,
+    source: Source = FOLDER,
+    left_out: Sequence[str] = (),
+    kept: Kept = dict,
 ) -> Samples:
     """Settle splits, ids and numbers of entries, and put them in the order of the store; errors of `read_samples`."""
-    splits = _splits(entries, manifest)
+    splits = _splits(entries, manifest, source, kept)
     _check_counts(Counter(splits), manifest)
     by_imgid = all(entry.imgid is not None for entry in entries)
     numbered = all(sentid is not None for entry in entries for _, sentid in entry.captions)
@@ -81,8 +88,8 @@ def build_samples(
         )
         number += len(captions)
         identity = str(entry.imgid) if by_imgid else entry.file_name
-        kept = captions[: manifest.captions_per_image]
-        images.append(ImageSample(identity, entry.file_name, split, entry.cocoid, kept, entry.place))
+        captions = captions[: manifest.captions_per_image]
+        images.append(ImageSample(identity, entry.file_name, split, entry.cocoid, captions, entry.place))
     images.sort(key=lambda image: SPLITS.index(image.split))
     counts = Counter(splits)
     ends = accumulate((counts[split] for split in SPLITS), initial=0)
@@ -114,8 +121,8 @@ def tokenize(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFC", seen.lower()).replace("’", "'"))
 
 
-def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
-    """Return the split of each image, after merging; where the source has none, 80/10/10 by hash."""
+def _splits(entries: list[Entry], manifest: Manifest, source: Source, kept: Kept) -> list[str]:
+    """Return the split of each image, after merging; where the source has none, that of `_own_splits`."""
     without = [entry.file_name for entry in entries if entry.split is None]
     if without and len(without) < len(entries):
         raise ManifestError(
@@ -128,7 +135,7 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
         log.warning("%s names no splits: %s by the folders of the pictures.", manifest.listing, shares)
         return folders
     if without:
-        splits = [_hashed_split(name) for name in without]
+        splits = _own_splits(entries, manifest, source, kept())
         shares = ", ".join(f"{splits.count(split)} {split}" for split in SPLITS[:3])
         log.warning("%s names no splits: %s by SHA-256 of the file name.", manifest.listing, shares)
         return splits
@@ -145,10 +152,48 @@ def _splits(entries: list[Entry], manifest: Manifest) -> list[str]:
     return [split if split in SPLITS else "other" for split in merged]
 
 
-def _hashed_split(file_name: str) -> str:
-    """Return train, val or test for 80, 10 or 10 of a hundred file names, independently of the other files."""
-    share = int.from_bytes(hashlib.sha256(file_name.encode("utf-8", "replace")).digest()[:8], "big") % 100
-    return "train" if share < 80 else "val" if share < 90 else "test"
+def _own_splits(entries: list[Entry], manifest: Manifest, source: Source, kept: Mapping[str, str]) -> list[str]:
+    """Return train, val or test for each image: those that are `kept`, by file name, and 80, 10 and 10% of the others.
+
+    Files of equal bytes are in one split. The order is that of the names' SHA-256, but files that are there several
+    times come first, so that they are in train as far as it goes.
+    """
+    names = [entry.file_name for entry in entries]
+    splits = [kept.get(name, "") for name in names]
+    if all(splits):
+        return splits
+    groups: dict[bytes | str, list[int]] = {}
+    for row, key in enumerate(_contents(entries, manifest, source)):
+        groups.setdefault(key, []).append(row)
+    new: list[list[int]] = []
+    for rows in groups.values():
+        if known := next(filter(None, (splits[row] for row in rows)), None):
+            for row in rows:
+                splits[row] = splits[row] or known
+        else:
+            new.append(rows)
+    hashes = [hashlib.sha256(name.encode("utf-8", "replace")).digest() for name in names]
+    new.sort(key=lambda rows: (-len(rows), min(hashes[row] for row in rows)))
+    images = sum(map(len, new))
+    for split, count in (("test", images - images * 9 // 10), ("val", max(1, images * 9 // 10 - images * 8 // 10))):
+        while count > 0 and len(new) > 1:
+            for row in (rows := new.pop()):
+                splits[row] = split
+            count -= len(rows)
+    return [split or "train" for split in splits]
+
+
+def _contents(entries: list[Entry], manifest: Manifest, source: Source) -> list[bytes | str]:
+    """Return for each image what is equal for files of equal bytes; only those of one size are read."""
+    places = {entry.file_name: entry.place for entry in entries if entry.place is not None}
+    pictures = open_pictures(source, manifest.images, places)
+    # Bytes of each file; tables do not say them, and a file that is missing has none.
+    sizes = {name: place[2] or -1 for name, place in places.items()}
+    sizes = sizes or {entry.file_name: pictures.stamp(entry.file_name)[0] for entry in entries}
+    times = Counter(sizes.values())
+    alike = [name for name, size in sizes.items() if size and times[size] > 1]
+    digests = dict(zip(alike, digests_of(pictures, alike), strict=True))
+    return [found if (found := digests.get(name, NONE)) != NONE else name for name in sizes]
 
 
 def _check_counts(found: Counter[str], manifest: Manifest) -> None:

@@ -9,13 +9,14 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ..data.manifest import Manifest
 from ..data.rows import Entry
-from ..data.samples import Samples, build_samples, read_samples
+from ..data.samples import Kept, Samples, build_samples, read_samples
 from ..errors import CacheError, SampleError
 from ..extraction.extraction import summary_of
 from ..extraction.options import DEFAULT_SPLITS, choose_splits
@@ -24,7 +25,7 @@ from ..progress import Progress
 from ..store import FAILED, OK, CaptionSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set, require_dtype
 from ..store.inspect import damaged_chunks
-from ..store.store import open_for_writing, require_place
+from ..store.store import open_for_writing, require_place, splits_at
 from ..wording import counted, printable, some_of
 from .importers.embeddings import open_clip_retrieval, open_folder
 from .importers.hdf5 import Hdf5Regions
@@ -98,10 +99,10 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
             " not of one model; name both with --encoder IMAGES,CAPTIONS"
         )
     if manifest is None:
-        samples, matched_by, unmatched = _own_samples(source, options), None, 0
+        samples, matched_by, unmatched = _own_samples(source, options, partial(splits_at, url)), None, 0
         entries = match_own(source, samples)
     else:
-        samples = read_samples(manifest, options.on_error == "skip")
+        samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url))
         entries, matched_by, unmatched = match(source, samples)
     splits = choose_splits(samples, options.splits)
     _require_all(entries, splits, samples, options)
@@ -160,7 +161,7 @@ def _open_source(options: ImportOptions) -> Source:
     return Source(regions)
 
 
-def _own_samples(source: Source, options: ImportOptions) -> Samples:
+def _own_samples(source: Source, options: ImportOptions, kept: Kept) -> Samples:
     """Return the source's images and captions as a data set; captions are numbered by their entries."""
     entries: dict[str, Entry] = {}
     assert source.captions is not None
@@ -175,6 +176,7 @@ def _own_samples(source: Source, options: ImportOptions) -> Samples:
         list(entries.values()),
         Manifest(options.format_, images=place, captions=place, path=place),
         left_out=source.left_out,
+        kept=kept,
     )
 
 

@@ -28,7 +28,7 @@ from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set
 from ..store.folder import Folder
 from ..store.inspect import damaged_chunks
-from ..store.store import is_store_of, open_for_writing, require_place
+from ..store.store import is_store_of, open_for_writing, require_place, splits_at
 from ..wording import counted, printable, some_of
 from .options import Options, choose_splits, recorded_options
 from .summary import Extraction, SetSummary
@@ -54,7 +54,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     sides = {"visual": options.visual, "text": options.text}
     found: dict[str, Any] = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}
     options = replace(options, **found)  # with absolute paths of weights, which are recorded
-    samples = read_samples(manifest, options.on_error == "skip")
+    samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url, options.reuse))
     splits = choose_splits(samples, options.splits)
     folder = Folder(url)
     if is_store_of(folder, samples):

@@ -19,7 +19,7 @@ Values are uncompressed, a crc32c at the end of each chunk. All arrays have ``di
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -351,6 +351,15 @@ def is_store_of(folder: Folder, samples: Samples) -> bool:
             f" into another store with --reuse {folder.url}"
         )
     return True
+
+
+def splits_at(*urls: str | None) -> dict[str, str]:
+    """Return the split of each picture, by file name, in the first of these that is a store; none if there is none."""
+    for url in filter(None, urls):
+        with suppress(CacheError):
+            cache = FeatureCache.open(url)
+            return {name: split for split, rows in cache.splits.items() for name in cache.file_names(*rows)}
+    return {}
 
 
 @dataclass(frozen=True)

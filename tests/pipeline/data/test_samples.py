@@ -55,19 +55,73 @@ def test_promised_counts_are_checked_after_merging(tmp_path):
     assert "it holds 1 train image where" in refusal(karpathy(tmp_path, images, "counts: {train: 2}\n"))
 
 
-def test_without_splits_the_hash_decides_and_says_so_once(tmp_path, caplog):
-    names = [f"folder/bird {number}.jpg" for number in range(2000)]
-    text = "file_name,caption\n" + "".join(f"{name},a\n{name},b\n" for name in names)
-    samples = read_samples(manifest(tmp_path, text, ".csv"))
-    found = {i.file_name: i.split for i in samples.images}
-    for name in names:
-        share = int(hashlib.sha256(name.encode()).hexdigest()[:16], 16) % 100
-        assert found[name] == (80 * ["train"] + 10 * ["val"] + 10 * ["test"])[share]
-    counts = {split: last - first for split, (first, last) in samples.splits.items()}
-    assert counts["train"] == pytest.approx(1600, abs=80)
-    assert counts["val"] == pytest.approx(200, abs=60)
-    said = f"{counts['train']} train, {counts['val']} val, {counts['test']} test by SHA-256 of the file name."
-    assert caplog.messages == [f"{tmp_path / 'captions.csv'} names no splits: {said}"]
+def without_splits(folder, names):
+    """Return a manifest of these names, each with two captions and no split."""
+    return manifest(folder, "file_name,caption\n" + "".join(f"{name},a\n{name},b\n" for name in names), ".csv")
+
+
+def splits_of(samples):
+    return {image.file_name: image.split for image in samples.images}
+
+
+@pytest.mark.parametrize(
+    ("number", "shares"),
+    [
+        (2000, (1600, 200, 200)),
+        (60, (48, 6, 6)),
+        (15, (12, 1, 2)),
+        (5, (3, 1, 1)),
+        (3, (1, 1, 1)),
+        (2, (1, 0, 1)),
+        (1, (1, 0, 0)),
+    ],
+)
+def test_without_splits_the_hashes_are_cut_at_80_and_90_percent_and_that_is_said_once(tmp_path, caplog, number, shares):
+    names = [f"folder/bird {number}.jpg" for number in range(number)]
+    found = splits_of(read_samples(without_splits(tmp_path, names)))
+    order = sorted(names, key=lambda name: hashlib.sha256(name.encode()).digest())
+    expected = [split for split, count in zip(SPLITS, shares, strict=False) for _ in range(count)]
+    assert [found[name] for name in order] == expected
+    said = ", ".join(f"{count} {split}" for split, count in zip(SPLITS, shares, strict=False))
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path / 'captions.csv'} names no splits: {said} by ")
+
+
+def fill(folder, contents):
+    """Write files of pictures that nobody decodes; None: none is there."""
+    for name, content in contents.items():
+        if content is not None:
+            (folder / "images" / name).write_bytes(content)
+
+
+def test_files_of_equal_bytes_are_in_one_split_and_several_times_in_train(tmp_path):
+    contents = {f"{number}.jpg": b"%03d" % (number // 5 if number < 100 else number) for number in range(200)}
+    contents |= {f"lost {number}.jpg": None for number in range(10)}  # of which nothing is known
+    where = without_splits(tmp_path, contents)
+    fill(tmp_path, contents)
+    found = splits_of(read_samples(where))
+    assert [[*found.values()].count(split) for split in SPLITS[:3]] == [168, 21, 21]
+    assert {found[f"{number}.jpg"] for number in range(100)} == {"train"}
+    for number in range(200):  # now all are there five times
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(b"%03d" % (number // 5))
+    again = splits_of(read_samples(where))
+    assert all(len({again[f"{5 * group + k}.jpg"] for k in range(5)}) == 1 for group in range(40))
+    assert {"train", "val", "test"} == {*again.values()}
+
+
+def test_what_was_split_stays_and_what_is_new_is_split_by_itself(tmp_path):
+    old = {f"{number}.jpg": b"%03d" % number for number in range(60)}
+    where = without_splits(tmp_path, old)
+    fill(tmp_path, old)
+    kept = splits_of(read_samples(where))
+    new = {f"new {number}.jpg": b"%03d" % (number + 60) for number in range(40)}
+    new |= {f"copy of {name}": content for name, content in old.items()}
+    fill(tmp_path, new)
+    found = splits_of(read_samples(without_splits(tmp_path, old | new), kept=lambda: kept))
+    assert {name: found[name] for name in old} == kept
+    assert {name: found[f"copy of {name}"] for name in old} == kept
+    shares = [found[f"new {number}.jpg"] for number in range(40)]
+    assert [shares.count(split) for split in SPLITS[:3]] == [32, 4, 4]
 
 
 def test_the_digest_does_not_know_where_the_folder_lies_nor_how_the_file_is_laid_out(tmp_path):

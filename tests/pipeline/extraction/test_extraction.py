@@ -298,6 +298,33 @@ def test_two_sets_of_different_pictures_are_found_and_not_read_together(manifest
         extract(manifest, one, OTHER)
 
 
+def test_a_store_keeps_its_own_split_and_hands_it_on_with_reuse(manifest, tmp_path):
+    content = captions_of(manifest)
+    for image in content["images"]:
+        del image["split"]
+
+    def splits(name, *images, **how):
+        manifest.captions.write_text(json.dumps({"images": [*content["images"], *images]}))
+        extract(manifest, tmp_path / name, replace(IMAGES, **how))
+        cache = FeatureCache.open(tmp_path / name)
+        return {name: split for split, rows in cache.splits.items() for name in cache.file_names(*rows)}
+
+    before = splits("s.zarr", splits=("test",))
+    assert [[*before.values()].count(split) for split in SPLITS] == [25, 3, 4]
+    (manifest.images / "1.jpg").write_bytes((manifest.images / "0.jpg").read_bytes())  # it has no features yet
+    assert splits("s.zarr") == before
+    replace_pictures(manifest, *range(100, 110))
+    new = [
+        image | {"filename": f"{number + 100}.jpg", "imgid": number + 100}
+        for number, image in enumerate(content["images"][:10])
+    ]
+    for image in new:
+        image["sentences"] = [one | {"imgid": image["imgid"]} for one in image["sentences"]]
+    after = splits("new.zarr", *new, reuse=str(tmp_path / "s.zarr"))
+    assert {name: after[name] for name in before} == before
+    assert [[*after.values()].count(split) for split in SPLITS] == [33, 4, 5]
+
+
 def test_a_store_without_that_encoder_gives_nothing(manifest, store, tmp_path, caplog):
     other = replace(IMAGES, visual=replace(SMALL.visual, weights="random:1"), reuse=store)
     with caplog.at_level(logging.WARNING, "xret"):

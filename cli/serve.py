@@ -3,7 +3,6 @@
 import os
 import signal
 import tempfile
-import threading
 from contextlib import suppress
 from typing import Any
 
@@ -39,13 +38,7 @@ def serve(run: str, host: str, port: int | None, **options: Any) -> None:
         os.environ |= {"GRADIO_TEMP_DIR": scratch, "GRADIO_ANALYTICS_ENABLED": "False"}
         try:
             from ..heads.retrieval.serve import serve as start
-        except ModuleNotFoundError as error:
-            raise XretError(
-                f"the server needs {error.name}, which is not installed: pip install 'xret[serve]'"
-            ) from error
-        page = start(Retriever(run, **options), host, port)
-        click.echo(f"{run} is served at {page.local_url}")
-        try:
-            threading.Event().wait()
-        finally:
-            page.close(verbose=False)
+        except ImportError as error:  # also where a proxy needs a package
+            lacks = f"needs {error.name}, which is not installed: pip install 'xret[serve]'"
+            raise XretError(f"the server {lacks if error.name else f'cannot start: {error}'}") from error
+        start(Retriever(run, **options), host, port, lambda address: click.echo(f"{run} is served at {address}"))

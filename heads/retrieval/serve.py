@@ -1,14 +1,21 @@
-"""A page in the browser and its API over a run: a text or a picture in, a gallery of answers out (Gradio)."""
+"""A page in the browser and its API over a run: a text or a picture in, pictures or captions out (Gradio)."""
 
 import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import gradio
+import uvicorn
+from fastapi import FastAPI
 from PIL import Image
 
-from ...pipeline.data.images import thumbnail
+from ...pipeline.data.images import PictureFile, thumbnail
 from ...pipeline.errors import XretError
+from ...pipeline.wording import some_of
 from ..modules.similarity import SIMILARITIES
 from ..recipes.own import part_of
 from .gallery import Gallery, Hit
@@ -16,9 +23,11 @@ from .retriever import Retriever
 
 MOST_RESULTS, QUERY_LENGTH, SIDE = 100, 1000, 600  # SIDE: of a picture on the page, pixels at most
 UPLOAD, QUEUE = "16mb", 64  # of a picture that is sent, and searches that may wait
+PORTS = range(7860, 7960)  # of which the first free one is taken
 log = logging.getLogger("xret")
 
-Answers = tuple[list[tuple[Image.Image, str]], list[dict[str, Any]]]  # pictures with captions, and the hits
+Asked = str | PictureFile | None  # a text, or a picture that was sent
+Shown = list[tuple[Image.Image, str]]  # pictures with captions
 
 
 def make_page(retriever: Retriever) -> Any:
@@ -39,28 +48,42 @@ def make_page(retriever: Retriever) -> Any:
     except XretError as error:
         log.warning("no pictures will be shown: %s", error)
 
-    def show(hit: Hit) -> tuple[Image.Image, str] | None:
-        row = row_of[hit.id] if hit.caption is None else image_of[hit.id]
+    def find(query: Asked, k: int) -> list[Hit]:
+        if query is None:
+            return []
         try:
-            picture = thumbnail(searched.picture(row), SIDE, upright=True)
-        except XretError:
-            return None
-        return picture, f"{hit.score:.3f}  {hit.caption or hit.file_name}"
-
-    def search(query: Any, k: int) -> Answers:
-        try:
-            hits = retriever.search(query, min(int(k), MOST_RESULTS))
+            asked = query[:QUERY_LENGTH] if isinstance(query, str) else query
+            return retriever.search(asked, min(int(k), MOST_RESULTS))
         except XretError as error:
             raise gradio.Error(str(error), print_exception=False) from error
-        return [shown for shown in map(show, hits) if shown is not None], [hit.to_dict() for hit in hits]
 
-    def search_text(text: str, k: int = 10) -> Answers:
+    def pictures_of(hits: list[Hit]) -> Shown:
+        shown = []
+        for hit in hits:
+            row = row_of[hit.id] if hit.caption is None else image_of[hit.id]
+            with suppress(XretError):
+                picture = thumbnail(searched.picture(row), SIDE, upright=True)
+                shown.append((picture, f"{hit.score:.3f}  {hit.caption or hit.file_name}"))
+        return shown
+
+    def answer(query: Asked, k: int) -> tuple[Shown, list[dict[str, Any]]]:
+        hits = find(query, k)
+        return pictures_of(hits), [hit.to_dict() for hit in hits]
+
+    def search_text(text: str, k: int = 10) -> Any:
         """Find the images that fit a text."""
-        return search(text[:QUERY_LENGTH], k)
+        return answer(text, k)
 
-    def search_picture(picture: Image.Image | None, k: int = 10) -> Answers:
+    def search_picture(picture: Any, k: int = 10) -> Any:
         """Find the captions that fit a picture, each shown with its image, or in a folder the pictures like it."""
-        return ([], []) if picture is None else search(picture, k)
+        return answer(picture, k)
+
+    def show(query: Asked, k: int) -> tuple[Any, str, list[dict[str, Any]]]:
+        hits = find(query, k)
+        captions = [hit for hit in hits if hit.caption is not None]
+        unknown = retriever.unknown_words([query]) if isinstance(query, str) else []
+        pictures = gradio.Gallery([] if captions else pictures_of(hits), visible=not captions)
+        return pictures, _as_html(unknown, captions), [hit.to_dict() for hit in hits]
 
     name = run.path.resolve().name
     score = part_of(SIMILARITIES, run.recipe.similarity["name"], run.recipe.sources).score
@@ -70,39 +93,83 @@ def make_page(retriever: Retriever) -> Any:
             with gradio.Column():
                 text = gradio.Textbox(label="Describe an image, and press Enter", max_length=QUERY_LENGTH)
                 count = gradio.Slider(1, MOST_RESULTS, 10, step=1, label="Results")
-            picture = gradio.Image(type="pil", sources=["upload", "clipboard"], label="Or drop a picture", height=260)
-        picture.async_move_resource_to_block_cache = _only_uploads(picture.async_move_resource_to_block_cache)  # type: ignore[method-assign]
+            picture = gradio.Image(
+                type="filepath", sources=["upload", "clipboard"], label="Or drop a picture", height=260
+            )
+        told = gradio.HTML()
         found = gradio.Gallery(label="Answers", columns=5, object_fit="contain", format="jpeg", interactive=False)
         with gradio.Accordion("As JSON", open=False):
             hits = gradio.JSON(show_label=False)
-        text.submit(search_text, [text, count], [found, hits], api_name="search_text")
-        picture.input(search_picture, [picture, count], [found, hits], api_name="search_picture")
+        for event, query, search in ((text.submit, text, search_text), (picture.input, picture, search_picture)):
+            event(show, [query, count], [found, told, hits], api_visibility="private")
+            gradio.on([], search, [query, count], [found, hits], api_name=search.__name__)
+    _take_sent_files_alone(page, picture)
     return page.queue(max_size=QUEUE, default_concurrency_limit=1)
 
 
-def _only_uploads(move: Any) -> Any:
-    """Return what puts a picture into the cache, but fetches no address that a client names."""
+def _as_html(unknown: list[str], captions: list[Hit]) -> str:
+    """Return what the page says of words that the run does not know, and captions as a list."""
+    note = f"<p>⚠ not in the vocabulary: {escape(', '.join(some_of(unknown, 10)))}</p>" if unknown else ""
+    items = "".join(f"<li>{escape(hit.caption or '')} <small>{hit.score:.3f}</small></li>" for hit in captions)
+    style = "list-style: decimal; line-height: 1.8; overflow-wrap: anywhere"
+    return f'{note}<ol style="{style}">{items}</ol>' if items else note
 
-    async def moved(path: str | Path | None) -> Any:
-        if "://" in str(path):
+
+def _take_sent_files_alone(page: Any, picture: Any) -> None:
+    """Let a component of pictures give the content of files that were sent, which `open_image` reads as any other.
+
+    Gradio would fetch addresses that a client names, in a text too, open other files of the machine, and decode all.
+    """
+    sent = Path(picture.GRADIO_CACHE).resolve()
+
+    def require_sent(path: str | Path | None) -> Path:
+        found = Path(path or "").resolve()
+        if not (found.is_relative_to(sent) and found.is_file()):
             raise gradio.Error("send the picture itself and not its address", print_exception=False)
-        return await move(path)
+        return found
 
-    return moved
+    def guarded(move: Any) -> Any:
+        async def moved(path: str | Path | None) -> Any:
+            return await move(require_sent(path))
+
+        return moved
+
+    def opened(given: Any) -> PictureFile | None:
+        if given is None:
+            return None
+        path = require_sent(given.path)
+        return PictureFile(path.read_bytes(), path.name)
+
+    for block in page.blocks.values():
+        block.async_move_resource_to_block_cache = guarded(block.async_move_resource_to_block_cache)
+    picture.preprocess = opened
 
 
-def serve(retriever: Retriever, host: str, port: int | None) -> Any:
-    """Serve the page in the background, and return it: a `gradio.Blocks` with a `local_url` and a `close`.
+def serve(retriever: Retriever, host: str, port: int | None, say: Callable[[str], object]) -> None:
+    """Serve the page until the process is interrupted; `say` gets its address as soon as that can be asked.
 
     A `port` of None is the first free one from 7860 on. XretError where the address cannot be listened at.
     """
-    page, limits = make_page(retriever), {"max_file_size": UPLOAD, "enable_monitoring": False, "ssr_mode": False}
-    shown = {"share": False, "quiet": True, "show_error": True, "footer_links": ["api"], "prevent_thread_lock": True}
-    try:
-        page.launch(server_name=host, server_port=port, **limits, **shown)
-    except OSError as error:
-        raise XretError(
-            f"the server cannot listen at {host}, port {port or '7860 to 7959'}; give --host an address of this machine"
-            " such as 127.0.0.1, and --port a number from 1024 that is free"
-        ) from error
-    return page
+    page = make_page(retriever)
+    limits = {"max_file_size": UPLOAD, "enable_monitoring": False, "ssr_mode": False}
+    # Gradio's own `launch` asks its server by way of the network, which a proxy or a busy machine keeps from answering.
+    app = gradio.mount_gradio_app(FastAPI(openapi_url=None), page, "/", footer_links=["api"], **limits)
+    page.has_launched = page.is_running = True
+    with _listen(host, port) as listening:
+        name, number = listening.getsockname()[:2]
+        shown = "localhost" if name in ("0.0.0.0", "::") else f"[{name}]" if ":" in name else host
+        say(f"http://{shown}:{number}/")
+        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int | None) -> socket.socket:
+    with suppress(OSError, UnicodeError):  # UnicodeError: of what is no name
+        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+        for number in PORTS if port is None else [port]:
+            with suppress(OSError):
+                return socket.create_server((address[0], number), family=family)
+    raise XretError(
+        f"the server cannot listen at {host}, port {port or f'{PORTS[0]} to {PORTS[-1]}'}; give --host an address of"
+        " this machine such as 127.0.0.1, and --port a number from 1024 that is free"
+    )

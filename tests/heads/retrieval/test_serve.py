@@ -19,9 +19,11 @@ from small_runs import make_pictures, make_run, make_store
 from xret.cli import main
 from xret.heads.retrieval.index import index_run
 from xret.heads.retrieval.retriever import Retriever
+from xret.pipeline.data.images import PictureFile
 
 http = pytest.importorskip("httpx").Client(timeout=120, headers={"Connection": "close"})
 pytest.importorskip("gradio", reason="Gradio is not here: pip install 'xret[serve]'")
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\n0 0 40 40 rectfill\nshowpage\n%%EOF\n"
 on_files = pytest.mark.parametrize("served", ["files"], indirect=True)
 
 
@@ -41,7 +43,8 @@ def served(request, tmp_path_factory):
     retriever = Retriever(run, device="cpu", **{name: place})
     (folder / "tmp").mkdir()
     options = (f"--{name.replace('_', '-')}", place)
-    with start(run, *options, env={**os.environ, "TMPDIR": str(folder / "tmp")}) as server:
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")  # nobody answers there
+    with start(run, *options, env={**os.environ, **proxies, "TMPDIR": str(folder / "tmp")}) as server:
         line = server.stdout.readline()
         assert line.startswith(f"{run} is served at http://127.0.0.1:"), server.stderr.read()
         yield SimpleNamespace(address=line.split()[-1].rstrip("/"), retriever=retriever, folder=folder)
@@ -71,10 +74,13 @@ def ask(address, name, *data):
 
 def test_answers_are_those_of_the_retriever_with_their_pictures(served):
     searched = served.retriever.searched
-    picture = searched.picture(0)
-    (path,) = http.post(f"{served.address}/gradio_api/upload", files={"files": ("q.png", picture.getvalue())}).json()
-    upload = {"path": path, "meta": {"_type": "gradio.FileData"}}
-    for name, sent, query in (("search_text", "red dog", "red dog"), ("search_picture", upload, picture)):
+    picture, deep = searched.picture(0), io.BytesIO()
+    Image.fromarray(np.asarray(Image.open(picture).convert("L")).astype(np.uint16) * 257).save(deep, "PNG")
+    asked = [("search_text", "red dog", "red dog")]
+    for query in (picture, PictureFile(deep.getvalue(), "deep.png")):
+        (path,) = http.post(f"{served.address}/gradio_api/upload", files={"files": ("q.png", query.getvalue())}).json()
+        asked.append(("search_picture", {"path": path, "meta": {"_type": "gradio.FileData"}}, query))
+    for name, sent, query in asked:
         shown, hits = ask(served.address, name, sent, 3)
         expected = served.retriever.search(query, 3)
         assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
@@ -95,19 +101,47 @@ def test_answers_are_those_of_the_retriever_with_their_pictures(served):
 def test_mistakes_are_told_and_nothing_else_is_given_away(served):
     address, folder = served.address, served.folder
     url = {"path": "http://127.0.0.1:1/x.png", "meta": {"_type": "gradio.FileData"}}
-    stolen = {"path": str(folder / "run/run.json"), "meta": {"_type": "gradio.FileData"}}
+    stolen = {"path": str(folder / "pictures/images/0.png"), "meta": {"_type": "gradio.FileData"}}
+    (eps,) = http.post(f"{address}/gradio_api/upload", files={"files": ("e.png", EPS)}).json()
+    itself = "send the picture itself and not its address"
     for name, sent, sentence in (
         ("search_text", " ", "the query is empty"),
         ("search_text", "zeppelin", "no word of the query is in the vocabulary"),
-        ("search_picture", url, "send the picture itself and not its address"),
-        ("search_picture", stolen, "was not uploaded by a user"),
+        *(("search_picture", one, itself) for one in (url, {"path": stolen["path"]}, {"path": None})),
+        ("search_text", url, itself),
+        *((name, stolen, "was not uploaded by a user") for name in ("search_text", "search_picture")),
+        ("search_picture", {**stolen, "path": eps}, "e.png: this is no JPEG, "),
     ):
         assert sentence in ask(address, name, sent, 3)
+    assert not list((folder / "tmp").rglob("0.png"))  # what was only named is not copied either
     for path in ("/etc/passwd", folder / "run/run.json", folder / "pictures/images/0.png", "http://127.0.0.1:1/"):
         assert http.get(f"{address}/gradio_api/file={path}").status_code in (403, 404), path
     config = http.get(f"{address}/config").json()
     assert config["analytics_enabled"] is False
     assert str(folder) not in json.dumps(config).replace(str(folder / "tmp"), "")
+
+
+@pytest.mark.browser
+@on_files
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_has_captions_in_a_list_and_tells_unknown_words(served, chromium, width):
+    page = chromium.new_page(viewport={"width": width, "height": 800})
+    page.goto(served.address)
+    page.get_by_label("Describe an image").fill("a red zeppelin")
+    page.keyboard.press("Enter")
+    page.get_by_text("not in the vocabulary: zeppelin").wait_for()
+    assert page.locator(".thumbnail-item, .thumbnail-lg").count() > 0
+    name = served.retriever.gallery.file_names[2]
+    page.set_input_files("input[type=file]", served.folder / "pictures/images" / name)
+    page.get_by_role("listitem").last.wait_for()
+    expected = [hit.caption for hit in served.retriever.search(served.folder / "pictures/images" / name)]
+    items = page.get_by_role("listitem").all()
+    assert [item.inner_text().rsplit(" ", 1)[0] for item in items] == expected
+    boxes = [item.bounding_box() for item in items]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in boxes)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not page.get_by_text("not in the vocabulary").is_visible()
+    page.close()
 
 
 @on_files

@@ -29,8 +29,8 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
 @click.option(
     "--arrays", callback=_names, metavar="ROLE=NAME,…",
-    help="For hdf5: the names of the arrays local and id, and of length, boxes, classes, scores and size if "
-    "there are any.",
+    help="For hdf5: how the file names the arrays local and id, and length, boxes, classes, scores and size if "
+    "there are any; not needed where it names them so.",
 )  # fmt: skip
 @click.option(
     "--encoder", callback=comma_list, metavar="NAME",
@@ -56,7 +56,7 @@ def import_(dataset: str | None, store: str, data_root: Path | None, **options: 
     scan            folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt};
                     in VSE-infinity's data folder that of the data set
     butd-tsv        bottom-up attention's TSV or LXMERT's, or a folder of them
-    hdf5            one file, its arrays named by --arrays
+    hdf5            one file with arrays local, id, …, or named by --arrays
     clip-retrieval  folder of img_emb, text_emb and metadata of its inference
     embeddings      folder of images.npy, captions.npy and index.csv or .jsonl
 

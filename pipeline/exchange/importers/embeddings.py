@@ -20,7 +20,7 @@ import numpy as np
 from ...data.caption_files import caption_rows
 from ...data.rows import RowReader
 from ...errors import require_pyarrow
-from ...wording import some_of
+from ...wording import reason, some_of
 from .source import Source, SourceError, Table, Unreadable, map_floats, require_fitting, sha256
 
 _AT_ONCE = 1 << 14  # rows that are read
@@ -187,7 +187,7 @@ def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path], ski
                             )
                         yield (_normal(name), text, own[0] if own else None) if good else _NOTHING
         except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"{path} is no Parquet file, is damaged or was cut off; copy it again") from error
+            raise SourceError(f"{path} cannot be read as Parquet ({reason(error)}); copy it again") from error
 
 
 def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Source:

@@ -124,22 +124,25 @@ def _shape(values: list[bytes]) -> tuple[int, int]:
 
 
 def _float_type(features: list[bytes], row_bytes: int) -> "np.dtype[Any]":
-    """Return the type of some images' features in base64: that in which their magnitudes differ least.
+    """Return the type of the features in base64 of some images: that which is the likeliest of most of them.
 
     In another type bits of the fraction become exponents, and magnitudes differ by many powers of two. Numbers of a
     wider type that use its upper half alone would be zero in every second place of a narrower one.
     """
-    raw = b""
+    votes = Counter[str]()
     for field in features:
         with suppress(binascii.Error):
-            raw += base64.b64decode(field, validate=True)
+            raw = base64.b64decode(field, validate=True)
+            votes[min(_FLOATS, key=lambda dtype: _unlikelihood(raw, dtype, row_bytes))] += 1
+    return np.dtype(votes.most_common(1)[0][0] if votes else _FLOATS[0])
 
-    def unlikelihood(dtype: str) -> tuple[bool, float]:
-        with np.errstate(invalid="ignore"):
-            values = np.abs(np.frombuffer(raw[: len(raw) // 8 * 8], dtype).astype(np.float64))
-            known = np.isfinite(values) & (values > 0)
-        fits = row_bytes % np.dtype(dtype).itemsize == 0 and known[::2].any()
-        by_chance = np.isfinite(values).mean() < 0.998  # in float16 a 32nd of random bits is no number
-        return not fits or by_chance, float(np.log2(values[known]).std()) if fits else np.inf
 
-    return np.dtype(min(_FLOATS, key=unlikelihood))
+def _unlikelihood(raw: bytes, dtype: str, row_bytes: int) -> tuple[bool, float]:
+    """Return whether an image's features are no numbers of a type, and by how many powers of two these differ."""
+    with np.errstate(invalid="ignore"):
+        values = np.abs(np.frombuffer(raw[: len(raw) // 8 * 8], dtype).astype(np.float64))
+        known = np.isfinite(values) & (values > 0)
+    if row_bytes % np.dtype(dtype).itemsize or not known[::2].any():
+        return True, np.inf
+    # In float16 a 32nd of random bits are NaN or infinity.
+    return bool(np.isfinite(values).mean() < 0.998), float(np.log2(values[known]).std())

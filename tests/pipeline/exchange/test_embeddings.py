@@ -228,7 +228,7 @@ FAULTS = {
         "both part 1",
     ),
     "cut npy": (cut("img_emb"), r"img_emb_00.npy is no array of numbers, or was cut off"),
-    "cut parquet": (cut("metadata"), r"metadata_00.parquet is no Parquet file, is damaged or was cut off"),
+    "cut parquet": (cut("metadata"), r"metadata_00.parquet cannot be read as Parquet"),
 }
 
 

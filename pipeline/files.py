@@ -25,6 +25,24 @@ _without_locks: set[Path] = set()  # folders that were named
 log = logging.getLogger("xret")
 
 
+def walk(
+    folder: Path, onerror: Callable[[OSError], object] | None = None
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yield what `os.walk` does, and also goes into folders that are links: each real folder once.
+
+    A folder that is reached in several ways has its own path, if that is below `folder`.
+    """
+    seen, left = set(), [str(folder)]
+    while left:
+        for path, folders, names in os.walk(left.pop(0), onerror=onerror):
+            if (real := Path(path).resolve()) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            yield path, folders, names
+            left += sorted(str(below) for name in folders if (below := Path(path, name)).is_symlink())
+
+
 @contextmanager
 def writing(
     path: Path, failure: type[XretError] | None = None, remedy: str = "", make: Callable[[Path], None] | None = None

@@ -18,7 +18,7 @@ from tqdm import tqdm
 from ...pipeline.data.images import SUFFIXES, PictureFile, read_picture
 from ...pipeline.device import cores, within_memory
 from ...pipeline.errors import OutputError, QueryError, SampleError
-from ...pipeline.files import making_file
+from ...pipeline.files import making_file, walk
 from ...pipeline.progress import hidden
 from ...pipeline.reading.reencoding import BATCH, encode_decoded
 from ...pipeline.wording import counted, printable, some_of
@@ -92,7 +92,7 @@ class PictureFolder(Searched):
         def note(error: OSError) -> None:
             self.unreadable[os.path.relpath(error.filename, self._folder)] = (error.strerror or str(error)).lower()
 
-        for path, folders, names in os.walk(self._folder, onerror=note):
+        for path, folders, names in walk(self._folder, note):
             folders[:] = [name for name in folders if not name.startswith(".")]
             for file in (Path(path, name) for name in names if name[0] != "."):
                 if not file.name.lower().endswith(SUFFIXES):

@@ -4,27 +4,32 @@ import csv
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ..documents import DocumentError, parse_json, read_json, reading
 from ..errors import ManifestError
+from ..files import walk
 from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, file_name, folder_split, it_has, require_text
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
-def read_entries(path: Path, reader: RowReader) -> list[Entry]:
+def read_entries(path: Path, reader: RowReader, is_one: Callable[[str, str], bool]) -> list[Entry]:
     """Read a caption file, whose suffix says its format, in the order of each image's first row.
 
+    `is_one` says whether two names that differ in their Unicode normal form alone are of one file.
     ManifestError: the file cannot be read, or an image or row is wrong.
     """
     if path.suffix == ".json":
         return _read_json(path, reader)
     entries: dict[str, Entry] = {}
+    spelt: dict[str, str] = {}  # how each name is spelt first
     for where, row in caption_rows(path, reader, ""):
-        entry = entries.setdefault(unicodedata.normalize("NFC", row.file_name), row)  # as it is found
+        name = row.file_name
+        first = spelt.setdefault(unicodedata.normalize("NFC", name), name)
+        entry = entries.setdefault(first if first == name or is_one(first, name) else name, row)
         if entry.split != row.split:
             both = f"'{row.split or 'none'}' here and '{entry.split or 'none'}' before"
             raise ManifestError(f"{where}: the split of '{row.file_name}' is {both}; give it one split.")
@@ -34,17 +39,18 @@ def read_entries(path: Path, reader: RowReader) -> list[Entry]:
 
 
 def read_imagefolder(folder: Path, reader: RowReader) -> list[Entry]:
-    """Read each ``metadata.jsonl`` and ``metadata.csv`` below a folder, in order of the paths.
+    """Read each ``metadata.jsonl`` and ``metadata.csv`` below a folder, also in folders that are links, in order.
 
     The split of a picture is the folder of its metadata file that is called as a split; else the row's; else the first
     folder of its metadata file, whatever it is called, or a folder of its own that is called as a split. A column that
     the manifest names goes before all folders. ManifestError: a row is wrong.
     """
     entries: dict[str, Entry] = {}
-    for path in sorted(folder.rglob("metadata.*")):
-        if path.suffix not in (".jsonl", ".csv"):
+    found = sorted(Path(above, name) for above, _, names in walk(folder) for name in names if name[:9] == "metadata.")
+    for path in found:
+        if path.name not in ("metadata.jsonl", "metadata.csv"):
             reader.note(f"{path} is passed over; metadata are read from .jsonl and .csv")
-    for path in sorted(path for kind in ("jsonl", "csv") for path in folder.rglob(f"metadata.{kind}")):
+            continue
         below = path.parent.relative_to(folder)
         of_folder = next((part for part in below.parts if part in SPLIT_NAMES), (*below.parts, None)[0])
         given = of_folder if reader.columns.split is None and of_folder in SPLIT_NAMES else None

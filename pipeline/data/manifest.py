@@ -11,6 +11,7 @@ from typing import Any
 from ... import data_manifests
 from ..documents import read_yaml, reading
 from ..errors import ManifestError, nearest
+from ..files import walk
 
 SPLITS = ("train", "val", "test", "other")
 PROTOCOLS = ("full", "1k-folds", "eccv", "cxc", "pmrp", "rpc2")  # what `xret eval` knows
@@ -98,7 +99,7 @@ def _dataset(place: Path) -> dict[str, Any]:
     """Return the values of a manifest that follow from whether a data set was saved or is an imagefolder."""
     if any((place / name).is_file() for name in ("state.json", "dataset_dict.json")):
         return {"kind": "arrow"}
-    if any(next(place.rglob(f"metadata.{suffix}"), None) for suffix in ("jsonl", "csv")):
+    if any({"metadata.jsonl", "metadata.csv"}.intersection(names) for *_, names in walk(place)):
         return {"kind": "imagefolder", "images": place.resolve(), "packed": {}}
     raise ManifestError(
         f"{place}: there is neither a data set that `save_to_disk` wrote nor an imagefolder with metadata.jsonl or"

@@ -15,6 +15,23 @@ from xret.pipeline import files
 from xret.pipeline.errors import CacheError, OutputError, RunError
 
 
+def test_each_real_folder_is_walked_once_and_under_its_own_path(tmp_path):
+    top = tmp_path / "top"
+    for name in ("a/deep/1", "b/2", "../outside/in/3", "../.hidden/4"):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).touch()
+    links = ("A", "a"), ("loop", "."), ("b/up", ".."), ("c", "../outside"), ("d", "../outside/in"), ("e", "no")
+    for name, target in links:
+        (top / name).symlink_to(target)
+    found = [Path(path, name).relative_to(top).as_posix() for path, _, names in files.walk(top) for name in names]
+    assert sorted(found) == ["a/deep/1", "b/2", "c/in/3", "e"]
+    (top / "b/up").unlink()
+    (top / "b/up").symlink_to("../..")  # out, and back in by another way
+    found = [Path(path, name).relative_to(top).as_posix() for path, _, names in files.walk(top) for name in names]
+    assert sorted(found) == ["a/deep/1", "b/2", "b/up/.hidden/4", "c/in/3", "e"]
+    assert [path for path, *_ in files.walk(tmp_path / "none")] == []
+
+
 def test_places_that_cannot_be_written(tmp_path, monkeypatch):
     file, link, closed = (tmp_path / name for name in ("file", "link", "closed"))
     file.write_text("mine")

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ...documents import DocumentError, read_json
@@ -12,7 +13,7 @@ from ..caption_files import read_entries, read_imagefolder
 from ..manifest import Manifest
 from ..rows import SPLIT_NAMES, Entry, RowReader, names_split
 from .files import File, find_files, is_url, look_at_all, url_of
-from .source import FOLDER, FolderReader, PictureReader, Place, Source, digests_of, missing_from
+from .source import FOLDER, FolderReader, PictureReader, Place, Source, digests_of, is_one_file, missing_from
 from .tables import IMAGE, TableReader, table_entries
 from .tar import TarReader, tar_entries
 
@@ -52,7 +53,7 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], So
     )
     urls = [(url_of(manifest.images, file.name), split) for file, split in files]
     if manifest.captions is not None:
-        entries = read_entries(manifest.captions, reader)
+        entries = read_entries(manifest.captions, reader, partial(is_one_file, manifest.images))
     elif manifest.kind == "imagefolder":
         entries = read_imagefolder(manifest.images, reader)
     elif source.kind == "tar":

@@ -1,8 +1,9 @@
 """The files of a source: local paths or fsspec URLs, their sizes and stamps."""
 
+import fnmatch
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import fsspec
 
 from ...errors import ManifestError
+from ...files import walk
 from ...wording import reason
 
 _AT_ONCE = 32  # files that are looked at together: each may be a request to an object store
@@ -95,6 +97,25 @@ def file_system(url: str) -> tuple[Any, str]:
     return fsspec.filesystem("file"), str(Path(url).absolute())
 
 
+def _below(folder: str | Path, pattern: str) -> Iterator[str]:
+    """Yield what `glob` does of a pattern with ``**``; but of folders that are links, `glob` finds no end in a loop."""
+    parts = Path(pattern).parts
+    first = next(number for number, part in enumerate(parts) if re.search(r"[*?\[]", part))
+    top = Path(*parts[:first])
+    for above, _, names in walk(Path(folder, top)):
+        below = Path(above).relative_to(Path(folder, top)).parts
+        yield from (str(Path(top, *below, name)) for name in names if _fits((*below, name), parts[first:]))
+
+
+def _fits(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    if not (parts and pattern):
+        return not parts and {*pattern} <= {"**"}
+    if pattern[0] == "**" and _fits(parts, pattern[1:]):
+        return True
+    fits = fnmatch.fnmatchcase(parts[0], pattern[0]) and (parts[0][0] != "." or pattern[0][0] == ".")
+    return fits and _fits(parts[1:], pattern if pattern[0] == "**" else pattern[1:])
+
+
 def _matching(folder: str | Path, name: str) -> list[str]:
     if not re.search(r"[*?\[]", name):
         return [name]
@@ -103,7 +124,7 @@ def _matching(folder: str | Path, name: str) -> list[str]:
             fs, path = file_system(name)
             found = [fs.unstrip_protocol(one) for one in sorted(fs.glob(path))]
         else:
-            found = sorted(glob(name, root_dir=folder, recursive=True))  # noqa: PTH207 -- names may be absolute
+            found = sorted(_below(folder, name) if "**" in name else glob(name, root_dir=folder))  # noqa: PTH207
     except Exception as error:  # whatever a file system raises
         raise ManifestError(f"{name}: this cannot be read ({reason(error)}); {_RESTORE}.") from error
     if not found:

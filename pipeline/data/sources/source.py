@@ -131,6 +131,14 @@ def as_spelt(folder: Path, name: str) -> str:
     return next((other for other in others if os.path.lexists(folder / other)), name)
 
 
+def is_one_file(folder: Path, one: str, other: str) -> bool:
+    """Return whether names in two normal forms are of one file, also where there is none."""
+    try:
+        return (folder / as_spelt(folder, one)).samefile(folder / as_spelt(folder, other))
+    except OSError:
+        return True
+
+
 def missing_from(folder: Path, names: Iterable[str]) -> list[str]:
     """Return the names of pictures that are not there; each folder is listed once, and no file opened."""
     listed: dict[str, set[str]] = {}

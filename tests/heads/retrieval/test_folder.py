@@ -151,9 +151,12 @@ def test_what_cannot_be_read_is_named_and_left_out(run, photos, tmp_path, caplog
     for name in (".hidden.png", "notes.txt"):
         shutil.copy(photos / "0.png", photos / name)
     shutil.copytree(photos / "a", photos / ".thumbnails")
-    assert sorted(search(run, photos)) == ALL
+    shutil.copytree(photos / ".thumbnails", tmp_path / "away")
+    (photos / "linked").symlink_to(tmp_path / "away")
+    (photos / "linked/loop").symlink_to(photos)
+    assert sorted(search(run, photos)) == sorted([*ALL, *(f"linked{name[1:]}" for name in ALL if name[:2] == "a/")])
     said = caplog.messages[-1]
-    assert said.startswith(f"4 pictures of {photos} cannot be read: a/empty.png (the file is empty), broken.jpg (")
+    assert said.startswith(f"5 pictures of {photos} cannot be read: a/empty.png (the file is empty), broken.jpg (")
     assert said.endswith("gone.png (no such file or directory), and 1 more")
 
 

@@ -1,11 +1,14 @@
 """Which pictures of a folder are missing."""
 
+import json
 import os
 import unicodedata
 from pathlib import Path
 
 import pytest
 
+from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.data.samples import read_samples
 from xret.pipeline.data.sources import FolderReader, missing_from
 
 
@@ -47,3 +50,22 @@ def test_a_name_in_another_normal_form_is_found(tmp_path, there, named):
     other = unicodedata.normalize(named, name)
     assert missing_from(tmp_path, [other, "ü.jpg"]) == ["ü.jpg"]
     assert FolderReader(tmp_path).open(other).getvalue() == b"picture"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize("there", [("NFC", "NFD"), ("NFD",), ()])
+def test_names_in_two_normal_forms_are_two_pictures_where_there_are_two_files(tmp_path, suffix, there):
+    for form in there:
+        (tmp_path / unicodedata.normalize(form, "é.jpg")).write_text(form)
+    names = [unicodedata.normalize(form, "é.jpg") for form in ("NFC", "NFD", "NFC")]
+    rows = [
+        f"{name},{number},train"
+        if suffix == "csv"
+        else json.dumps({"file_name": name, "caption": str(number), "split": "train"})
+        for number, name in enumerate(names)
+    ]
+    (tmp_path / f"c.{suffix}").write_text("\n".join(["file_name,caption,split"] * (suffix == "csv") + rows))
+    (tmp_path / "m.yaml").write_text(f"name: m\nimages: .\ncaptions: c.{suffix}\n")
+    images = read_samples(load_manifest(tmp_path / "m.yaml")).images
+    found = [[caption.text for caption in image.captions] for image in images]
+    assert found == ([["0", "2"], ["1"]] if len(there) == 2 else [["0", "1", "2"]])

@@ -2,6 +2,7 @@
 
 import json
 import tarfile
+from glob import glob
 
 import pyarrow as pa
 import pytest
@@ -10,7 +11,7 @@ from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
-from xret.pipeline.data.sources.files import expand
+from xret.pipeline.data.sources.files import expand, find_files
 
 FORMS = ("tars", "webdataset", "parquet", "saved", "saved_splits")
 
@@ -66,6 +67,44 @@ def test_an_imagefolder_is_a_folder_with_other_names(data):
     assert {image.file_name: image.split for image in samples.images} == {n: n.split("/")[0] for n in by_name}
     for image, found in zip(samples.images, contents(manifest, samples), strict=True):
         assert (found, [caption.text for caption in image.captions]) == by_name[image.file_name]
+
+
+def move_and_link(folder, away):
+    """Put a folder elsewhere with a link in its place, and another link in it to the folder above: a loop."""
+    folder.rename(away)
+    folder.symlink_to(away)
+    (away / "loop").symlink_to(folder.parent.resolve())
+
+
+def test_folders_that_are_links_are_folders_and_loops_end(data, tmp_path):
+    path = data.as_imagefolder()
+    expected = read(path)
+    for split in SPLITS:
+        move_and_link(data.folder / "images" / split, tmp_path / f"the {split}")
+    manifest, samples = read(path)
+    assert samples.digest == expected[1].digest
+    assert contents(manifest, samples) == contents(*expected)
+
+
+@pytest.mark.parametrize("form", ["parquet", "tar"])
+def test_a_file_that_links_lead_to_in_several_ways_counts_once(data, tmp_path, form):
+    _, expected = read(data.as_parquet() if form == "parquet" else data.as_tars())
+    move_and_link(data.folder, tmp_path / "away")
+    (data.folder / "again").symlink_to(tmp_path / "away")
+    keys = {"image_column": "image", "caption_columns": "texts", "split_column": "split"} if form == "parquet" else {}
+    _, samples = read(data.manifest("deep", **{form: f"**/*.{form}"}, **keys))
+    assert len(samples.images) == len(expected.images) == 30
+
+
+@pytest.mark.parametrize("pattern", ["**/*.tar", "a/**", "**/b/*", "a/**/c/?.tar", "**", "**/.d/*", "[ab]/**/1.tar"])
+def test_a_pattern_of_any_depth_is_that_of_glob(tmp_path, pattern):
+    for name in ("1.tar", "a/1.tar", "a/b/2.tar", "a/b/c/3.tar", "b/1.tar", ".d/4.tar", "a/.e.tar"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    found = [file.name for file in find_files(tmp_path, pattern)]
+    expected = glob(pattern, root_dir=tmp_path, recursive=True)  # noqa: PTH207 -- relative to a folder
+    assert found == sorted(name for name in expected if (tmp_path / name).is_file())
+    assert [file.name for file in find_files("/", f"{tmp_path}/{pattern}")] == [f"{tmp_path}/{name}" for name in found]
 
 
 def test_splits_of_an_imagefolder_whose_metadata_lie_above_them(data, tmp_path):

@@ -7,7 +7,7 @@ order of images: one matrix with both has the rankings of both directions.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,15 +50,15 @@ class Biases:
 def item_bias(bank: Iterable[Tensor], scales: Sequence[float]) -> Tensor:
     """Return the bias of N items with each of T scales, float64 `[T, N]`: -log(mean of exp(scale · score)) / scale.
 
-    `bank` gives blocks `[B, N]` of the scores that queries of the bank have with the items. The mean in the place of
-    QB-Norm's sum shifts all by one number, so that scores keep their size.
+    `bank` gives blocks `[B, N]` of the scores that queries of the bank have with the items, -inf where one does not
+    count. The mean in the place of QB-Norm's sum shifts all by one number, so that scores keep their size.
     """
-    total, count, each = torch.empty(0), 0, torch.tensor(list(scales), dtype=torch.float64)
+    each = torch.tensor(list(scales), dtype=torch.float64)
+    total, count = torch.tensor(-math.inf).double(), torch.tensor(0.0).double()
     for block in bank:
         part = torch.stack([(scale * block).logsumexp(0) for scale in scales]).double()
-        total = torch.logaddexp(total, part) if count else part
-        count += len(block)
-    biases: Tensor = (math.log(count) - total) / each.to(total)[:, None]
+        total, count = torch.logaddexp(total, part), count + (block > -math.inf).sum(0)
+    biases: Tensor = (count.log() - total) / each.to(total)[:, None]
     return biases
 
 
@@ -82,10 +82,13 @@ def skewness(similarity: Tensor, k: int = 10) -> float:
     return 0.0 if spread == 0 else float((apart**3).mean() / spread**3)
 
 
-def require_bank(cache: FeatureCache, split: str) -> None:
-    """Raise RunError where a store has no training queries or nothing to choose on, or they are those evaluated."""
-    if split == LEARN:
-        raise RunError(f"the bank of --hubness has the queries of split '{LEARN}'; evaluate another split, or without")
+def require_bank(cache: FeatureCache, split: str | None = None) -> None:
+    """Raise RunError where a store has no training queries or nothing to choose on, or `split` is theirs."""
+    if split in (LEARN, CHOOSE):
+        raise RunError(
+            f"--hubness takes its queries from split '{LEARN}' and chooses its scale on split '{CHOOSE}', which cannot"
+            " show what it brings; evaluate another split, or without"
+        )
     if missing := [name for name in (LEARN, CHOOSE) if name not in cache.splits]:
         raise RunError(
             f"--hubness takes its bank from split '{LEARN}' and its scale from split '{CHOOSE}', and {cache.url} "
@@ -116,17 +119,20 @@ def image_bias(
     views: Sequence[Embedding],
     scales: Sequence[float],
     change: Change = unchanged,
+    owners: np.ndarray | None = None,
 ) -> Tensor:
     """Return the bias of images, in the mean of some views, with each scale, by captions that are read bit by bit.
 
-    Where the images' embeddings were changed, the captions' must `change` likewise.
+    Where the images' embeddings were changed, the captions' must `change` likewise. Where images may be of the bank,
+    too, `owners` are their rows in the store, int64 [N]: their own captions, which the head has learned, do not count.
     """
     bank = batches_of(sets, model, LEARN, device)
     chosen = np.sort(np.random.default_rng(0).permutation(bank.captions)[:BANK])
     parts = read_ahead(bank.caption_source.fetch, np.split(chosen, range(BATCH, len(chosen), BATCH)), device)
     embedded = (change(embed_all(model.embed_captions, [part])) for part in parts)
     several = (torch.stack([in_blocks(model.similarity, one, captions) for one in views]) for captions in embedded)
-    return item_bias((one.mean(0).T for one in several), scales)
+    rows = bank.image_rows[bank.caption_image[chosen]]
+    return item_bias(_without_own((one.mean(0).T for one in several), rows, owners), scales)
 
 
 @torch.no_grad()
@@ -137,8 +143,24 @@ def caption_bias(
     captions: Embedding,
     scales: Sequence[float],
     change: Change = unchanged,
+    owners: np.ndarray | None = None,
 ) -> Tensor:
-    """Return the bias of captions with each scale, by images that are read batch by batch; `change` as above."""
-    features = batches_of(sets, model, LEARN, device).image_features(BATCH)
-    embedded = (change(embed_all(model.embed_images, [part])) for part in features)
-    return item_bias((in_blocks(model.similarity, one, captions) for one in embedded), scales)
+    """Return the bias of captions with each scale, by images that are read batch by batch; `change` as above.
+
+    `owners` are the rows in the store of the captions' images.
+    """
+    bank = batches_of(sets, model, LEARN, device)
+    embedded = (change(embed_all(model.embed_images, [part])) for part in bank.image_features(BATCH))
+    scored = (in_blocks(model.similarity, one, captions) for one in embedded)
+    return item_bias(_without_own(scored, bank.image_rows, owners), scales)
+
+
+def _without_own(blocks: Iterable[Tensor], rows: np.ndarray, owners: np.ndarray | None) -> Iterator[Tensor]:
+    """Yield blocks [B, N] of scores, -inf where a query of the bank, which has `rows`, and an item have one owner."""
+    first = 0
+    for block in blocks:
+        if owners is not None:
+            own = rows[first : first + len(block), None] == owners
+            block = block.masked_fill(torch.from_numpy(own).to(block.device), -math.inf)
+        first += len(block)
+        yield block

@@ -11,6 +11,7 @@ from scipy.stats import skew
 from scores import score
 from small_store import make_store
 
+from xret import ablate
 from xret.heads.evaluation import hubness
 from xret.heads.evaluation.evaluation import evaluate
 from xret.metrics import inverted_softmax, skewness
@@ -126,9 +127,14 @@ def test_the_command_tells_both_tables(vsepp):
     assert len(told["hubness"]["results"]) == len(told["results"]) == 1
 
 
-def test_without_queries_of_training_there_is_no_bank(vsepp, tmp_path):
-    with pytest.raises(RunError, match="evaluate another split"):
-        evaluate(vsepp, split="train", device="cpu", hubness=True)
+def test_what_it_learns_from_is_not_what_it_is_evaluated_on(vsepp, tmp_path):
+    store = FeatureCache.open(evaluate(vsepp, device="cpu").stores[0]).url
+    for split in ("train", "val"):
+        with pytest.raises(RunError, match="evaluate another split"):
+            evaluate(vsepp, split=split, device="cpu", hubness=True)
+        with pytest.raises(RunError, match="evaluate another split"):
+            ablate(store, recipe="linear", vary={"model.dim": [8]}, out=tmp_path / "a", split=split, hubness=True)
+    assert not (tmp_path / "a").exists()
     store = make_captioned_store(tmp_path / "test.zarr")
     with pytest.raises(RunError, match="has no 'train'"):
         evaluate(vsepp, store=store, device="cpu", hubness=True)

@@ -13,6 +13,7 @@ from ...pipeline.encoders.spec import EncoderSpec
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
 from ...pipeline.reading.origin import Origin
+from ...pipeline.wording import option
 from .info import BRANCHES, BranchName
 from .run import Run
 
@@ -66,9 +67,9 @@ def weights_of_each(given: str | None, origins: Sequence[Origin], branch: Branch
         return [given] * len(names)
     named = [name.strip() or None for name in given.split(",")]
     if len(named) != len(names):
-        option = "--visual-weights" if branch == "image" else "--text-weights"
+        named_by = option("visual-weights" if branch == "image" else "text-weights")
         raise EncoderError(
-            f"the run reads {len(names)} feature sets ({', '.join(names)}), and {option} names weights of "
+            f"the run reads {len(names)} feature sets ({', '.join(names)}), and {named_by} names weights of "
             f"{len(named)}; give one for each, separated by commas; one may be empty"
         )
     return list(named)

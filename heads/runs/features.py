@@ -15,6 +15,7 @@ from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.dataset import Field, fields_there
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.store import OK, CaptionSet, FeatureCache, ImageSet
+from ...pipeline.wording import option
 from ..model import Model
 from ..recipes.blocks import Recipe
 from .info import BranchName, RunInfo
@@ -53,15 +54,15 @@ def open_store(run: Run, store: str | Path | None) -> FeatureCache:
         cache = FeatureCache.open(run.info.store)
     except (CacheError, StoreError) as error:
         raise RunError(
-            f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
+            f"the store of {run.path} is not there or not usable ({error}); name where it is now with {option('store')}"
         ) from error
     if cache.manifest_sha256 != run.info.manifest_sha256:
         _log.warning("%s holds other samples than those that %s was trained on", cache.url, run.path)
     return cache
 
 
-def batches_of(sets: Sets, model: Model, split: str, device: torch.device, **how: Any) -> Batches:
-    """Return a split with what `model` reads of it; `how` and errors as of `stored_batches`."""
+def batches_of(sets: Sets, model: Model, split: str | Sequence[str], device: torch.device, **how: Any) -> Batches:
+    """Return a split, or several, with what `model` reads of it; `how` and errors as of `stored_batches`."""
     fields: dict[str, Any] = {"image_fields": model.image_fields, "caption_fields": model.caption_fields}
     images, captions = sets
     return stored_batches(images, captions, split, device=device, **fields, **how)

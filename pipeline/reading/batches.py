@@ -174,7 +174,7 @@ class Batches:
 def stored_batches(
     image_set: Images,
     caption_set: Captions,
-    split: str,
+    split: str | Sequence[str],
     *,
     device: str | torch.device = "cpu",
     image_fields: Fields,
@@ -183,14 +183,15 @@ def stored_batches(
     resident: Resident | None = None,
     views: Sequence[int] = (0,),
 ) -> Batches:
-    """Return the usable samples of one split with the features that sets of a cache hold, as batches on `device`.
+    """Return the usable samples of a split, or of several, with what sets of a cache hold, as batches on `device`.
 
     Fields are of ``local``, ``global`` and ``token``; of several sets some for each. `placement` is that of
     `placement.choose`, and `resident` what lies in memory already. Of several `views` an epoch draws one for each
     image, which follows from seed, epoch and image alone; `Batches.image_features` gives the first. CacheError: the
     split is missing or incomplete, or has no usable sample. RunError: it does not fit where `placement` puts it.
     """
-    samples, cache, device = Split.of(image_set, caption_set, split), image_set.cache, torch.device(device)
+    names = [split] if isinstance(split, str) else split
+    samples, cache, device = Split.of(image_set, caption_set, *names), image_set.cache, torch.device(device)
     images = _stored(image_set, samples.image_rows, image_fields, views)
     captions = _stored(caption_set, samples.caption_rows, caption_fields, (0,))
     resident = Resident() if resident is None else resident
@@ -198,7 +199,7 @@ def stored_batches(
     if not columns:
         placement = "stream"
     counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
-    what = f"the features of {counts} ({cache.dataset}, {split})"
+    what = f"the features of {counts} ({cache.dataset}, {', '.join(names)})"
     place, where = choose(placement, columns, device, cache.folder.is_local, what, resident)
     for part in (*images, *captions):
         part.place(where, device, resident)

@@ -9,6 +9,7 @@ from ..encoders.spec import EncoderSpec
 from ..errors import EncoderError
 from ..store import FeatureSet
 from ..store.create import fingerprint
+from ..wording import option
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,23 @@ class Origin:
         `changes` are other options of the spec, with which the features are others. EncoderError: the set was imported,
         its weights are missing, or these are others.
         """
-        spec = replace(self._found(weights, "--visual-weights", "pictures"), views=None, trust=trust, **changes)
+        spec = replace(self._found(weights, "visual-weights", "pictures"), views=None, trust=trust, **changes)
         if is_own(spec.name) and not trust:
-            raise EncoderError(f"'{self.name}' was made by {spec.name}, a program of its own; to run it, give --trust")
+            made = f"'{self.name}' was made by {spec.name}, a program of its own"
+            raise EncoderError(f"{made}; to run it, give {option('trust')}")
         encoder = load_visual(spec, device)
         if not changes:
-            self._require(encoder.identity, weights, "--visual-weights")
+            self._require(encoder.identity, weights, "visual-weights")
         return encoder
 
     def load_captions(self, weights: str | None, device: str, trust: bool = False) -> TextEncoder:
         """Return the encoder that made a caption set of token states; arguments and errors as of `load_images`."""
-        encoder = load_text(replace(self._found(weights, "--text-weights", "captions"), trust=trust), device)
-        self._require(encoder.identity, weights, "--text-weights")
+        encoder = load_text(replace(self._found(weights, "text-weights", "captions"), trust=trust), device)
+        self._require(encoder.identity, weights, "text-weights")
         return encoder
 
-    def _found(self, weights: str | None, option: str, what: str) -> EncoderSpec:
-        """Return the spec with weights that are there; `option` gives another place, `what` is encoded."""
+    def _found(self, weights: str | None, named_by: str, what: str) -> EncoderSpec:
+        """Return the spec with weights that are there; the option `named_by` gives another place, `what` is encoded."""
         if self.spec is None or self.kind == "words":
             raise EncoderError(
                 f"'{self.name}' was imported, so xret has no encoder for new {what}; train on features of `xret"
@@ -77,11 +79,11 @@ class Origin:
         if weights is None and spec.missing:
             raise EncoderError(
                 f"'{self.name}' was made with the weights {spec.source}, which are not there; give their place as"
-                f" {option}"
+                f" {option(named_by)}"
             )
         return spec
 
-    def _require(self, identity: dict[str, Any], weights: str | None, option: str) -> None:
+    def _require(self, identity: dict[str, Any], weights: str | None, named_by: str) -> None:
         """Raise EncoderError unless an encoder of this identity makes such features."""
         ours = {key: value for key, value in self.identity.items() if key != "views"}
         if identity != ours:
@@ -89,7 +91,7 @@ class Origin:
             made = self.spec.source if self.spec is not None and self.spec.source else "the published ones"
             raise EncoderError(
                 f"'{weights or made}' is not what '{self.name}' was made with (its {', '.join(differing)} differ); give"
-                f" its own weights, {made}, as {option}"
+                f" its own weights, {made}, as {option(named_by)}"
             )
 
 

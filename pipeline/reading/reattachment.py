@@ -15,6 +15,7 @@ from ..encoders.base import TrainableEncoder, VisualEncoder
 from ..encoders.registry import is_own
 from ..errors import CacheError, EncoderError, ManifestError, SampleError
 from ..store import CaptionSet, FeatureCache, ImageSet
+from ..wording import option
 from .origin import Origin, grid_side
 
 _LOOKED_FOR = 100  # images of which one has to be in a folder; single ones may be missing
@@ -87,7 +88,9 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     if cache.dataset in bundled_manifests():
         return load_manifest(cache.dataset, data_root).images
     tried = f"{names[0]} is not in {', '.join(map(str, folders))}" if folders else "no folder was given"
-    raise CacheError(f"the images of '{cache.dataset}' are missing: {tried}; give their folder as --data-root DIR")
+    raise CacheError(
+        f"the images of '{cache.dataset}' are missing: {tried}; give their folder as {option('data-root', 'DIR')}"
+    )
 
 
 def manifests_in(folder: Path | None, dataset: str) -> Iterator[Manifest]:
@@ -124,7 +127,7 @@ def _folder_of_files(cache: FeatureCache, data_root: Path | None) -> Path:
     what = "of the manifest that names it" if outside else "that this name starts from"
     raise CacheError(
         f"the images of '{cache.dataset}' are missing: {(outside or names)[0]} {where}; give the folder {what} as"
-        " --data-root DIR"
+        f" {option('data-root', 'DIR')}"
     )
 
 
@@ -139,7 +142,7 @@ def read_image(encoder: VisualEncoder, pictures: PictureReader, name: str) -> Te
 
 def unreadable(error: SampleError) -> SampleError:
     """Return the error of an image that was extracted and cannot be read now, with what to do."""
-    return SampleError(error.sample, f"{error.reason}; put the extracted file back, or check --data-root")
+    return SampleError(error.sample, f"{error.reason}; put the extracted file back, or check {option('data-root')}")
 
 
 def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, pictures: PictureReader) -> None:
@@ -152,5 +155,5 @@ def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, pictures: 
         if np.linalg.norm(found - cached) > _DIFFERENCE * np.linalg.norm(cached):
             raise CacheError(
                 f"{name} has other features than '{features.name}' holds for it, so it is not the file that"
-                " was extracted; give the right --data-root"
+                f" was extracted; give the right {option('data-root')}"
             )

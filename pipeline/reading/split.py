@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import CacheError
-from ..store import OK, FeatureSet
-from ..wording import counted
+from ..store import NOT_DONE, OK, FeatureSet
+from ..wording import counted, option
 from .joined_sets import Captions, Images, parts_of
 from .placement import Placement
 from .prefetch import RUN
@@ -17,7 +17,7 @@ AS_A_WHOLE = "as a whole"  # how an epoch's samples are mixed where nothing is s
 
 @dataclass(frozen=True)
 class Split:
-    """The usable samples of one split of one store."""
+    """The usable samples of one split of one store, or of several splits."""
 
     image_set: Images  # the features of its images
     caption_set: Captions  # the features of its captions
@@ -28,20 +28,21 @@ class Split:
     placement: Placement = "stream"  # where their features lie while they are read; never ``auto``
 
     @classmethod
-    def of(cls, image_set: Images, caption_set: Captions, name: str) -> "Split":
-        """Return the usable samples of the split `name`; CacheError if it is missing or incomplete, or has none."""
+    def of(cls, image_set: Images, caption_set: Captions, *names: str) -> "Split":
+        """Return the usable samples of splits; CacheError if one is missing or incomplete, or there are no samples."""
         cache = image_set.cache
-        if name not in cache.splits:
-            raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")
-        for features in (*parts_of(image_set), *parts_of(caption_set)):
-            require_complete(features, name)
-        images = np.arange(*cache.splits[name])
+        for name in names:
+            if name not in cache.splits:
+                raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")
+            for features in (*parts_of(image_set), *parts_of(caption_set)):
+                require_complete(features, name)
+        images = np.sort(np.concatenate([np.arange(*cache.splits[name]) for name in names]))
         image_rows = images[image_set.status[images] == OK]
-        rows = np.arange(cache.captions)[caption_set.rows_of(name)]
+        rows = np.sort(np.concatenate([np.arange(cache.captions)[caption_set.rows_of(name)] for name in names]))
         image_is_good = image_set.status[cache.caption_image[rows]] == OK
         caption_rows = rows[image_is_good & (caption_set.status[rows] == OK)]
         if not len(caption_rows):
-            raise CacheError(f"{cache.url}: split '{name}' has no usable image with a caption")
+            raise CacheError(f"{cache.url}: split '{', '.join(names)}' has no usable image with a caption")
         owner = np.searchsorted(image_rows, cache.caption_image[caption_rows])
         skipped = len(images) - len(image_rows) + int(image_is_good.sum()) - len(caption_rows)
         return cls(image_set, caption_set, image_rows, caption_rows, owner, skipped)
@@ -83,13 +84,21 @@ def _made_by(features: Images | Captions) -> list[object]:
     return [getattr(part, "vocabulary", None) or part.fingerprint for part in parts_of(features)]
 
 
+def begun_splits(image_set: Images, caption_set: Captions) -> list[str]:
+    """Return the splits of which something is done in every set, in the order of their rows; all where none is."""
+    cache, sets = image_set.cache, (*parts_of(image_set), *parts_of(caption_set))
+    names = sorted(cache.splits, key=lambda name: cache.splits[name])
+    done = {name: [one.status[one.rows_of(name)] != NOT_DONE for one in sets] for name in names}
+    return [name for name in names if all(rows.any() or not len(rows) for rows in done[name])] or names
+
+
 def require_complete(features: FeatureSet, split: str) -> None:
     """Raise CacheError unless every sample of a split is done."""
     if missing := features.missing([split]):
         raise CacheError(
             f"{features.cache.url}: split '{split}' of '{features.name}' lacks {len(missing)} of"
             f" {counted(len(features.chunks_of(split)), 'chunk')}; run `xret extract` or `xret import` again with"
-            f" --splits {split}, or choose another split"
+            f" {option('splits', split)}, or choose another split"
         )
 
 

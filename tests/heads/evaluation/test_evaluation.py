@@ -199,7 +199,7 @@ def test_a_store_or_features_for_none_of_them_are_refused(setdiv, store):
 
 def test_a_store_that_was_moved_is_asked_for(vsepp, store, tmp_path):
     run, gone = run_on(vsepp, str(tmp_path / "gone.zarr"), tmp_path / "run"), str(tmp_path / "gone.zarr")
-    with pytest.raises(RunError, match=r"not usable \(.*no feature store.*; name where it is now with --store"):
+    with pytest.raises(RunError, match=r"not usable \(.*no feature store.*; name where it is now with store"):
         evaluate([run], device="cpu")
     assert evaluate([run], store=store, device="cpu").results
     with pytest.raises(CacheError, match="there is no feature store"):

@@ -298,7 +298,7 @@ def test_a_class_that_is_no_encoder_is_refused(name, weights, options, sentence)
 
 @cases("visual", {"own": VISUAL["a user's class"]})
 def test_a_program_is_not_run_because_a_store_names_it(extracted):
-    with pytest.raises(EncoderError, match=r"made by own_encoder:Quarters, a program of its own; .*give --trust"):
+    with pytest.raises(EncoderError, match=r"made by own_encoder:Quarters, a program of its own; .*give trust"):
         Origin.of(extracted[0].image_set()).load_images(None, "cpu")
 
 

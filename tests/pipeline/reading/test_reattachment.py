@@ -42,7 +42,7 @@ def put(folder):
 
 def test_where_images_are(tmp_path):
     own, images, elsewhere = store_of(tmp_path, "own"), tmp_path / "data" / "images", tmp_path / "else" / "photos"
-    with pytest.raises(CacheError, match=r"no folder was given; give their folder as --data-root DIR"):
+    with pytest.raises(CacheError, match=r"no folder was given; give their folder as data_root=DIR"):
         image_folder(own, None)
     with pytest.raises(CacheError, match=r"a/0\.jpg is not in .*, .*images; give"):
         image_folder(own, tmp_path)

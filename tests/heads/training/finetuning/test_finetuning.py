@@ -244,12 +244,12 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
         (RunError, r"end of its schedule, epoch 2; .*schedule.epochs=12", ["image"], "schedule.epochs=2"),
     ):
         fail(tune, made, error, match, *words)
-    weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with \(its weights differ\); .* as --visual"
+    weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with \(its weights differ\); .* as visual"
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
-    other, weights = str(save_bert(tmp_path / "other", seed=1)), r"its weights differ\); .* --text-weights"
+    other, weights = str(save_bert(tmp_path / "other", seed=1)), r"its weights differ\); .* text_weights"
     fail(tune, made, EncoderError, weights, ["text"], text="bert", text_weights=other)
-    fail(tune, made, CacheError, r"give their folder as --data-root DIR", ["image"], data_root=tmp_path)
-    fail(tune, made, CacheError, r"no folder was given; .*--data-root", ["image"], data_root=None)
+    fail(tune, made, CacheError, r"give their folder as data_root=DIR", ["image"], data_root=tmp_path)
+    fail(tune, made, CacheError, r"no folder was given; .*data_root", ["image"], data_root=None)
     assert not (tmp_path / "tuned").exists()
 
 
@@ -272,7 +272,7 @@ def test_missing_and_other_images_are_a_sentence(made, tune, pictures, tmp_path)
     fail(tune, made, CacheError, r"0\.jpg has other features than 'mobilenet_v3_small@", ["image"], data_root=copied)
     shutil.copy(pictures / "images" / "0.jpg", copied / "images" / "0.jpg")
     (copied / "images" / "1.jpg").unlink()
-    sentence = r"1\.jpg: there is no such file; put the extracted file back, or check --data-root"
+    sentence = r"1\.jpg: there is no such file; put the extracted file back, or check data_root"
     fail(tune, made, SampleError, sentence, ["image"], data_root=copied)
     assert not (tmp_path / "tuned").exists()
 

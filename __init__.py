@@ -12,7 +12,7 @@ What the command line does, Python does with the same options and defaults:
     captions = retriever.encode_text(["two red cubes", "a disc"])   # [2, D]; [2, K, D] where embeddings are sets
     images = retriever.encode_images(["photo.jpg"])                 # [1, D]; [1, K, D]
     retriever.similarity(images, captions)                          # [1, 2]; larger is closer
-    retriever.search("two red cubes", k=5)                          # five images of the store's test split
+    retriever.search("two red cubes", k=5)                          # five images of the store
     retriever.search(Path("photo.jpg"), k=5)                        # five captions
 
 The parts are there for loops of your own: `xret.nn`, `xret.similarities`, `xret.losses`, `xret.metrics`, and
@@ -224,7 +224,7 @@ def load(
     run: "str | Path",
     *,
     store: "str | Path | None" = None,
-    split: str = "test",
+    split: str | None = None,
     device: str = "auto",
     data_root: "str | Path | None" = None,
     visual_weights: str | None = None,
@@ -239,11 +239,11 @@ def load(
     Args:
         run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
         store: where the feature store is now; None: where the run was trained.
-        split: whose images and captions are searched.
+        split: whose images and captions are searched; None: all of the store.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: finds the image files of the gallery.
         visual_weights, text_weights: of the encoders, if they have moved.
-        images: a folder of pictures to search instead of the split. It is looked through once: pictures that are added
+        images: a folder of pictures to search instead of the store. It is looked through once: pictures that are added
             later are seen by a new `load`.
         index: a folder that ``xret index`` made of the same run, store and split.
         hubness: hold back items that answer too many queries, by a bank of training queries.

@@ -22,11 +22,12 @@ from .parsing import NEW_FOLDER, embedding_options, show
 def export(run: str, out: Path, dims: int | None, dtype: str, **options: Any) -> None:
     """Write the embeddings of a run to files.
 
-    They are those of a split's images and captions, with ids, file names and texts.
+    They are those of all images and captions of RUN's store, or of a split's, with ids, file names and texts. Vectors
+    have unit length where RUN compares by cosine, so that a dot product ranks as RUN does.
 
     \b
-    xret export run --out test.parquet
-    xret export run --split train --out train.safetensors
+    xret export run --out all.parquet
+    xret export run --split test --out test.safetensors
     xret export run --out small.npy --dims 64 --dtype int8
     xret export run --out embeddings  # a folder of .npy and .jsonl
     """
@@ -36,7 +37,9 @@ def export(run: str, out: Path, dims: int | None, dtype: str, **options: Any) ->
     summary = export_embeddings(Retriever(run, **options), out, dims=dims, dtype=dtype)
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
     small = summary.get("mean_recall")
-    recall = "" if small is None else f"; mean recall {small['before']:.2f}, now {small['after']:.2f}"
+    recall = (
+        "" if small is None else f"; mean recall of {small['split']} {small['before']:.2f}, now {small['after']:.2f}"
+    )
     show(
         summary,
         f"{out}: {counted(summary['images'], 'image')} and {counted(summary['captions'], 'caption')} as"

@@ -30,8 +30,9 @@ def index(
 ) -> None:
     """Build a search index over a large gallery.
 
-    A search with --index looks up candidates, the items with elements near to the query's, and ranks these exactly. The
-    recall of the exact top 10 is measured and printed. Needs FAISS: pip install 'xret[index]'.
+    It holds all pictures and captions of RUN's store, or those of a split. A search with --index looks up candidates,
+    the items with elements near to the query's, and ranks these exactly. The recall of the exact top 10 is measured and
+    printed. Needs FAISS: pip install 'xret[index]'.
 
     \b
     xret index run --out run.index

@@ -103,6 +103,9 @@ def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
 device_option = click.option("--device", default="auto", help="auto, cpu or cuda.")
 seed_option = click.option("--seed", default=0, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers.")
 split_option = click.option("--split", default="test", help="The split to use.")
+part_option = click.option(
+    "--split", show_default="all", help="The split to use, in place of all pictures of the store."
+)
 store_option = click.option("--store", help="The feature store, if it has moved since RUN was trained.")
 other_store_option = click.option(
     "--store", help="Another feature store of the same encoders; by default each run's own."
@@ -121,7 +124,7 @@ weights_options = together(
 # Of commands that write the embeddings of a run.
 embedding_options = together(
     store_option,
-    split_option,
+    part_option,
     click.option(
         "--dims",
         type=click.IntRange(min=1),

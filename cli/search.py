@@ -11,8 +11,8 @@ from .parsing import (
     PLACE,
     device_option,
     hubness_option,
+    part_option,
     show,
-    split_option,
     store_option,
     together,
     trust_option,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 run_options = together(
     click.option("--images", type=PLACE, metavar="FOLDER", help="Search the pictures in this folder and below."),
     store_option,
-    split_option,
+    part_option,
     click.option("--index", type=PLACE, metavar="DIR", help="An index of RUN, made by `xret index`."),
     weights_options,
     trust_option,
@@ -44,9 +44,9 @@ run_options = together(
 def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     """Find images for a sentence, or captions for a picture.
 
-    QUERY is a sentence or a picture file; for a run on videos, a folder of frames, such as ./clip. Searches a split of
-    RUN's store. The query goes through the encoder that made the features; if its weights have moved, say where they
-    are. A fine-tuned run has its own.
+    QUERY is a sentence or a picture file; for a run on videos, a folder of frames, such as ./clip. All splits of RUN's
+    store are searched. The query goes through the encoder that made the features; if its weights have moved, say where
+    they are. A fine-tuned run has its own.
 
     --images searches a folder of any pictures, without a manifest. Each is embedded once, and again when its file
     changes.
@@ -67,7 +67,7 @@ def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     encoded = retriever.encode_query(Path(words[0]) if there or names_picture(words[0]) else words[0])
     hits = retriever.search(encoded, k)
     count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
-    where = options["images"] or f"{retriever.cache.url}, split {retriever.split}"
+    where = options["images"] or f"{retriever.cache.url}{retriever.gallery.part}"
     lines = [f"{run} on {where}: {count}", *format_hits(hits)]
     if (spread := uncertainty(encoded.embedding)) is not None:
         lines.append(f"the query's uncertainty (log-determinant) {float(spread):.2f}")

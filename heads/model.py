@@ -15,7 +15,7 @@ from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
 from .modules.losses import LOSSES
 from .modules.residual import ClosedForm, Frozen, Residual
-from .modules.similarity import SIMILARITIES
+from .modules.similarity import SIMILARITIES, Similarity
 from .recipes.blocks import Block, Recipe, arguments
 from .recipes.own import part_of
 from .recipes.schema import takes
@@ -136,7 +136,7 @@ def _of_each_set(adapter: nn.Module) -> list[Adapter]:
 class Model(nn.Module):
     """An image branch, a text branch, and a similarity that compares I images with C captions, ``[I, C]``."""
 
-    def __init__(self, image: Branch, text: Branch, compare: nn.Module) -> None:
+    def __init__(self, image: Branch, text: Branch, compare: Similarity) -> None:
         super().__init__()
         self.image = image
         self.text = text

@@ -29,7 +29,8 @@ from ...pipeline.errors import RunError, require_pyarrow
 from ...pipeline.files import making, making_file, require_new
 from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
 from ..modules.padding import valid_rows
-from .gallery import Gallery
+from ..modules.similarity import Cosine
+from .gallery import MODALITIES, Gallery
 from .retriever import Retriever
 from .smaller import made_smaller, mean_recall, require_cosines, rotation
 
@@ -41,12 +42,18 @@ _CARD = """\
 tags:
 - image-text-retrieval
 - xret
+configs:
+- config_name: images
+  data_files: images.jsonl
+  default: true
+- config_name: captions
+  data_files: captions.jsonl
 ---
 
-# Embeddings of {dataset}, split {split}
+# Embeddings of {dataset}{part}
 
-Each image and caption is a {kind}, made by the recipe `{recipe}` with xret. They are compared by
-`{measure}`; larger is closer.
+Each image and caption is a {kind}, made by the recipe `{recipe}` with xret. What compares
+them is: {measure}; larger is closer.
 
 | file | shape |
 |---|---|
@@ -89,7 +96,7 @@ def export_embeddings(
         require_cosines(retriever)
     if out.suffix == ".parquet":
         _pyarrow()
-    gallery, run = retriever.gallery, retriever.run
+    gallery, run, compare = retriever.gallery, retriever.run, retriever.model.compare
     about: About = {
         "format": "xret-embeddings",
         "version": 1,
@@ -98,14 +105,20 @@ def export_embeddings(
         "similarity": dict(run.recipe.similarity),
         "dataset": gallery.dataset,
         "manifest_sha256": retriever.cache.manifest_sha256,
-        "split": gallery.split,
+        "split": retriever.split,  # None: all
+        "splits": gallery.rows_of_splits(),  # the rows of images of each, [first, last)
         "kind": kind_of(gallery.images),
+        "unit": compare.normalises and dtype != "int8",  # whether vectors, elements, rows or means have unit length
+        "measure": f"{run.recipe.similarity['name']}: {compare.score}",
     }
+    if type(compare) is Cosine:
+        about["measure"] = "dot product" if about["unit"] else "cosine"
     both: list[Embedding] = [gallery.images, gallery.captions]
     turn = None if dims is None else rotation(retriever, dims)
     if smaller:
         before, both = mean_recall(retriever, *both), [made_smaller(one, turn, dtype) for one in both]
-        about |= {"dtype": dtype, "mean_recall": {"before": before, "after": mean_recall(retriever, *both)}}
+        recalls = {"split": gallery.splits[-1], "before": before, "after": mean_recall(retriever, *both)}
+        about |= {"dtype": dtype, "mean_recall": recalls}
     arrays = {
         modality if name == "embedding" else f"{modality}.{name}": part.cpu().numpy()
         for modality, embedding in zip(("images", "captions"), both, strict=True)
@@ -114,8 +127,9 @@ def export_embeddings(
     arrays |= {} if turn is None else {"rotation": turn.cpu().numpy()}
     if retriever.hubness and retriever.scale is not None:
         about["hubness"] = retriever.scale
-        arrays["images.bias"] = retriever.bias_of("images", gallery.images, turn).cpu().numpy()
-        arrays["captions.bias"] = retriever.bias_of("captions", gallery.captions, turn).cpu().numpy()
+        for side in MODALITIES:
+            bias = retriever.bias_of(side, gallery.of(side), gallery.owners(side), turn)
+            arrays[f"{side}.bias"] = bias.cpu().numpy()
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
     with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
@@ -143,7 +157,7 @@ def _write_folder(folder: Path, gallery: Gallery, arrays: Arrays, about: About) 
         (folder / f"{modality}.jsonl").write_text(text, encoding="utf-8")
     (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     files = "\n".join(f"| `{name}.npy` | {' × '.join(map(str, array.shape))} |" for name, array in arrays.items())
-    card = _CARD.format(**about, measure=about["similarity"]["name"], files=files)
+    card = _CARD.format(**about, part=gallery.part, files=files)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -152,7 +166,7 @@ def _write_safetensors(path: Path, gallery: Gallery, arrays: Arrays, about: Abou
     values = {**about, **names, "captions": gallery.texts}
     metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
     if len(json.dumps(metadata)) > _HEADER:
-        raise RunError(f"{gallery.split} has too many captions for the header of a safetensors file; take .parquet")
+        raise RunError(f"{gallery.dataset} has too many captions for the header of a safetensors file; take .parquet")
     save_file(arrays | {"caption_image": gallery.caption_image.astype(np.int64)}, path, metadata=metadata)
 
 

@@ -21,7 +21,7 @@ from ...pipeline.errors import OutputError, QueryError, SampleError
 from ...pipeline.files import making_file, walk
 from ...pipeline.progress import hidden
 from ...pipeline.reading.reencoding import BATCH, encode_decoded
-from ...pipeline.wording import counted, printable, some_of
+from ...pipeline.wording import counted, option, printable, some_of
 from ..evaluation.scoring import embed_all
 from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
@@ -57,7 +57,8 @@ class PictureFolder(Searched):
     def __init__(self, retriever: "Retriever", folder: Path) -> None:
         self._retriever, self._folder, run = retriever, folder, retriever.run
         if any(facts.kind == "frames" for facts in facts_of_each(run.image_facts)):
-            raise QueryError(f"{run.path} searches videos, and a folder of pictures holds none; leave --images out")
+            remedy = f"leave {option('images')} out"
+            raise QueryError(f"{run.path} searches videos, and a folder of pictures holds none; {remedy}")
         self.unreadable: dict[str, str] = {}
         stamps = self._stamps()
         key = "\n".join((retriever.weights_digest, *run.info.fingerprints("image"), str(folder.resolve())))
@@ -72,7 +73,8 @@ class PictureFolder(Searched):
         self._report_unreadable()
         order = sorted(range(len(self._names)), key=self._names.__getitem__)
         self.file_names = [self._names[row] for row in order]
-        self.images = each(lambda t: t.to(retriever.device), _rows(concatenate(self._parts), order))
+        images = each(lambda t: t.to(retriever.device), _rows(concatenate(self._parts), order))
+        self.images = retriever.model.compare.normalised(images)
 
     def names(self, modality: Modality) -> tuple[list[str], list[str]]:
         """Return the names of the pictures, which are their ids, too."""
@@ -85,7 +87,7 @@ class PictureFolder(Searched):
     def _stamps(self) -> dict[str, Stamp]:
         """Return the stamps of all pictures by name, sorted."""
         if not self._folder.is_dir():
-            raise QueryError(f"there is no folder {self._folder}; give one that holds pictures as --images")
+            raise QueryError(f"there is no folder {self._folder}; give one that holds pictures as {option('images')}")
         found: dict[str, Stamp] = {}
         others: list[str] = []
 

@@ -1,4 +1,4 @@
-"""What a run searches: the images and captions of a split, embedded when they are first asked for; and the answers."""
+"""What a run searches: images and captions of a store, embedded when they are first asked for; and the answers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -17,6 +17,7 @@ from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.reattachment import find_pictures
+from ...pipeline.reading.split import begun_splits
 from ..evaluation.pairs import NOT_FINITE
 from ..evaluation.scoring import BATCH, embed_all
 from ..modules.embedding import Embedding, Gaussian, concatenate, each
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .retriever import Retriever
 
 Modality = Literal["images", "captions"]
+MODALITIES: tuple[Modality, Modality] = ("images", "captions")
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,10 @@ class Searched(ABC):
     def picture(self, row: int) -> PictureFile | Path:
         """Return the content of the image in a row; of a folder of frames, or a missing file, the path."""
 
+    def owners(self, modality: Modality) -> np.ndarray | None:
+        """Return the row in the store of the image that each of a modality is or describes; None without a store."""
+        return None
+
     def of(self, modality: Modality) -> Embedding:
         """Return the embeddings of a modality, float32."""
         embedding: Embedding = getattr(self, modality)
@@ -100,9 +106,10 @@ class Searched(ABC):
 
 
 class Gallery(Searched):
-    """The usable images and captions of a retriever's split, I and C of them, in the order of the store.
+    """The usable images and captions that a retriever searches, I and C of them, in the order of the store.
 
     Attributes:
+        splits: whose they are; without a choice all those of which features are there.
         image_ids, file_names: of the images, I.
         caption_ids: the captions' numbers, as text, C; their rows in the store where numbers stand twice.
         texts: the captions, C.
@@ -115,8 +122,11 @@ class Gallery(Searched):
 
     def __init__(self, retriever: "Retriever") -> None:
         self._retriever, cache = retriever, retriever.cache
-        self.dataset, self.split = cache.dataset, retriever.split
-        self._batches = batches = batches_of(retriever.sets, retriever.model, self.split, retriever.device)
+        self.dataset, self.splits = (
+            cache.dataset,
+            [retriever.split] if retriever.split else begun_splits(*retriever.sets),
+        )
+        self._batches = batches = batches_of(retriever.sets, retriever.model, self.splits, retriever.device)
         self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         numbers = cache.sentids(begin, end)[batches.caption_rows - begin]
@@ -125,9 +135,24 @@ class Gallery(Searched):
         self.caption_ids = [str(number) for number in numbers]
         self.caption_image: np.ndarray = batches.caption_image
 
+    def rows_of_splits(self) -> dict[str, tuple[int, int]]:
+        """Return the rows of images [first, last) of each split."""
+        edges, rows = self._retriever.cache.splits, self._batches.image_rows
+        return {name: tuple(np.searchsorted(rows, edges[name]).tolist()) for name in self.splits}
+
+    @property
+    def part(self) -> str:
+        """Which part of the store they are, to stand behind its name; empty where it is the whole."""
+        if len(self.splits) == len(self._retriever.cache.splits):
+            return ""
+        return f", split{'s' * (len(self.splits) > 1)} {' and '.join(self.splits)}"
+
     @cached_property
     def images(self) -> Embedding:
-        """The images' embeddings, float32: [I, D], [I, K, D], or a Gaussian or Sequence of I."""
+        """The images' embeddings, float32: [I, D], [I, K, D], or a Gaussian or Sequence of I.
+
+        They are of unit length where their similarity is of cosines, see `Similarity.normalised`.
+        """
         return concatenate(list(self.embedded("images")))
 
     @cached_property
@@ -141,11 +166,15 @@ class Gallery(Searched):
         embed = model.embed_images if images else model.embed_captions
         for features in batches.image_features(BATCH) if images else batches.caption_features(BATCH):
             with within_memory(self._retriever.device):
-                yield embed_all(embed, [features])
+                yield model.compare.normalised(embed_all(embed, [features]))
 
     def names(self, modality: Modality) -> tuple[list[str], list[str]]:
         """Return the ids of a modality, and its file names or texts."""
         return (self.image_ids, self.file_names) if modality == "images" else (self.caption_ids, self.texts)
+
+    def owners(self, modality: Modality) -> np.ndarray:
+        """Return the row in the store of the image that each of a modality is or describes, int64 [I] or [C]."""
+        return self._batches.image_rows[slice(None) if modality == "images" else self.caption_image]
 
     @cached_property
     def pictures(self) -> PictureReader:

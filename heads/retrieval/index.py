@@ -25,10 +25,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making, require_new
+from ...pipeline.wording import option
 from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, shape_of, tensors_of
 from ..modules.padding import valid_rows
 from ..modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
-from .gallery import Modality, best
+from .gallery import MODALITIES, Modality, best
 from .smaller import made_smaller, require_cosines, rotation
 
 if TYPE_CHECKING:
@@ -287,15 +288,14 @@ def index_run(
     smaller = dims is not None or dtype != "float32"
     if smaller:
         require_cosines(retriever)
-    modalities: tuple[Modality, Modality] = ("images", "captions")
     turn, similarity, chosen = None if dims is None else rotation(retriever, dims), retriever.model.compare, {}
     with making(out, RunError, "make room, or take another --out") as partial:
-        facts = {name: Items.write(partial / name, retriever.gallery.embedded(name)) for name in modalities}
-        for modality, other in zip(modalities, modalities[::-1], strict=True):
+        facts = {name: Items.write(partial / name, retriever.gallery.embedded(name)) for name in MODALITIES}
+        for modality, other in zip(MODALITIES, MODALITIES[::-1], strict=True):
             items = Items(partial / modality, facts[modality])
             chosen[other] = items[np.sort(np.random.default_rng(1).permutation(len(items))[:SAMPLE])]
             learn_bias(retriever, partial / modality, modality, items)
-        for modality in modalities:
+        for modality in MODALITIES:
             folder, queries, compare = partial / modality, chosen[modality], retriever.comparison(modality)
             if smaller:
                 items = Items(folder, facts[modality])
@@ -311,7 +311,7 @@ def index_run(
                 found["whole_recall"] = share_found(answers, exact)
         (partial / RECORD).write_text(json.dumps({**retriever.index_facts(), **facts}, indent=1))
     reported = ("samples", "elements", "factory", "effort", "recall", "bytes", "whole_recall")
-    return {name: {key: facts[name][key] for key in reported if key in facts[name]} for name in modalities}
+    return {name: {key: facts[name][key] for key in reported if key in facts[name]} for name in MODALITIES}
 
 
 def learn_bias(
@@ -320,8 +320,8 @@ def learn_bias(
     """Write the `bias` of items into a folder, where hubness is corrected; `turn` as of `Retriever.bias_of`."""
     if retriever.hubness and retriever.scale is not None:
         step = max(1, HELD // items.numbers)
-        parts = (items[first : first + step] for first in range(0, len(items), step))
-        bias = torch.cat([retriever.bias_of(modality, part, turn) for part in parts])
+        parts, owners = (slice(first, first + step) for first in range(0, len(items), step)), retriever.gallery.owners
+        bias = torch.cat([retriever.bias_of(modality, items[some], owners(modality)[some], turn) for some in parts])
         bias.cpu().numpy().astype(np.float32).tofile(folder / "bias")
 
 
@@ -344,6 +344,10 @@ def open_index(folder: Path, modality: Modality, retriever: "Retriever") -> Inde
     except (OSError, ValueError) as error:
         raise RunError(f"{folder} is not an index; make one with `xret index RUN --out …`") from error
     differing = [name for name, value in retriever.index_facts().items() if record.get(name) != value]
+    if "split" in differing and record.get("store") == retriever.cache.manifest_sha256:
+        split = record.get("split")
+        choice = f"choose it with {option('split', split)}" if split else f"leave {option('split')} out"
+        raise RunError(f"{folder} is an index of {f'split {split!r}' if split else 'all pictures'}; {choice}")
     if differing:
         raise RunError(
             f"{folder} is an index of something else ({' and '.join(differing)} differ); name what it was built from,"

@@ -8,18 +8,19 @@ from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.data.images import SUFFIXES
+from ...pipeline.data.images import SUFFIXES, PictureFile
 from ...pipeline.data.samples import tokenize
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ...pipeline.store import FeatureCache
-from ...pipeline.wording import some_of
+from ...pipeline.wording import option, some_of
 from ..evaluation.evaluation import choose_scale
 from ..evaluation.hubness import caption_bias, image_bias, require_bank, unchanged
 from ..evaluation.scoring import Ranker, embed_all
@@ -64,7 +65,7 @@ class Retriever:
         run: str | Path,
         *,
         store: str | None = None,
-        split: str = "test",
+        split: str | None = None,
         device: str = "auto",
         data_root: str | Path | None = None,
         visual_weights: str | None = None,
@@ -77,13 +78,14 @@ class Retriever:
         self.run, self.split, self.device = Run(run, trust), split, pick_device(device)
         if text_weights is not None and not reads_states(self.run):
             raise EncoderError(
-                f"{run} reads texts by its own vocabulary and takes no text weights; leave out '{text_weights}' (option"
-                " --text-weights, in Python text_weights)"
+                f"{run} reads texts by its own vocabulary and takes no text weights; leave out {option('text-weights')}"
+                f" '{text_weights}'"
             )
         if index is not None and images is not None:
             raise QueryError("an index is of a split of a store, and a folder of pictures has none; leave one out")
         if index is not None and hubness:
-            raise QueryError("an index says by itself whether hubness is corrected; leave --hubness to `xret index`")
+            how = option("hubness")
+            raise QueryError(f"an index says by itself whether hubness is corrected; leave {how} to `xret index`")
         self.hubness, self._biases = hubness, dict[Modality, Tensor]()
         self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
         self._store, self.data_root, self._trust = store, None if data_root is None else Path(data_root), trust
@@ -108,7 +110,7 @@ class Retriever:
 
     @cached_property
     def gallery(self) -> Gallery:
-        """The images and captions of the split; errors as for `Gallery`."""
+        """The images and captions of the split, or of all; errors as for `Gallery`."""
         return Gallery(self)
 
     @cached_property
@@ -134,7 +136,7 @@ class Retriever:
     @cached_property
     def scale(self) -> float | None:
         """The scale by which hubness is corrected, chosen on val; None: none is better than without."""
-        require_bank(self.cache, self.split)
+        require_bank(self.cache)
         with within_memory(self.device):
             best, (deviation,), tried = choose_scale(
                 [Ranker(self.run, self.cache, self.sets)], self.device, (1,), "pessimistic"
@@ -149,35 +151,41 @@ class Retriever:
         if not self.hubness or self.scale is None:
             return None
         if modality not in self._biases:
-            self._biases[modality] = self.bias_of(modality, self.searched.of(modality))
+            items, owners = self.searched.of(modality), self.searched.owners(modality)
+            self._biases[modality] = self.bias_of(modality, items, owners)
         return self._biases[modality]
 
-    def bias_of(self, modality: Modality, items: Embedding, turn: Tensor | None = None) -> Tensor:
+    def bias_of(
+        self, modality: Modality, items: Embedding, owners: np.ndarray | None = None, turn: Tensor | None = None
+    ) -> Tensor:
         """Return what is added to the scores of some items of a modality, float64 [N], where there is a `scale`.
 
-        With `turn` it is that of the scores that embeddings have which are rotated by it, see `smaller`.
+        `owners` are theirs, see `Searched.owners`. With `turn` it is that of the scores that embeddings have which are
+        rotated by it, see `smaller`.
         """
         change = unchanged if turn is None else partial(made_smaller, turn=turn)
         items = change(each(lambda t: t.to(self.device), items))
         assert self.scale is not None
         with within_memory(self.device):
+            how = [self.scale], change, owners
             if modality == "images":
-                return image_bias(self.sets, self.model, self.device, [items], [self.scale], change)[0]
-            return caption_bias(self.sets, self.model, self.device, items, [self.scale], change)[0]
+                return image_bias(self.sets, self.model, self.device, [items], *how)[0]
+            return caption_bias(self.sets, self.model, self.device, items, *how)[0]
 
     def encode_text(self, texts: Sequence[str], *, warn: bool = True) -> Embedding:
         """Embed B texts: float32 [B, D], [B, K, D], or a Gaussian or Sequence of B.
 
-        A text of the store gets the embedding that it has there, up to rounding. Words outside a run's vocabulary are
-        its `<unk>`, and logged as a warning, if `warn`. EncoderError where the encoder's weights are not found, or are
-        others.
+        Vectors, and each element of a set, have unit length where the run compares by cosine: a dot product ranks as
+        it does. A text of the store gets the embedding that it has there, up to rounding. Words outside a run's
+        vocabulary are its `<unk>`, and logged as a warning, if `warn`. EncoderError where the encoder's weights are not
+        found, or are others.
         """
         _require_texts(texts)
         features = encode_captions_by_all(self.text_encoders, str(self.device), texts)
         if warn and (unknown := self.unknown_words(texts)):
             log.warning("not in the vocabulary: %s", ", ".join(some_of(unknown, 10)))
         with within_memory(self.device):
-            return embed_all(self.model.embed_captions, features)
+            return self.model.compare.normalised(embed_all(self.model.embed_captions, features))
 
     def encode_images(self, images: Sequence[Picture]) -> Embedding:
         """Embed B pictures, files or decoded ones, as `encode_text` does; of a run on videos, B folders of frames.
@@ -188,7 +196,7 @@ class Retriever:
             raise QueryError("there is no picture to embed; give at least one")
         features = encode_images_by_all(self.image_encoders, str(self.device), images)
         with within_memory(self.device):
-            return embed_all(self.model.embed_images, features)
+            return self.model.compare.normalised(embed_all(self.model.embed_images, features))
 
     def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
         """Compare I images with C captions by the run's own similarity, float32 [I, C]; larger is closer."""
@@ -266,11 +274,12 @@ class Retriever:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
         return [] if self.run.vocabulary is None else WordsEncoder(self.run.vocabulary).unknown_words(texts)
 
-    def index_facts(self) -> dict[str, str]:
+    def index_facts(self) -> dict[str, str | None]:
         """Return what an index of the gallery depends on; rows would mean others if a failed sample was repaired."""
         names = "\n".join((*self.gallery.image_ids, "", *self.gallery.caption_ids))
-        facts = {"store": self.cache.manifest_sha256, "split": self.split, "weights": self.weights_digest}
-        return facts | {"usable samples": hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()}
+        samples = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
+        facts = {"store": self.cache.manifest_sha256, "weights": self.weights_digest, "usable samples": samples}
+        return facts | {"split": self.split}
 
     def _encoded(self, modality: Modality, query: Picture) -> Embedding:
         """Embed a text or a picture; imported embeddings, which have no encoder, are looked up in the gallery."""
@@ -281,12 +290,13 @@ class Retriever:
             facts = facts_of_each(self.run.text_facts if texts else self.run.image_facts)
             if self._images is not None or any(one.kind != "global" for one in facts):
                 raise
-            path = f"/{Path(query).as_posix()}" if isinstance(query, str | Path) else ""
+            named = query.name if isinstance(query, PictureFile) else query
+            path = f"/{Path(named).as_posix()}" if isinstance(named, str | Path) else ""
             names = self.gallery.names(modality)[1]
             rows = [row for row, name in enumerate(names) if (query == name if texts else path.endswith(f"/{name}"))]
             if not rows:
-                there = f"a {'caption' if texts else 'picture'} of split '{self.split}', or name another --split"
-                raise EncoderError(f"{error}, search with {there}") from error
+                there = self.cache.url if self.split is None else f"split '{self.split}', or choose another split"
+                raise EncoderError(f"{error}, search with a {'caption' if texts else 'picture'} of {there}") from error
             # Of pictures whose path ends alike, as 1.jpg and a/1.jpg, the one with the longest name is meant.
             row = max(rows, key=lambda row: len(names[row]))
             return each(itemgetter([row]), self.gallery.of(modality))

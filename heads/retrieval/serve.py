@@ -39,7 +39,7 @@ def make_page(retriever: Retriever) -> Any:
     row_of = {id_: row for row, id_ in enumerate(searched.names("images")[0])}
     image_of: dict[str, int] = {}  # the row of each caption's image
     if isinstance(searched, Gallery):
-        what = f"images and {len(searched.texts):,} captions of {searched.dataset}, split {searched.split}"
+        what = f"images and {len(searched.texts):,} captions of {searched.dataset}{searched.part}"
         image_of = dict(zip(searched.caption_ids, searched.caption_image.tolist(), strict=True))
     if retriever.index_of("images") is None:
         searched.of("images")

@@ -6,6 +6,7 @@ of so many dimensions it keeps most of the squared products.
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -20,8 +21,6 @@ from ..runs.features import batches_of
 
 if TYPE_CHECKING:
     from .retriever import Retriever
-
-OF_COSINES = ("cosine", "mil", "chamfer", "smooth-chamfer")
 
 
 @torch.no_grad()
@@ -41,7 +40,7 @@ def rotation(retriever: "Retriever", dims: int) -> Tensor:
         for part in parts:
             rows = _unit(embed_all(embed, [part])).flatten(0, -2).double()
             of_side = rows.T @ rows + of_side.to(rows)
-        moment = moment.to(of_side) + of_side / of_side.trace()  # both sides weigh the same
+        moment = moment.to(of_side) + of_side / of_side.trace().clamp(min=1)  # both sides weigh the same
     if dims > len(moment):
         raise RunError(f"the embeddings of {retriever.run.path} have {len(moment)} dimensions; take --dims up to that")
     found: Tensor = torch.linalg.eigh(moment).eigenvectors[:, -dims:].flip(1).float()
@@ -56,25 +55,32 @@ def made_smaller(
     if turn is not None:
         rows = functional.normalize(rows @ turn.to(rows.device), dim=-1)
     if dtype == "int8":
-        rows = (rows * (127 / (rows.abs().max() if largest is None else largest))).round().to(torch.int8)
+        largest = rows.abs().max() if largest is None else largest
+        rows = (rows * (127 / largest.clamp(min=1e-12))).round().to(torch.int8)  # 0 in a collapsed run
     return rows
 
 
 def mean_recall(retriever: "Retriever", images: Embedding, captions: Embedding) -> float:
-    """Return the mean of the six recalls (%) of a gallery by the run's similarity of these embeddings."""
-    images, captions = (each(lambda t: t.to(retriever.device).float(), one) for one in (images, captions))
-    owner = torch.from_numpy(retriever.gallery.caption_image).to(retriever.device)
-    same = representatives(captions, retriever.gallery.texts)
-    pairs = Pairs((Part(retriever.model, (images,), captions),), owner, same)
-    return recall_table(*block_ranks(pairs.blocks, len(retriever.gallery.image_ids), owner)).rsum / 6
+    """Return the mean of the six recalls (%) of the last split of a gallery, by the run's similarity of embeddings."""
+    gallery, device = retriever.gallery, retriever.device
+    first, last = gallery.rows_of_splits()[gallery.splits[-1]]
+    begin, end = np.searchsorted(gallery.caption_image, (first, last))
+    images = each(lambda t: t[first:last].to(device).float(), images)
+    captions = each(lambda t: t[begin:end].to(device).float(), captions)
+    owner = torch.from_numpy(gallery.caption_image[begin:end] - first).to(device)
+    pairs = Pairs(
+        (Part(retriever.model, (images,), captions),), owner, representatives(captions, gallery.texts[begin:end])
+    )
+    return recall_table(*block_ranks(pairs.blocks, last - first, owner)).rsum / 6
 
 
 def require_cosines(retriever: "Retriever") -> None:
-    """Raise RunError where the run's similarity is not one of cosines."""
-    if (name := retriever.run.recipe.similarity["name"]) not in OF_COSINES:
+    """Raise RunError where the run's similarity is not one of cosines of vectors or elements."""
+    compare = retriever.model.compare
+    if not (compare.normalises and compare.embedding in ("vector", "set")):
         raise RunError(
-            f"{retriever.run.path} compares by {name}, and only what cosines compare ({', '.join(OF_COSINES)})"
-            " can be made smaller; leave --dims and --dtype out"
+            f"{retriever.run.path} compares by {retriever.run.recipe.similarity['name']}, and only what cosines compare"
+            " (vectors, sets) can be made smaller; leave --dims and --dtype out"
         )
 
 

@@ -26,7 +26,7 @@ def test_a_sentence_finds_images(folder):
     hits = Retriever(folder / "run", device="cpu").search("red beside blue", 3)
     assert found == [{"rank": h.rank, "id": h.id, "score": h.score, "file_name": h.file_name} for h in hits]
     lines = call("search", folder / "run", "red beside blue", "-k", 3).stdout.splitlines()
-    assert lines[0] == f"{folder}/run on {folder}/s.zarr, split test: 6 images"
+    assert lines[0] == f"{folder}/run on {folder}/s.zarr: 22 images"
     assert lines[1].split() == ["rank", "score", "id", "file"]
     rows = [[str(hit.rank), f"{hit.score:.4f}", hit.id, hit.file_name] for hit in hits]
     assert [line.split() for line in lines[2:]] == rows
@@ -35,13 +35,13 @@ def test_a_sentence_finds_images(folder):
 def test_words_that_the_run_does_not_know_are_told_beside_the_results(folder):
     known, unknown = (call("search", folder / "run", f"red {word}", "--json") for word in ("beside", "Zeppelin, quux"))
     assert (known.stderr, unknown.stderr) == ("", "not in the vocabulary: zeppelin, quux\n")
-    assert len(json.loads(unknown.stdout)) == 6
+    assert len(json.loads(unknown.stdout)) == 10
     error = json.loads(call("search", folder / "run", "zeppelin", "--json", code=1).stderr)["error"]
     assert error.startswith("no word of the query is in the vocabulary of this run (zepp")
 
 
 def test_a_picture_finds_captions(folder):
-    words = ("search", folder / "run", folder / "pictures/images/17.png")
+    words = ("search", folder / "run", folder / "pictures/images/17.png", "--split", "test")
     found = json.loads(call(*words, "--json").stdout)
     assert [one["rank"] for one in found] == list(range(1, 10))  # all captions of the split are fewer than ten
     assert found[0].keys() == {"rank", "id", "score", "caption"}
@@ -57,7 +57,7 @@ def test_what_is_there_is_no_sentence(folder, tmp_path):
     assert refused("search", folder / "run", f"{tmp_path}/").startswith(str(tmp_path))
     videos = make_store(make_pictures(tmp_path / "videos", frames=3), tmp_path / "v.zarr", frames=2)
     found = call("search", make_run(videos, tmp_path / "run"), tmp_path / "videos/images/17").stdout
-    assert found.splitlines()[0].endswith("split test: 9 captions")
+    assert found.splitlines()[0].endswith("v.zarr: 33 captions")
 
 
 def test_gaussians_come_with_their_uncertainty(folder):

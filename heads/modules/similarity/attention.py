@@ -46,6 +46,7 @@ class CrossAttention(Similarity):
 
     embedding = "sequence"
     score = "the cosines of words or regions with what they attend to, pooled over all of them"
+    normalises = True
 
     def __init__(
         self,

@@ -96,6 +96,7 @@ class SampledDistance(Similarity):
 
     embedding = "gaussian"
     score = "the negative expected squared distance of samples of both Gaussians, at most 0"
+    normalises = True
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""

@@ -17,10 +17,26 @@ class Similarity(Part):
     Attributes:
         embedding: what it compares: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
         score: in a line for readers, what a score is.
+        normalises: whether `forward` brings vectors, elements, rows or means to unit length, so that their length does
+            not count. A subclass with a `forward` of its own says so itself.
     """
 
     embedding: ClassVar[str] = "vector"
     score: ClassVar[str] = "the similarity of both embeddings; larger is closer"
+    normalises: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "forward" in vars(cls) and "normalises" not in vars(cls):
+            cls.normalises = False
+
+    def normalised(self, embedding: Embedding) -> Embedding:
+        """Return an embedding with unit length where it does not count, so that its scores stay what they are."""
+        if not self.normalises:
+            return embedding
+        if isinstance(embedding, Tensor):
+            return unit(embedding)
+        return type(embedding)(unit(embedding[0]), embedding[1])
 
 
 SIMILARITIES: Registry[Similarity] = Registry("similarity", Similarity, "xret.similarities")

@@ -10,8 +10,10 @@ from command_line import refused
 from command_line import run as call
 from huggingface_hub import DatasetCard
 from safetensors import safe_open
+from scores import score
 
-from xret.heads.modules.embedding import tensors_of
+from xret.heads.modules.embedding import Sequence, tensors_of
+from xret.heads.modules.padding import valid_rows
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import RunError
@@ -22,7 +24,7 @@ first_only = pytest.mark.parametrize("retriever", ["vsepp"], indirect=True)
 
 @pytest.fixture(params=KINDS)
 def retriever(request, made):
-    return Retriever(made.run(request.param), device="cpu")
+    return Retriever(made.run(request.param), split="test", device="cpu")
 
 
 def arrays(retriever, modality):
@@ -51,7 +53,8 @@ def test_folders_and_safetensors(retriever, tmp_path):
     assert [line["id"] for line in captions] == gallery.caption_ids
     assert [line["caption"] for line in captions] == gallery.texts == json.loads(metadata["captions"])
     assert [line["image_id"] for line in captions] == [gallery.image_ids[row] for row in gallery.caption_image]
-    assert json.loads((tmp_path / "out/about.json").read_text())["split"] == "test"
+    about = json.loads((tmp_path / "out/about.json").read_text())
+    assert (about["split"], about["splits"]) == ("test", {"test": [0, 6]})
     card = DatasetCard.load(tmp_path / "out/README.md")
     assert "xret" in card.data.tags
     for name, shape in summary["shapes"].items():
@@ -79,6 +82,49 @@ def test_parquet(retriever, tmp_path):
                 np.testing.assert_array_equal(column, values[row])
 
 
+@pytest.mark.parametrize("recipe", ["vsepp", "setdiv", "maxmatch", "scan", "pcmepp", "pcme", "gaussian-vsepp"])
+def test_length_is_one_where_only_the_direction_counts(made, tmp_path, recipe):
+    """Scores stay those of the head's own embeddings, however these are."""
+    retriever, raw = Retriever(made.run(recipe), split="test", device="cpu"), score(made.run(recipe), device="cpu")
+    told, gallery = export_embeddings(retriever, tmp_path / "e"), retriever.gallery
+    torch.testing.assert_close(retriever.similarity(gallery.images, gallery.captions), raw.similarity)
+    texts = retriever.encode_text(gallery.texts)
+    for ours, own in ((gallery.images, raw.image.embedding), (gallery.captions, raw.text.embedding), (texts, None)):
+        rows = ours.rows[valid_rows(*ours)] if isinstance(ours, Sequence) else next(iter(tensors_of(ours).values()))
+        if told["unit"]:
+            torch.testing.assert_close(torch.linalg.vector_norm(rows, dim=-1), torch.ones(rows.shape[:-1]))
+        elif own is not None:
+            torch.testing.assert_close(ours, own)
+    assert told["unit"] == (recipe not in ("pcme", "gaussian-vsepp"))
+    if recipe == "pcmepp":
+        torch.testing.assert_close(gallery.images.log_variance, raw.image.embedding.log_variance)
+
+
+def test_a_dot_product_ranks_as_the_run_does(made, tmp_path):
+    faiss = pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
+    retriever = Retriever(made.run(), device="cpu")
+    assert export_embeddings(retriever, tmp_path / "e")["measure"] == "dot product"
+    images, captions = (np.load(tmp_path / f"e/{name}.npy") for name in ("images", "captions"))
+    index = faiss.IndexFlatIP(images.shape[1])
+    index.add(images)
+    ids = [json.loads(line)["id"] for line in (tmp_path / "e/images.jsonl").read_text().splitlines()]
+    assert len(ids) == 22
+    found, rows = index.search(captions, len(ids))
+    np.testing.assert_allclose(found, -np.sort(-(captions @ images.T), 1), atol=1e-6)
+    for row, text in enumerate(retriever.gallery.texts):
+        hits = {hit.id: hit.score for hit in retriever.search(text, len(ids))}
+        assert found[row].tolist() == pytest.approx([hits[ids[one]] for one in rows[row]], abs=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore")  # of datasets
+def test_the_hub_reads_a_folder_by_its_card(made, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    export_embeddings(retriever := Retriever(made.run(), device="cpu"), tmp_path / "e")
+    for name in ("images", "captions"):
+        rows = datasets.load_dataset(str(tmp_path / "e"), name, split="train", cache_dir=str(tmp_path / "cache"))
+        assert rows["id"] == retriever.gallery.names(name)[0]
+
+
 @first_only
 def test_it_is_written_whole_or_not_at_all(retriever, tmp_path, monkeypatch):
     def full(*_arguments, **_options):
@@ -89,7 +135,7 @@ def test_it_is_written_whole_or_not_at_all(retriever, tmp_path, monkeypatch):
         export_embeddings(retriever, tmp_path / "out")
     with pytest.raises(RunError, match=r"x\.safetensors cannot be written: .*choose another --out"):
         export_embeddings(retriever, Path("/proc/x.safetensors"))
-    damaged = Retriever(retriever.run.path, device="cpu")
+    damaged = Retriever(retriever.run.path, split="test", device="cpu")
     for parameter in damaged.model.parameters():
         parameter.data.fill_(torch.nan)
     with pytest.raises(RunError, match="not finite"):
@@ -100,7 +146,7 @@ def test_it_is_written_whole_or_not_at_all(retriever, tmp_path, monkeypatch):
 @first_only
 def test_the_command(retriever, tmp_path):
     words, out = ("export", retriever.run.path, "--out"), tmp_path / "out.safetensors"
-    assert call(*words, out).stdout.startswith(f"{out}: 6 images and 9 captions as vectors (images 6x16, captions")
+    assert call(*words, out).stdout.startswith(f"{out}: 22 images and 33 captions as vectors (images 22x16, captions")
     assert json.loads(call(*words, tmp_path / "x.npy", "--split", "val", "--json").stdout)["images"] == 4
     assert "exists already; name another --out" in refused(*words, out)
     assert "ending in .parquet or .safetensors, or to a folder" in refused(*words, "x.csv")

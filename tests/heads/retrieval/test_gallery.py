@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from small_store import make_store
 
 from xret.heads.retrieval.retriever import Retriever
@@ -14,8 +15,31 @@ def run(trained):
     return trained()
 
 
-def open_gallery(run, store=None, **options):
-    return Retriever(run, store=store, device="cpu", **options).gallery
+def open_gallery(run, store=None, split="test", **options):
+    return Retriever(run, store=store, split=split, device="cpu", **options).gallery
+
+
+def test_every_picture_with_features_is_searched_unless_a_split_is_chosen(run, tmp_path):
+    whole, parts = open_gallery(run, split=None), [open_gallery(run, split=name) for name in ("train", "val", "test")]
+    assert (whole.part, parts[2].part) == ("", ", split test")
+    for name in ("image_ids", "file_names", "texts", "caption_ids"):
+        assert getattr(whole, name) == [one for part in parts for one in getattr(part, name)]
+    assert whole.rows_of_splits() == {"train": (0, 48), "val": (48, 60), "test": (60, 72)}
+    owners = [whole.image_ids[row] for row in whole.caption_image]
+    assert owners == [part.image_ids[row] for part in parts for row in part.caption_image]
+    torch.testing.assert_close(whole.images, torch.cat([part.images for part in parts]))
+    some = open_gallery(run, make_store(tmp_path / "s.zarr", splits=("val", "test"), broken=(50,)), split=None)
+    assert some.image_ids == [str(number) for number in range(48, 72) if number != 50]
+    assert (some.part, some.rows_of_splits()) == (", splits val and test", {"val": (0, 11), "test": (11, 23)})
+
+
+def test_a_split_that_is_half_done_is_no_part_of_a_whole(run, tmp_path):
+    store = make_store(tmp_path / "s.zarr")
+    cache = FeatureCache.open(store, writable=True)
+    features = cache.image_set()
+    features.forget(1)
+    with pytest.raises(CacheError, match=r"split 'train' of '.*' lacks 1 of \d+ chunks"):
+        open_gallery(run, store, split=None)
 
 
 def test_failed_images_and_their_captions_are_left_out(run, tmp_path):

@@ -179,9 +179,11 @@ def test_an_index_answers_as_the_gallery_does(made, folder, recipe):
 
 def test_an_index_of_something_else_or_a_damaged_one_is_refused(made, folder, tmp_path):
     run, index = made.run("pcmepp"), shutil.copytree(folder / "pcmepp.index", tmp_path / "index")
+    index_run(Retriever(run, split="test", device="cpu"), tmp_path / "test")
     for sentence, options in (
         (r"of something else \(weights differ\)", {"index": folder / "scan.index"}),
-        (r"of something else \(split and", {"index": index, "split": "val"}),
+        ("of all pictures; leave split out", {"index": index, "split": "val"}),
+        ("of split 'test'; choose it with split=test", {"index": tmp_path / "test"}),
         ("is not an index; make one with", {"index": tmp_path / "none"}),
     ):
         with pytest.raises(RunError, match=sentence):
@@ -212,14 +214,14 @@ def test_an_index_from_before_a_repair_is_refused(tmp_path):
 def test_the_command(made, tmp_path):
     run, out = made.run("scan"), tmp_path / "deep" / "index"
     lines = call("index", run, "--out", out, "--factory", "HNSW8,SQ8", "--device", "cpu").stdout.splitlines()
-    assert lines[1].startswith("images   6 with 24 elements, HNSW8,SQ8, ")
+    assert lines[1].startswith("images   22 with 88 elements, HNSW8,SQ8, ")
     assert "recall of the exact top 10 1.000" in lines[1]
     assert call("search", run, "red", "--index", out).stdout == call("search", run, "red").stdout
     report = json.loads(call("index", run, "--out", tmp_path / "other", "--split", "val", "--json").stdout)
     assert (report["images"]["samples"], report["images"]["recall"]) == (4, 1)
     assert "index exists already; name another --out" in refused("index", run, "--out", out)
     wrong = refused("index", run, "--out", tmp_path / "a", "--factory", "IVF400,PQ4")
-    assert "FAISS cannot build 'IVF400,PQ4' of 24 elements" in wrong
+    assert "FAISS cannot build 'IVF400,PQ4' of 88 elements" in wrong
     assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "other"]
 
 

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.filterwarnings("ignore")]  # mteb's own
 
 @pytest.fixture
 def open_run(made):
-    return lambda recipe: Retriever(made.run(recipe), device="cpu", data_root=made.pictures)
+    return lambda recipe: Retriever(made.run(recipe), split="test", device="cpu", data_root=made.pictures)
 
 
 def task_of(gallery, category):

@@ -29,7 +29,7 @@ RECIPES = ["vsepp", "setdiv", "pcme", "pcmepp", "gaussian-vsepp", "scan"]
 
 
 def open_run(made, run, **options):
-    return Retriever(run, device="cpu", data_root=made.pictures, **options)
+    return Retriever(run, **{"device": "cpu", "data_root": made.pictures, "split": "test", **options})
 
 
 def files(retriever):

@@ -60,7 +60,7 @@ def test_an_index_of_something_else_is_refused_before_anybody_asks(made, tmp_pat
         words = ("--index", tmp_path / "index", "--split", "val", "--port", taken.getsockname()[1])
         with start(made.run(), *words) as server:
             _, said = server.communicate(timeout=120)
-    assert (server.returncode, "is an index of something else (split and" in said) == (1, True)
+    assert (server.returncode, "is an index of all pictures; leave --split out" in said) == (1, True)
 
 
 def ask(address, name, *data):

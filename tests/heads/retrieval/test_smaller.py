@@ -23,7 +23,7 @@ def unit(rows):
 
 def test_the_rotation_is_that_of_the_training_split(made, tmp_path, monkeypatch):
     path = made.run()
-    train, test = Retriever(path, split="train").gallery, Retriever(path)
+    train, test = Retriever(path, split="train").gallery, Retriever(path, split="test")
     told = export_embeddings(test, tmp_path / "e.safetensors", dims=5, dtype="int8")
     arrays = load_file(tmp_path / "e.safetensors")
     both = [unit(one.numpy()) for one in (train.images, train.captions)]
@@ -47,13 +47,30 @@ def test_the_rotation_is_that_of_the_training_split(made, tmp_path, monkeypatch)
 
 
 def test_equal_captions_tie_in_the_mean_recall(made):
-    retriever = Retriever(made.run(), device="cpu")
+    retriever = Retriever(made.run(), split="test", device="cpu")
     gallery, draw = retriever.gallery, torch.Generator().manual_seed(0)
     gallery.texts = ["the same"] * 9
     captions = gallery.captions[:1] * (1 + 1e-5 * torch.randn(9, 16, generator=draw))
     score = retriever.similarity(gallery.images, captions[:1]).expand(-1, 9)
     expected = plain_rsum(score, gallery.caption_image.tolist()) / 6
     assert mean_recall(retriever, gallery.images, captions) == pytest.approx(expected)
+
+
+def test_a_collapsed_run_is_made_smaller_as_any_other(made, tmp_path):
+    collapsed = Retriever(made.run(), device="cpu")
+    for parameter in collapsed.model.parameters():
+        parameter.data.zero_()
+    told = export_embeddings(collapsed, tmp_path / "e.safetensors", dims=5, dtype="int8")
+    arrays = load_file(tmp_path / "e.safetensors")
+    assert not arrays["images"].any() and np.isfinite(arrays["rotation"]).all()
+    assert told["mean_recall"]["before"] == told["mean_recall"]["after"]  # all scores are equal
+
+
+def test_of_a_whole_store_the_recall_of_the_test_is_told(made, tmp_path):
+    told = export_embeddings(Retriever(made.run()), tmp_path / "all.safetensors", dims=5)
+    test = export_embeddings(Retriever(made.run(), split="test"), tmp_path / "test.safetensors", dims=5)
+    assert told["mean_recall"] == pytest.approx(test["mean_recall"])
+    assert (told["images"], test["images"]) == (22, 6)
 
 
 def answers_of(retriever, modality):
@@ -70,9 +87,9 @@ def answers_of(retriever, modality):
 def test_an_index_answers_by_the_ranks_of_the_smaller_embeddings(made, tmp_path, recipe):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     path = made.run(recipe)
-    told = export_embeddings(Retriever(path), tmp_path / "e.safetensors", dims=5)
-    room.index_run(Retriever(path), tmp_path / "index", dims=5)
-    small = Retriever(path, index=tmp_path / "index")
+    told = export_embeddings(Retriever(path, split="test"), tmp_path / "e.safetensors", dims=5)
+    room.index_run(Retriever(path, split="test"), tmp_path / "index", dims=5)
+    small = Retriever(path, split="test", index=tmp_path / "index")
     to_images, to_captions = (answers_of(small, modality) for modality in ("images", "captions"))
     np.testing.assert_allclose(to_images, to_captions.T, atol=1e-5)
     rsum = plain_rsum(to_captions, small.gallery.caption_image.tolist())
@@ -83,10 +100,10 @@ def test_an_index_of_bytes_ranks_by_them_and_tells_what_that_costs(made, tmp_pat
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     monkeypatch.setattr(room, "K", 2)
     path = made.run()
-    export_embeddings(Retriever(path), tmp_path / "e.safetensors", dims=3, dtype="int8")
-    arrays, whole = load_file(tmp_path / "e.safetensors"), Retriever(path)
-    facts = room.index_run(Retriever(path), tmp_path / "index", dims=3, dtype="int8")
-    small = Retriever(path, index=tmp_path / "index")
+    export_embeddings(Retriever(path, split="test"), tmp_path / "e.safetensors", dims=3, dtype="int8")
+    arrays, whole = load_file(tmp_path / "e.safetensors"), Retriever(path, split="test")
+    facts = room.index_run(Retriever(path, split="test"), tmp_path / "index", dims=3, dtype="int8")
+    small = Retriever(path, split="test", index=tmp_path / "index")
     for modality, other in (("images", "captions"), ("captions", "images")):
         asked = unit(unit(whole.gallery.of(other).numpy()) @ arrays["rotation"])
         found, exact = answers_of(small, modality), answers_of(whole, modality)

@@ -84,7 +84,7 @@ def test_search_and_fine_tuning_take_the_picture_as_it_is(tmp_path):
     manifest = make_pictures(tmp_path / "p")
     url = extracted(manifest, tmp_path / "s.zarr", views="dihedral:3")
     train(url, recipe_of("vsepp", 3, "data.unit=image"), tmp_path / "run", device="cpu")
-    retriever = Retriever(tmp_path / "run", device="cpu", data_root=manifest.parent)
+    retriever = Retriever(tmp_path / "run", device="cpu", split="test", data_root=manifest.parent)
     new = retriever.encode_images([str(manifest.parent / "images" / "17.png")])
     assert torch.allclose(new[0], retriever.gallery.images[1], atol=1e-2)
     settings = {"schedule.epochs": 4, "finetune.image_lr": 0.01}

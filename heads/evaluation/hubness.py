@@ -17,6 +17,7 @@ from torch import Tensor
 from ...pipeline.errors import RunError
 from ...pipeline.reading.prefetch import read_ahead
 from ...pipeline.store import FeatureCache
+from ...pipeline.wording import option
 from ..model import Model
 from ..modules.embedding import Embedding
 from ..modules.similarity import in_blocks
@@ -84,16 +85,11 @@ def skewness(similarity: Tensor, k: int = 10) -> float:
 
 def require_bank(cache: FeatureCache, split: str | None = None) -> None:
     """Raise RunError where a store has no training queries or nothing to choose on, or `split` is theirs."""
+    takes = f"{option('hubness')} takes its queries from split '{LEARN}' and its scale from split '{CHOOSE}'"
     if split in (LEARN, CHOOSE):
-        raise RunError(
-            f"--hubness takes its queries from split '{LEARN}' and chooses its scale on split '{CHOOSE}', which cannot"
-            " show what it brings; evaluate another split, or without"
-        )
+        raise RunError(f"{takes}, which cannot show what it brings; evaluate another split, or without")
     if missing := [name for name in (LEARN, CHOOSE) if name not in cache.splits]:
-        raise RunError(
-            f"--hubness takes its bank from split '{LEARN}' and its scale from split '{CHOOSE}', and {cache.url} "
-            f"has no '{missing[0]}'; leave it out"
-        )
+        raise RunError(f"{takes}, and {cache.url} has no '{missing[0]}'; leave it out")
 
 
 def bank_biases(ranker: Ranker, scored: Scored, scales: Sequence[float], views: int = 1) -> Biases:

@@ -52,3 +52,26 @@ def test_lines_are_true_of_every_option():
     assert SIMILARITIES["smooth-chamfer"](alpha=1.0)(alike, alike).item() == pytest.approx(1 + math.log(4))
     assert "1 + ln(K) / alpha" in SIMILARITIES["smooth-chamfer"].score
     assert SIMILARITIES["assignment"]()(alike[:, :2], alike).item() == pytest.approx(math.e - 1)
+
+
+@pytest.mark.parametrize("name", SIMILARITIES)
+@torch.no_grad()
+def test_lengths_count_unless_a_similarity_normalises(name):
+    """It does what it says: embeddings of other lengths have the same scores, and so have those of unit length."""
+    similarity = SIMILARITIES[name]().eval()
+    ones = embeddings(similarity.embedding)
+    first, *rest = [ones] if isinstance(ones, torch.Tensor) else ones
+    longer = 3 * first if not rest else type(ones)(3 * first, *rest)
+    scores, others = similarity(ones, ones), similarity(longer, longer)
+    assert torch.allclose(scores, others, atol=1e-4) == similarity.normalises
+    torch.testing.assert_close(similarity(*[similarity.normalised(ones)] * 2), scores)
+
+
+def test_a_similarity_of_ones_own_says_itself_that_it_normalises():
+    class Product(SIMILARITIES["cosine"]):
+        def forward(self, images, captions):
+            return images @ captions.T
+
+    rows = torch.tensor([[3.0, 4.0]])
+    assert torch.equal(Product().normalised(rows), rows)
+    assert torch.allclose(SIMILARITIES["cosine"]().normalised(rows), rows / 5)

@@ -14,7 +14,6 @@ from .parsing import (
     settings_option,
     show,
     store_option,
-    trust_option,
     weights_options,
 )
 from .train_head import format_summary, say_if_new
@@ -33,7 +32,6 @@ from .train_head import format_summary, say_if_new
 @weights_options
 @settings_option("of the recipe")
 @store_option
-@trust_option
 @device_option
 @click.option("--resume", is_flag=True, help="Resume with the same options, or begin.")
 def finetune(run: str, out: Path, resume: bool, **options: Any) -> None:

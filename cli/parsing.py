@@ -120,6 +120,7 @@ trust_option = click.option(
 weights_options = together(
     click.option("--visual-weights", metavar=_WEIGHTS, help="The image encoder's weights, if they have moved."),
     click.option("--text-weights", metavar=_WEIGHTS, help="The text encoder's weights, if they have moved."),
+    trust_option,
 )
 # Of commands that write the embeddings of a run.
 embedding_options = together(

@@ -7,17 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted, printable
-from .parsing import (
-    PLACE,
-    device_option,
-    hubness_option,
-    part_option,
-    show,
-    store_option,
-    together,
-    trust_option,
-    weights_options,
-)
+from .parsing import PLACE, device_option, hubness_option, part_option, show, store_option, together, weights_options
 
 if TYPE_CHECKING:
     from ..heads.retrieval.gallery import Hit
@@ -30,7 +20,6 @@ run_options = together(
     part_option,
     click.option("--index", type=PLACE, metavar="DIR", help="An index of RUN, made by `xret index`."),
     weights_options,
-    trust_option,
     hubness_option,
     device_option,
 )

@@ -68,13 +68,13 @@ def sources_of(names: Iterable[str], folders: Sequence[Path], known: Sources) ->
     return found
 
 
-def foreign_code(
-    names: Iterable[str], folders: Sequence[Path], recorded: Mapping[str, str], exact: bool = False
-) -> list[str]:
-    """Return the files, or installed modules, of these names that were not trained with here; import none of them.
+def known_sources(
+    title: str, names: Sequence[str], folders: Sequence[Path], recorded: Mapping[str, str], exact: bool = False
+) -> Sources:
+    """Return `sources_of` names that came with a run, if all were trained with here; import none of them before.
 
-    They are looked for as `sources_of` does. `recorded` are the digests that came with the names, by module; if
-    `exact`, a file of another one is foreign as well.
+    `recorded` are the digests that came along, by module; if `exact`, as of a run, a file must have this one, as of a
+    recipe it need not. RecipeError where code is unknown, which begins with `title`.
     """
     foreign = []
     for module in dict.fromkeys(name.partition(":")[0] for name in names):
@@ -82,15 +82,17 @@ def foreign_code(
         digest = digest_of(module, file) if file else known
         if _note(module, digest) not in _noted() or (exact and digest != known):
             foreign.append(file or module)
-    return foreign
+    if foreign:
+        first = "train with it once by `xret train-head … --trust` (in Python trust=True)"
+        raise RecipeError(brings_code(title, foreign) if exact else brings_code(title, foreign, first))
+    return sources_of(names, folders, {})
 
 
-def brings_code(title: str, files: Iterable[str]) -> str:
+def brings_code(title: str, files: Iterable[str], way: str = "load it with --trust (in Python trust=True)") -> str:
     """Return the sentence that refuses code which may be somebody else's."""
-    files = " and ".join(dict.fromkeys(files))
+    read = " and ".join(dict.fromkeys(files))
     return (
-        f"{title} brings code of its own, which was not trained with here or has changed since: read {files}, and load"
-        " it with --trust (in Python trust=True)"
+        f"{title} brings code of its own, which was not trained with here or has changed since: read {read}, and {way}"
     )
 
 

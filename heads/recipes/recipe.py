@@ -18,7 +18,7 @@ from ..modules.registry import Registry
 from ..modules.similarity import SIMILARITIES
 from .blocks import SECTIONS, Recipe
 from .names import lineage
-from .own import Sources, brings_code, digest_of, foreign_code, part_of, sources_of
+from .own import Sources, digest_of, known_sources, part_of, sources_of
 from .parts import check_parts
 from .schema import REQUIRED, Field, check, fields, get
 from .settings import Settings, nested
@@ -48,10 +48,10 @@ def load_recipe(recipe: str, settings: Settings | Sequence[str] = (), trust: boo
     for layer in reversed(layers):
         values = _laid_over(layer.values, {**values, "expected": {}})  # the paper's row is of one recipe alone
     folders = [layer.place[0].parent for layer in layers]
-    of_a_run = "code" in values or any((folder / "run.json").exists() for folder in folders)
-    if trust or not of_a_run:
+    if trust or not ("code" in values or any((folder / "run.json").exists() for folder in folders)):
         return _with(values, settings, recipe, folders=folders)
-    return _with(values, settings, recipe, sources=own_sources(recipe, values, folders))
+    sources = known_sources(recipe, own_names(values), folders, values.get("code") or {})
+    return _with(values, settings, recipe, sources=sources)
 
 
 def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
@@ -171,17 +171,6 @@ def _contradictions(recipe: Recipe) -> list[str]:
     if recipe.augment.mix and recipe.loss["same_text"] != "negative":
         faults.append("augment.mix makes captions that have no text of their own: set loss.same_text=negative")
     return faults
-
-
-def own_sources(title: str, values: Mapping[str, Any], folders: Sequence[Path], exact: bool = False) -> Sources:
-    """Return where the parts of one's own in a recipe that came with a run are, if they were trained with here.
-
-    A file must have the digest that is recorded if `exact`. RecipeError, before any of it runs, where it is unknown.
-    """
-    names, recorded = own_names(values), values.get("code") or {}
-    if foreign := foreign_code(names, folders, recorded, exact):
-        raise RecipeError(brings_code(title, foreign))
-    return sources_of(names, folders, {})
 
 
 def own_names(values: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,8 @@ from ...pipeline.reading.origin import Origin
 from ...pipeline.reading.split import AS_A_WHOLE
 from ..model import Facts, FeatureFacts, feature_facts
 from ..recipes.blocks import Recipe
-from ..recipes.recipe import own_sources, resolve
+from ..recipes.own import known_sources
+from ..recipes.recipe import own_names, resolve
 
 FORMAT = "xret-run 3"
 _log = logging.getLogger("xret")
@@ -62,13 +63,14 @@ class RunInfo:
         )
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], title: str, folder: Path, trust: bool = True) -> "RunInfo":
+    def from_json(cls, values: dict[str, Any], title: str, folder: Path, trust: bool = False) -> "RunInfo":
         """Return what `to_json` gave; ValueError, TypeError or KeyError where it is something else.
 
         Modules of parts of one's own are looked for in `folder` first. RecipeError where one was not trained with
         here, or has changed since; with `trust` it is imported, and a warning says the latter.
         """
-        sources = {} if trust else own_sources(str(folder), values["recipe"], [folder], exact=True)
+        names, code = own_names(values["recipe"]), values["recipe"].get("code") or {}
+        sources = {} if trust else known_sources(str(folder), names, [folder], code, exact=True)
         facts = {f"{side}_facts": [FeatureFacts(**one) for one in values[f"{side}_facts"]] for side in BRANCHES}
         found: dict[str, Any] = {
             **{key: of_each[0] if len(of_each) == 1 else tuple(of_each) for key, of_each in facts.items()},
@@ -76,7 +78,7 @@ class RunInfo:
             "recipe": resolve(values["recipe"], title=title, folders=[folder], sources=sources),
             "vocabulary": None if values["vocabulary"] is None else tuple(values["vocabulary"]),
         }
-        for module, digest in values["recipe"].get("code", {}).items():
+        for module, digest in code.items():
             if found["recipe"].code.get(module) != digest:
                 file = found["recipe"].sources.get(module) or module
                 _log.warning("%s is not what %s was trained with: its file has changed since", file, folder)

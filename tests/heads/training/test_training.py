@@ -246,6 +246,23 @@ def test_word_vectors_are_the_first_weights_and_stay_in_the_run(store, tmp_path,
     assert not (tmp_path / "other").exists()
 
 
+def test_given_word_vectors_learn_when_they_are_no_longer_frozen(store, tmp_path):
+    (tmp_path / "vectors.txt").write_text(f"{FeatureCache.open(store).caption_set().vocabulary[1]} 1 2 3 4 5 6 7 8\n")
+    settings = (
+        f"adapter.words.vectors={tmp_path / 'vectors.txt'}",
+        "adapter.words.vectors_frozen=1",
+        "optimizer.ema=0",
+    )
+    words = []
+    for epochs in (1, 2):
+        recipe = recipe_of("vsepp", epochs, *settings)
+        train(store, recipe, tmp_path / str(epochs), device="cpu")
+        state = Run(tmp_path / str(epochs)).load_checkpoint()["state"]
+        words.append(state["model"]["text.adapter.embedding.weight"])
+    assert torch.equal(words[0][1], torch.arange(1.0, 9))
+    assert not torch.equal(words[0], words[1])
+
+
 def test_the_statistics_of_the_training_split_stay_in_the_run(tmp_path):
     url = make_store(tmp_path / "s.zarr", image="grid", text="tokens")
     settings = [f"adapter.{kind}.standardize=true" for kind in ("grid", "tokens")]

@@ -11,7 +11,7 @@ from typing import Any, Literal, TextIO
 from ..documents import DocumentError, parse_json, read_json, reading
 from ..errors import ManifestError
 from ..files import walk
-from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, file_name, folder_split, it_has, require_text
+from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, folder_split, it_has, sentence_text, whole
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
@@ -74,17 +74,17 @@ def _read_json(path: Path, reader: RowReader) -> list[Entry]:
         raise ManifestError(
             f"{path}: this is not a Karpathy JSON, it has no list 'images'{_keys(document)}; convert it."
         )
-    reader.look(document)
-    annotations, numbered = document.get("annotations"), list(enumerate(images))
-    captioned = any(isinstance(image, dict) and {"sentences", *CAPTIONS} & image.keys() for image in images)
+    reader.usual = ("sentences", *CAPTIONS)
+    reader.beside |= document.keys() - {"images", "annotations"}
+    annotations = document.get("annotations")
+    captioned = any(isinstance(image, dict) and not image.keys().isdisjoint(reader.usual) for image in images)
     if isinstance(annotations, list) and not captioned:
-        numbered = _with_sentences(numbered, annotations, path, reader)
+        _give_sentences(images, annotations, path, reader)
     entries: list[Entry] = []
     numbers: dict[tuple[str, str], int] = {}
-    for index, image in numbered:
+    for index, image in enumerate(images):
         where = f"{path}: images[{index}]"
-        entry = reader.attempt(_karpathy_entry, image, where, reader)
-        if entry is None:
+        if (entry := _image(image, where, reader)) is None:
             continue
         entries.append(entry)
         for kind, key in (("file", entry.file_name), ("imgid", entry.imgid)):
@@ -93,88 +93,52 @@ def _read_json(path: Path, reader: RowReader) -> list[Entry]:
     return entries
 
 
-def _with_sentences(
-    images: list[tuple[int, Any]], annotations: list[Any], path: Path, reader: RowReader
-) -> list[tuple[int, Any]]:
-    """Return the images of COCO's form, and their numbers, in Karpathy's, which has the captions with them."""
+def _give_sentences(images: list[Any], annotations: list[Any], path: Path, reader: RowReader) -> None:
+    """Give each image of COCO's form its sentences, as Karpathy's have them; None to one that is wrong."""
     sentences: dict[str, list[Any]] = {}  # an id may be a number in one place and a text in another
-
-    def with_sentences(image: Any, where: str) -> dict[str, Any]:
+    for index, image in enumerate(images):
         if not isinstance(image, dict) or type(number := image.get("id")) not in (int, str):
-            raise ManifestError(f"{where} has no 'id', by which annotations name it; give it one.")
+            reader.leave_out(f"{path}: images[{index}] has no 'id', by which annotations name it; give it one")
+            images[index] = None
+            continue
         known = {"imgid": number, "sentences": sentences.setdefault(str(number), [])}
-        return {**image, **known, **({} if isinstance(number, str) else {"cocoid": number})}
-
-    def take(annotation: Any, where: str) -> None:
-        text = _sentence_text(annotation) if isinstance(annotation, dict) else None
+        images[index] = {**image, **known, **({} if isinstance(number, str) else {"cocoid": number})}
+    for index, annotation in enumerate(annotations):
+        where = f"{path}: annotations[{index}]"
+        text = sentence_text(annotation) if isinstance(annotation, dict) else None
         if text is None:
             advice = "take COCO's file of captions, or correct it"
-            raise ManifestError(f"{where} has no 'caption'{_keys(annotation)}; {advice}.")
-        of, number = annotation.get("image_id"), annotation.get("id")
-        if str(of) not in sentences:
-            raise ManifestError(f"{where} is of image {of!r}, which is not among the images; correct it.")
-        reader.look(annotation)
-        sentences[str(of)].append({"raw": text, "sentid": number if isinstance(number, int) else None})
-
-    found = [(index, reader.attempt(with_sentences, image, f"{path}: images[{index}]")) for index, image in images]
-    for index, annotation in enumerate(annotations):
-        reader.attempt(take, annotation, f"{path}: annotations[{index}]")
-    return [(index, image) for index, image in found if image is not None]
+            reader.leave_out(f"{where} has no 'caption'{_keys(annotation)}; {advice}")
+        elif str(of := annotation.get("image_id")) not in sentences:
+            reader.leave_out(f"{where} is of image {of!r}, which is not among the images; correct it")
+        else:
+            reader.beside |= annotation.keys() - {"id", "image_id", "raw", "tokens", *CAPTIONS}
+            number = annotation.get("id")
+            sentences[str(of)].append({"raw": text, "sentid": number if isinstance(number, int) else None})
 
 
-def _karpathy_entry(image: Any, where: str, reader: RowReader) -> Entry:
-    """Check one element of ``images``; other keys are left alone."""
-    if not isinstance(image, dict) or not isinstance(folder := image.get("filepath", ""), str):
-        raise ManifestError(f"{where} is not a mapping with 'filename', 'sentences' and texts in them; correct it.")
-    columns = reader.find(tuple(image), where)
-    if columns.image not in image:
-        raise ManifestError(f"{where}: the file name is missing{_keys(image)}; call it 'file_name'.")
-    name = file_name(image[columns.image], where, folder)
-    where = f"{where} ('{name}')"
-    imgid = image.get("imgid")
-    sentences = image["sentences"] if "sentences" in image else reader.captions(image, columns, where)
-    if not isinstance(sentences, list) or not sentences:
-        raise ManifestError(f"{where} has no sentences{_keys(image)}; give it at least one, or leave the image out.")
-
-    def caption(index: int, sentence: Any) -> tuple[str, int | None]:
-        at = f"{where}: sentences[{index}]"
-        text = _sentence_text(sentence)
-        if text is None:
-            raise ManifestError(f"{at} has neither 'raw' nor 'tokens'{_keys(sentence)}; correct it.")
-        known = sentence if isinstance(sentence, dict) else {}
-        if imgid is not None and str(other := known.get("imgid", imgid)) != str(imgid):
-            raise ManifestError(f"{at} is of imgid {other}, not {imgid}; correct one.")
-        return require_text(text, at), _whole(known, "sentid", where)
-
-    captions = reader.good(sentences, caption)
-    if not isinstance(imgid, int | str | None) or isinstance(imgid, bool) or imgid == "":
-        raise ManifestError(f"{where}: 'imgid' is neither a whole number nor a text; correct it.")
-    cocoid = _whole(image, "cocoid", where)
-    identity = None if imgid is None else str(imgid)
-    split = reader.split(image, columns, where)
-    return Entry(name, split, captions, identity, -1 if cocoid is None else cocoid)
-
-
-def _sentence_text(sentence: Any) -> str | None:
-    """Return the raw text, else the tokens with spaces between."""
-    if not isinstance(sentence, dict):
-        return sentence if isinstance(sentence, str) else None
-    tokens = sentence.get("tokens")
-    if isinstance(tokens, list) and not isinstance(sentence.get("raw"), str):
-        return " ".join(tokens) if all(isinstance(token, str) for token in tokens) else None
-    return next((sentence[key] for key in ("raw", *CAPTIONS) if isinstance(sentence.get(key), str)), None)
+def _image(image: Any, where: str, reader: RowReader) -> Entry | None:
+    """Return what an element of ``images`` is; None where it is wrong and left out."""
+    if image is None:
+        return None
+    try:
+        if not isinstance(image, dict) or not isinstance(folder := image.get("filepath", ""), str):
+            raise ManifestError(f"{where} is not a mapping with 'filename', 'sentences' and texts in them; correct it.")
+        imgid, cocoid = image.get("imgid"), whole(image, "cocoid", where)
+        if not isinstance(imgid, int | str | None) or isinstance(imgid, bool) or imgid == "":
+            raise ManifestError(f"{where}: 'imgid' is neither a whole number nor a text; correct it.")
+    except ManifestError as error:
+        reader.leave_out(error)
+        return None
+    entry = reader.entry(image, where, folder=folder)
+    if entry is not None:
+        entry.imgid, entry.cocoid = None if imgid is None else str(imgid), -1 if cocoid is None else cocoid
+    return entry
 
 
 def _keys(value: Any) -> str:
     """Return the keys of a mapping, for what it has in place of what it lacks."""
     return f" ({it_has(value)})" if isinstance(value, dict) else ""
-
-
-def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:
-    value = mapping.get(key)
-    if value is not None and (type(value) is not int or abs(value) >= 2**63):
-        raise ManifestError(f"{where}: '{key}' is {value!r}, not a whole number of 64 bits; correct it.")
-    return value
 
 
 # --- Rows
@@ -183,23 +147,16 @@ def _whole(mapping: dict[str, Any], key: str, where: str) -> int | None:
 def caption_rows(
     path: Path, reader: RowReader, folder: str | None = None, split: str | None = None
 ) -> Iterator[tuple[str, Entry]]:
-    """Yield the rows of a CSV, TSV or JSONL file with their places, without empty lines and those that are left out.
+    """Yield the images of a CSV, TSV or JSONL file with their places, without empty lines and those that are left out.
 
     A caption field holds a text, in JSON also null or a list of texts. The names of images start at `folder`; None:
     they are taken as they are. `split` is that of all rows; None: as they say. ManifestError: the file cannot be read,
     a column is missing, or a row is wrong; the message names the line.
     """
     with reading(path, "the caption file"), path.open(encoding="utf-8-sig", newline="") as file:
-        for line, values in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
-            entry = reader.attempt(_entry, values, where := f"{path}: line {line}", reader, folder, split)
-            if entry is not None:
+        for line, row in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
+            if (entry := reader.entry(row, where := f"{path}: line {line}", split, folder=folder)) is not None:
                 yield where, entry
-
-
-def _entry(values: dict[str, Any], where: str, reader: RowReader, folder: str | None, split: str | None) -> Entry:
-    columns = reader.find(tuple(values), where)
-    name = values[columns.image]
-    return reader.entry(values, columns, where, name if folder is None else file_name(name, where, folder), split)
 
 
 def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -220,7 +177,7 @@ def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int
     how: Literal[0, 3] = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
     rows = csv.reader(taken(), delimiter=separator, strict=True, quoting=how)
     quote = 'quote a text that has a quotation mark in it, and double its marks, as """Hi"" he said"'
-    quote += reader.or_in_manifest("set quoting: none, by which marks are plain text,")
+    quote += ", or set quoting: none, by which marks are plain text, in the manifest"
     header: list[str] = []
     at = 0  # the image's column
     while True:
@@ -248,7 +205,7 @@ def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int
         elif row and quoting is None and (line := _row_within(lines, row, at, separator)):
             shown = json.dumps(line.strip()[:40], ensure_ascii=False)
             fault = f"a quotation mark opens a text in which {shown} would be a row of its own; {quote}"
-            fault += reader.or_in_manifest("quoting: csv, by which such texts are right,")
+            fault += ", or quoting: csv, by which such texts are right"
         if fault and len(lines) > 1:
             raise ManifestError(f"{path}: lines {first} to {rows.line_num}: {fault}.")
         if fault:

@@ -1,30 +1,36 @@
-"""What all sources have in common: which keys of a row count, and what becomes of a row that is wrong."""
+"""Rows of a source, plain dictionaries: which keys count, and the image that a row makes, or what is wrong with it."""
 
+import ast
+import json
 import logging
 import posixpath
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
-from difflib import get_close_matches
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import ManifestError
-from ..wording import printable, some_of
+from ..wording import counted, printable, some_of
 from .manifest import SPLITS, Columns
 
 log = logging.getLogger("xret")
 
-# Default columns: the first that is there.
+# Default columns, in capitals or not: the first that is there.
 IMAGES = ("file_name", "filename", "image")
 CAPTIONS = ("captions", "caption", "text")
-_SPLIT = "split"
 SPLIT_NAMES = {**{split: split for split in SPLITS}, "validation": "val"}  # of each name the split
 _NUMBERED = re.compile(r"(caption|text)s?[-_ ]?\d+")  # a column of captions beside others
-_NAMES = "train|training|trainval|val|valid|validation|minival|restval|dev|development|eval|evaluation|test|testing"
-_NAMES_SPLIT = re.compile(rf"({_NAMES})[-_ ]?(\d{{1,4}}|[ab])?")
-
-_Item = TypeVar("_Item")
-_Value = TypeVar("_Value")
+# A list that was written as a text: JSON, or Python's or numpy's `repr`, which has no commas.
+_QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
+_ITEM = rf"np\.str_\((?:{_QUOTED})\)|{_QUOTED}|None|null|nan|NaN"
+_LIST = re.compile(rf"[\[({{]\s*(?:(?:{_ITEM})\s*(?:,\s*)?)*[\])}}]", re.DOTALL)
+_ITEMS = re.compile(_ITEM, re.DOTALL)
+_QUOTES = re.compile(r"[\[({]\s*[\[({]?\s*['\"]")  # how what holds quoted texts begins
+_BROKEN = re.compile(r"\[\s*['\"].*['\"]\s*\]", re.DOTALL)  # nothing else than a list that cannot be read
+_CLOSING = {"[": "]", "(": ")", "{": "}"}
+_OPENING = (*_CLOSING, " ", "\n")  # how such a text may begin
+_NOTHING = ("", "None", "null", "nan", "NaN")  # what beside such texts is a list of nothing
 
 
 @dataclass(slots=True)
@@ -33,7 +39,9 @@ class Entry:
 
     file_name: str  # normalised POSIX path below the image folder
     split: str | None  # any name; None where the file gives none
-    captions: list[tuple[str, int | None]]  # at least one: its text, and the file's number for it if there is one
+    captions: list[
+        tuple[str, int | None]
+    ]  # at least one in the end: its text, and the file's number for it if there is one
     imgid: str | None = None  # the file's id of the image; distinct
     cocoid: int = -1  # -1 where there is none
     place: tuple[int, int, int] | None = None  # of a picture that lies in a file with others, see `sources`
@@ -48,99 +56,42 @@ class RowColumns:
     split: str | None
 
 
+@dataclass(slots=True)
+class _Column:
+    """What the texts of a column of captions are."""
+
+    lists: dict[str, list[Any]] = field(default_factory=dict)  # what is in each text that is a list
+    first: str = ""  # where the first of them is
+    others: int = 0  # how many are none, without those in `_NOTHING`
+
+
 class RowReader:
-    """Finds what counts in the rows of a source: columns of a table, or keys of a JSON object."""
+    """Judges the rows of a source: those of a table, or JSON objects."""
 
     def __init__(
         self,
         listing: object,  # the file that notes name
-        columns: Columns | None = None,  # what the manifest names; None without a manifest
+        columns: Columns | None = None,  # what the manifest names
         *,
-        skip: bool | None = False,  # leave out samples that are wrong; None: nothing can be left out
+        skip: bool = False,  # leave out samples that are wrong
         whole: bool = True,  # each row must have an image and captions, which otherwise may stand elsewhere
         by_folder: bool = False,  # the splits that are given are the names of folders, and not the manifest's
     ) -> None:
         self.listing, self.columns, self.skip, self.whole = listing, columns or Columns(), skip, whole
         self.by_folder = by_folder
         self.left_out: list[str] = []  # why samples were left out, a phrase each
-        self._named = columns is not None
-        self._notes: set[str] = set()
+        self.usual: tuple[str, ...] = CAPTIONS
+        self.beside = set[str]()  # keys that stand beside the rows
+        self._notes = set[str]()
         self._found: dict[tuple[str, ...], RowColumns] = {}
-        self._unread: dict[str, bool] = {}  # columns that nothing reads: whether each of their values names a split
-        self._like: set[str] = set()  # those that are called nearly as the column of splits
+        self._texts: dict[str, _Column] = {}
 
-    def attempt(self, read: Callable[..., _Item], *arguments: Any) -> _Item | None:
-        """Return what `read` returns of a sample; None where that is wrong, and it is left out.
-
-        ManifestError: it is wrong, and nothing is left out.
-        """
-        try:
-            return read(*arguments)
-        except ManifestError as error:
-            self.leave_out(str(error).removesuffix("."))
-            return None
-
-    def leave_out(self, reason: str) -> None:
+    def leave_out(self, reason: object) -> None:
         """Note why a sample is left out, where that is asked for; else raise ManifestError."""
+        phrase = str(reason).removesuffix(".")
         if not self.skip:
-            raise ManifestError(f"{reason}{', or go on with --on-error skip' if self.skip is False else ''}.")
-        self.left_out.append(reason)
-
-    def good(self, values: Iterable[_Value], read: Callable[[int, _Value], _Item]) -> list[_Item]:
-        """Return what `read` makes of an image's captions, without those that are left out.
-
-        ManifestError: one is wrong, and nothing is left out, or none is good.
-        """
-        good: list[_Item] = []
-        errors: list[ManifestError] = []
-        for index, value in enumerate(values):
-            try:
-                good.append(read(index, value))
-            except ManifestError as error:
-                errors.append(error)
-        if errors and not (self.skip and good):
-            raise errors[0]
-        self.left_out += [str(error).removesuffix(".") for error in errors]
-        return good
-
-    def find(self, there: tuple[str, ...], where: str) -> RowColumns:
-        """Find the columns that count among those that are there; ManifestError where one is missing."""
-        if there in self._found:
-            return self._found[there]
-        columns = self.columns
-        images = (columns.image,) if columns.image else self._usual("image", IMAGES, there)
-        captions = columns.captions or self._usual("caption", CAPTIONS, there)[:1]
-        splits = (columns.split,) if columns.split else self._usual("split", (_SPLIT,), there)
-        wanted = [*columns.captions, *splits]
-        if self.whole:
-            wanted = [*(images[:1] or IMAGES[:1]), *(captions or ("caption",)), *splits]
-        if missing := [name for name in wanted if name not in there]:
-            advice = "name the right ones, or the separator of a table, in the manifest"
-            advice = advice if self._named else "rename one"
-            raise ManifestError(f"{where}: there is no column '{missing[0]}'; {it_has(there)}: {advice}.")
-        if not splits:
-            self._like |= {name for name in there if _is_like_split(name.strip().lower())}
-        found = RowColumns((images or IMAGES)[0], captions, splits[0] if splits else None)
-        self._found[there] = found
-        return found
-
-    def _usual(self, role: str, names: Collection[str], there: Collection[str]) -> tuple[str, ...]:
-        """Return which of the usual names of a role are there, in capitals or not, and note what is not plain."""
-        spelt = {name.strip().lower(): name for name in there}
-        found = tuple(name if name in there else spelt[name] for name in names if name in there or name in spelt)
-        if not found:
-            return found
-        if found[0] not in names:
-            self.note(f"'{found[0]}' counts as the {role}")
-        others = [*found[1:], *(name for name in there if _NUMBERED.fullmatch(name.strip().lower()))]
-        if role == "caption" and others:
-            named = "', '".join(others)
-            self.note(f"captions are those of '{found[0]}', and not of '{named}', unless caption_columns names them")
-        return found
-
-    def or_in_manifest(self, advice: str) -> str:
-        """Return what else can be done by a manifest, if there is one."""
-        return f", or {advice} in the manifest" if self._named else ""
+            raise ManifestError(f"{phrase}, or go on with --on-error skip.")
+        self.left_out.append(phrase)
 
     def note(self, text: str) -> None:
         """Say something of the source, once."""
@@ -148,73 +99,207 @@ class RowReader:
             self._notes.add(text)
             log.warning("%s: %s.", printable(str(self.listing)), printable(text))
 
-    def captions(self, values: Mapping[str, Any], found: RowColumns, where: str) -> list[str]:
-        """Return the captions of a row, perhaps none; ManifestError where one is not a text.
+    def entry(
+        self,
+        row: Mapping[str, Any],
+        where: str,
+        split: str | None = None,
+        *,
+        folder: str | None = "",
+        name: str | None = None,
+        text: str | None = None,
+    ) -> Entry | None:
+        """Return the image that a row makes; None where the row is wrong and left out.
 
-        Captions of several columns follow one another; an empty one among several columns is no caption.
+        `split` is that of the row's file or folder. The image's name starts at `folder`, None: it is taken as it is;
+        `name` stands for it. `text` is the caption if the row has no words. ManifestError: the row is wrong, and
+        nothing is left out.
         """
-        texts: list[Any] = []
-        for column in found.captions:
-            value = values[column]
-            texts += value if isinstance(value, list) else [value]
-        captions = self.good(
-            [text for text in texts if text is not None], lambda _, text: require_text(text, f"{where}: a caption")
+        try:
+            columns = self.find(tuple(row), where)
+            if name is None:
+                if columns.image not in row:
+                    raise ManifestError(f"{where}: the file name is missing ({it_has(row)}); call it 'file_name'.")
+                name = row[columns.image] if folder is None else file_name(row[columns.image], where, folder)
+            if name:
+                where = f"{where} ('{name}')"
+            captions = self._captions(row, columns.captions, where)
+            if text is not None and not any(caption for caption, _ in captions):
+                captions = [self._caption(text, "txt", where, {})]
+            if not captions:
+                there = "" if columns.captions else f" ({it_has(row)})"
+                raise ManifestError(f"{where}: it has no caption{there}; add one, or take the row out.")
+            return Entry(name, self._split(row, columns.split, where, split), captions)
+        except ManifestError as error:
+            self.leave_out(error)
+            return None
+
+    def find(self, there: tuple[str, ...], where: str) -> RowColumns:
+        """Find the columns that count among those that are there; ManifestError where one is missing."""
+        if there in self._found:
+            return self._found[there]
+        named, spelt = self.columns, {name.strip().lower(): name for name in there} | {name: name for name in there}
+        images, texts, splits = (
+            [spelt[name] for name in names if name in spelt] for names in (IMAGES, self.usual, ("split",))
         )
-        return [text for text in captions if len(found.captions) == 1 or text.strip()]
+        found = RowColumns(
+            named.image or (*images, IMAGES[0])[0],
+            named.captions or tuple(texts[:1]),
+            named.split or (*splits, None)[0],
+        )
+        wanted = [*named.captions, *filter(None, [named.split])]
+        if self.whole:
+            wanted = [found.image, *(found.captions or ("caption",)), *wanted]
+        if there and (missing := [name for name in wanted if name not in there]):
+            advice = "name the right ones, or the separator of a table, in the manifest, or rename one"
+            raise ManifestError(f"{where}: there is no column '{missing[0]}'; {it_has(there)}: {advice}.")
+        others = [*texts[1:], *(name for name in there if _NUMBERED.fullmatch(name.strip().lower()))]
+        if texts and others and not named.captions:
+            passed = "', '".join(others)
+            self.note(f"captions are those of '{texts[0]}', and not of '{passed}', unless caption_columns names them")
+        self._found[there] = found
+        return found
 
-    def entry(self, values: Mapping[str, Any], found: RowColumns, where: str, name: str, given: str | None) -> Entry:
-        """Return the image `name` with the captions of a row; ManifestError: it has none, or something is wrong."""
-        captions = self.captions(values, found, where)
-        if not captions:
-            of_image = f" ('{name}')" if name else ""
-            raise ManifestError(f"{where}{of_image}: it has no caption; add one, or take the row out.")
-        return Entry(name, self.split(values, found, where, given), [(text, None) for text in captions])
+    def finish(self, entries: list[Entry]) -> list[Entry]:
+        """Return the images of all rows, with the captions of columns that hold lists; errors as of `lists`."""
+        if lists := self.lists():
+            lists |= {text: [] for text in _NOTHING}
+            for entry in entries:
+                self._unfold(entry, lists)
+        return [entry for entry in entries if entry.captions]
 
-    def split(self, values: Mapping[str, Any], found: RowColumns, where: str, given: str | None = None) -> str | None:
-        """Return the split of a row, None if nothing says it.
+    def lists(self) -> dict[str, list[Any]]:
+        """Return what is in each text of the columns whose texts all are lists.
 
-        `given` is that of a folder, or what the manifest says of a file, and goes before the row's own.
+        ManifestError: most texts of a column are lists, and some are not.
         """
-        if found.split is None:
-            self.look(values, found)
+        lists: dict[str, list[Any]] = {}
+        for name, column in self._texts.items():
+            if column.lists and column.others:
+                plain = counted(column.others, "plain text")
+                fault = f"'{name}' holds {counted(len(column.lists), 'list')} written as text, and {plain}"
+                if len(column.lists) > column.others:
+                    raise ManifestError(f"{self.listing}: {fault} ({column.first}); write all as lists, or none.")
+                self.note(f"{fault}; each is one caption ({column.first})")
+            else:
+                lists |= column.lists
+        return lists
+
+    def _unfold(self, entry: Entry, lists: Mapping[str, list[Any]]) -> None:
+        """Let an image have a caption for each text of its lists; without any it will be left out."""
+        found = [value for text, _ in entry.captions for value in lists.get(text.strip(), [text])]
+        values = [sentence_text(one) or one if isinstance(one, dict) else one for one in found]
+        entry.captions = [(one, None) for one in values if isinstance(one, str)]
+        strange = next((repr(one)[:20] for one in values if not isinstance(one, str | None)), None)
+        if strange or not entry.captions:
+            fault = f"its list of captions has {strange} in it, which is no text" if strange else "it has no caption"
+            self.leave_out(f"{self.listing}: '{entry.file_name}': {fault}; correct it, or take the row out")
+
+    def note_unread(self) -> None:
+        """Say which columns nothing reads, unless one has the splits."""
+        if any(found.split for found in self._found.values()):
+            return
+        read = {"imgid", "cocoid", "sentids", "filepath"}
+        read |= {name for found in self._found.values() for name in (found.image, *found.captions, found.split) if name}
+        if unread := sorted({name for there in self._found for name in there}.union(self.beside) - read):
+            self.note(f"no column is called 'split'; nothing reads {', '.join(some_of(unread, 20))}")
+
+    def _captions(self, row: Mapping[str, Any], columns: tuple[str, ...], where: str) -> list[tuple[str, int | None]]:
+        """Return the captions of a row, perhaps none; those of several columns follow one another.
+
+        An empty one among several columns is no caption. ManifestError: one is wrong, and not left out.
+        """
+        captions: list[tuple[str, int | None]] = []
+        errors: list[ManifestError] = []
+        for column in columns:
+            found = row.get(column)
+            for value in found if isinstance(found, list) else (found,):
+                if value is not None:
+                    try:
+                        captions.append(self._caption(value, column, where, row))
+                    except ManifestError as error:
+                        errors.append(error)
+        if errors and not (self.skip and captions):
+            raise errors[0]
+        self.left_out += [str(error).removesuffix(".") for error in errors]
+        return captions if len(columns) == 1 else [caption for caption in captions if caption[0].strip()]
+
+    def _caption(self, value: Any, column: str, where: str, row: Mapping[str, Any]) -> tuple[str, int | None]:
+        """Return a caption and its number, of a text or of a mapping as Karpathy's, whose image has an `imgid`."""
+        text, number = value, None
+        if isinstance(value, dict):
+            if (text := sentence_text(value)) is None:
+                raise ManifestError(
+                    f"{where}: one of '{column}' has no text as 'raw', nor as 'tokens' ({it_has(value)})."
+                )
+            number = whole(value, "sentid", where)
+            if (imgid := row.get("imgid")) is not None and str(other := value.get("imgid", imgid)) != str(imgid):
+                raise ManifestError(f"{where}: one of '{column}' is of imgid {other}, not {imgid}; correct one.")
+        require_text(text, column, where)
+        texts = self._texts.get(column) or self._texts.setdefault(column, _Column())
+        if text[:1] in _OPENING and (found := _listed(text.strip())) is not None:
+            texts.first = texts.first or where
+            texts.lists[text.strip()] = found
+        elif text not in _NOTHING and not text.isspace():
+            texts.others += 1
+        return text, number
+
+    def _split(self, row: Mapping[str, Any], column: str | None, where: str, given: str | None) -> str | None:
+        """Return the split of a row, None if nothing says it; `given` goes before the row's own."""
+        if column is None:
             return given
-        split = values.get(found.split)
+        split = row.get(column)
         if given is None:
             if not isinstance(split, str) or not split:
-                raise ManifestError(f"{where}: the split is empty or not a text; name one of {', '.join(SPLITS)}.")
+                raise ManifestError(
+                    f"{where}: the split '{column}' is empty or no text; name one of {', '.join(SPLITS)}."
+                )
             return split
         named = SPLIT_NAMES.get(split) if isinstance(split, str) else None
         if named and named != SPLIT_NAMES.get(given, named):
             if self.by_folder:
-                advice = f"correct one, or take this column by split_column: {found.split} in the manifest"
-                raise ManifestError(f"{where}: '{found.split}' is '{split}', and its folder '{given}'; {advice}.")
-            self.note(f"images whose '{found.split}' is '{split}' count as '{given}', as the manifest says")
+                advice = f"correct one, or take this column by split_column: {column} in the manifest"
+                raise ManifestError(f"{where}: '{column}' is '{split}', and its folder '{given}'; {advice}.")
+            self.note(f"images whose '{column}' is '{split}' count as '{given}', as the manifest says")
         return given
 
-    def look(self, values: Mapping[str, Any], found: RowColumns | None = None) -> None:
-        """Look whether keys that nothing reads hold names of splits."""
-        read = () if found is None else (found.image, *found.captions)
-        for name, value in values.items():
-            if self._unread.get(name, True) and name not in read and name not in CAPTIONS and value is not None:
-                self._unread[name] = isinstance(value, str) and names_split(value)
-            if isinstance(value, dict):
-                self.look(value)
 
-    def refuse_unread_splits(self) -> None:
-        """Raise ManifestError where splits were not found, but a column that seems to name them."""
-        for name in (*sorted(self._like), *(name for name, of_splits in self._unread.items() if of_splits)):
-            advice = f"rename it{self.or_in_manifest('name it as split_column')}"
-            raise ManifestError(f"{self.listing}: no image has a '{_SPLIT}', but '{name}' seems to name it; {advice}.")
+def _listed(text: str) -> list[Any] | None:
+    """Return what is in a list, or in a mapping, that was written as a text; None where a text is none.
+
+    What cannot be read of a list is a value of bytes.
+    """
+    if _CLOSING.get(text[:1]) != text[-1:]:
+        return None
+    if _LIST.fullmatch(text):
+        return [_value(item) for item in _ITEMS.findall(text)]
+    with suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        return found if isinstance(found, list) else [found]
+    if not _QUOTES.match(text):
+        return None
+    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        found = ast.literal_eval(text)
+        return [*found] if isinstance(found, list | tuple | set) else [found] if isinstance(found, dict) else None
+    return [text.encode()] if _BROKEN.fullmatch(text) else None
 
 
-def _is_like_split(name: str) -> bool:
-    """Return whether a column may be one of splits: ``splits``, or ``is_train``."""
-    return bool(get_close_matches(_SPLIT, [name], cutoff=0.8)) or names_split(name.removeprefix("is_"))
+def _value(item: str) -> str | None:
+    """Return a quoted text as JSON or Python reads it; None for what stands for no value."""
+    item = item.removeprefix("np.str_(").removesuffix(")") if item.startswith("np") else item
+    if item[0] not in "'\"":
+        return None
+    with suppress(ValueError):
+        return str(json.loads(item))
+    return str(ast.literal_eval(item))
 
 
-def names_split(text: str) -> bool:
-    """Return whether a text is what data sets call a split: ``train``, ``dev``, ``val2017``."""
-    return _NAMES_SPLIT.fullmatch(text.strip().lower()) is not None
+def sentence_text(sentence: Mapping[str, Any]) -> Any:
+    """Return the raw text of a mapping, else its tokens with spaces between; None where it has none."""
+    tokens = sentence.get("tokens")
+    if isinstance(tokens, list) and not isinstance(sentence.get("raw"), str):
+        return " ".join(tokens) if all(isinstance(token, str) for token in tokens) else None
+    return next((sentence[key] for key in ("raw", *CAPTIONS) if isinstance(sentence.get(key), str)), None)
 
 
 def folder_split(name: str) -> str | None:
@@ -222,15 +307,22 @@ def folder_split(name: str) -> str | None:
     return next((SPLIT_NAMES[part] for part in name.split("/")[:-1] if part in SPLIT_NAMES), None)
 
 
-def require_text(value: Any, what: str) -> str:
-    """Return a text; ManifestError where it is something else, or is no valid Unicode."""
+def require_text(value: Any, what: str, where: str) -> None:
+    """Raise ManifestError where a value is no text, or no valid Unicode."""
     if not isinstance(value, str):
-        raise ManifestError(f"{what} is no text ({str(value)[:20]}); correct it.")
+        raise ManifestError(f"{where}: the {what} is no text ({str(value)[:20]}); correct it.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         fault = "has half of a character pair, or bytes that are not UTF-8, in it"
-        raise ManifestError(f"{what} {fault}; correct it.") from error
+        raise ManifestError(f"{where}: the {what} {value!r} {fault}; correct it.") from error
+
+
+def whole(mapping: Mapping[str, Any], key: str, where: str) -> int | None:
+    """Return a whole number of 64 bits, or None; ManifestError where it is something else."""
+    value = mapping.get(key)
+    if value is not None and (type(value) is not int or abs(value) >= 2**63):
+        raise ManifestError(f"{where}: '{key}' is {value!r}, not a whole number of 64 bits; correct it.")
     return value
 
 
@@ -243,7 +335,7 @@ def file_name(name: Any, where: str, folder: str = "") -> str:
     """Join and normalise a path below the image folder."""
     if not isinstance(name, str) or not name.strip():
         raise ManifestError(f"{where}: the file name is missing; name the image of these captions.")
-    require_text(name, f"{where}: the file name {name!r}")
+    require_text(name, "file name", where)
     if "\\" in name + folder or "\0" in name + folder:
         raise ManifestError(f"{where}: '{folder}{name}' is not a path with forward slashes; correct it.")
     joined = posixpath.normpath(posixpath.join(folder, name))

@@ -11,7 +11,7 @@ from ...documents import DocumentError, read_json
 from ...errors import ManifestError
 from ..caption_files import read_entries, read_imagefolder
 from ..manifest import Manifest
-from ..rows import SPLIT_NAMES, Entry, RowReader, names_split
+from ..rows import Entry, RowReader, folder_split
 from .files import File, find_files, is_url, look_at_all, url_of
 from .source import FOLDER, FolderReader, PictureReader, Place, Source, digests_of, is_one_file, missing_from
 from .tables import IMAGE, TableReader, table_entries
@@ -19,6 +19,9 @@ from .tar import TarReader, tar_entries
 
 __all__ = ["FOLDER", "FolderReader", "PictureReader", "Place", "Source", "digests_of", "is_url", "missing_from"]
 
+_NAMES_SPLIT = re.compile(
+    "train|training|trainval|val|valid|validation|minival|restval|dev|development|eval|evaluation|test|testing"
+)
 _Files = list[tuple[File, str | None]]  # with the split of all that is in each
 
 
@@ -60,16 +63,15 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], So
         entries = _from_tars(urls, reader)
     else:
         entries = table_entries(source.kind, urls, reader)
+    entries = reader.finish(entries)
     if not entries:
         first = f" ({reader.left_out[0]})" if reader.left_out else ""
         raise ManifestError(
             f"{manifest.listing}: it has no images with captions{first}; a data set needs at least one."
         )
-    splits = {entry.split for entry in entries}
-    if splits.isdisjoint({*SPLIT_NAMES, *manifest.merge_splits}):
-        reader.refuse_unread_splits()
-    if splits == {None}:
+    if all(entry.split is None and folder_split(entry.file_name) is None for entry in entries):
         _refuse_names_of_splits(manifest, files)
+        reader.note_unread()
     return entries, source, reader.left_out
 
 
@@ -78,7 +80,7 @@ def _refuse_names_of_splits(manifest: Manifest, files: _Files) -> None:
     if manifest.columns.split:
         raise ManifestError(f"{manifest.listing}: no image has a '{manifest.columns.split}'; correct split_column.")
     words = [{re.split(r"[^a-z]", part.lower())[0] for part in Path(file.name).parts} for file, _ in files]
-    called = sorted(filter(names_split, set.union(*words) - set.intersection(*words))) if words else []
+    called = sorted(filter(_NAMES_SPLIT.fullmatch, set.union(*words) - set.intersection(*words))) if words else []
     if len(called) > 1:
         advice = f"give each split its files, as {manifest.kind}: {{train: train-*, test: test-*}}"
         raise ManifestError(f"{manifest.listing}: no sample has a split, but files are called {called}; {advice}.")

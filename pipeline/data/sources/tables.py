@@ -1,7 +1,6 @@
 """Tables with a picture in each row: Parquet files, and the Arrow files of a data set that `datasets` saved."""
 
 import json
-import re
 import threading
 from bisect import bisect_right
 from collections import Counter
@@ -13,7 +12,7 @@ from typing import Any
 from ...errors import ManifestError, SampleError, require_pyarrow
 from ...wording import reason
 from ..images import PictureFile
-from ..rows import Entry, RowColumns, RowReader, file_name, names_split
+from ..rows import Entry, RowReader, file_name
 from .files import file_system
 from .source import PackedReader, Place, Source
 
@@ -118,12 +117,12 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowRead
     count = 0
     for number, (url, split) in enumerate(urls):
         try:
-            for at, (values, columns) in enumerate(_rows(_open(kind, url), url, reader, split is None)):
-                entry = reader.attempt(reader.entry, values, columns, f"{url}: row {at:,}", "", split)
+            for at, (row, path) in enumerate(_rows(_open(kind, url), url, reader)):
+                entry = reader.entry(row, f"{url}: row {at:,}", split, name="")
                 if entry is not None:
                     entry.file_name, entry.place = f"{count:08d}", (number, at, 0)
                     entries.append(entry)
-                    paths.append(values.get(columns.image))
+                    paths.append(path)
                 count += 1
         except ManifestError:
             raise
@@ -137,13 +136,8 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowRead
     return entries
 
 
-def _rows(
-    table: _Parquet | _Arrow, url: str, reader: RowReader, look: bool
-) -> Iterator[tuple[dict[str, Any], RowColumns]]:
-    """Yield the rows; in place of the picture they have the path beside it, if there is one.
-
-    `look`: they also have columns that may name splits, where no column is known to.
-    """
+def _rows(table: _Parquet | _Arrow, url: str, reader: RowReader) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Yield the rows, with None for what is not read, and the path beside each picture, if there is one."""
     found = reader.find(tuple(table.schema.names), url)
     image, kind = found.image, table.schema.field(found.image).type
     if "binary" not in str(kind):
@@ -156,18 +150,11 @@ def _rows(
         values, names = batch[name].to_pylist(), labels.get(name)
         return [names[one] if one is not None and one >= 0 else None for one in values] if names else values
 
-    if look and found.split is None:
-        is_text = re.compile(r"(dictionary<values=)?(large_)?string")
-        others = [one.name for one in table.schema if is_text.match(str(one.type)) or one.name in labels]
-        others = [name for name in others if name not in texts]
-        first = next(table.batches(others), None) if others else None
-        texts += [name for name in others if first and any(names_split(str(one)) for one in values_of(first, name))]
+    nothing = dict.fromkeys(table.schema.names)
     for batch in table.batches([*texts, *([f"{image}.path"] if has_path else [])]):
-        values = {name: values_of(batch, name) for name in texts}
-        if has_path:
-            values[image] = batch[image].field("path").to_pylist()
-        for one in zip(*values.values(), strict=True):
-            yield dict(zip(values, one, strict=True)), found
+        paths = batch[image].field("path").to_pylist() if has_path else [None] * len(batch)
+        for path, *row in zip(paths, *(values_of(batch, name) for name in texts), strict=True):
+            yield nothing | dict(zip(texts, row, strict=True)), path
 
 
 def _labels(schema: Any) -> dict[str, list[str]]:

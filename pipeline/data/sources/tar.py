@@ -13,7 +13,7 @@ from ...documents import DocumentError, parse_json
 from ...errors import ManifestError
 from ...wording import reason
 from ..images import SUFFIXES, PictureFile
-from ..rows import CAPTIONS, Entry, RowReader, file_name, it_has
+from ..rows import CAPTIONS, Entry, RowReader, file_name
 from .files import file_system
 from .source import PackedReader
 
@@ -48,42 +48,40 @@ def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> 
         with fs.open(path, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             while (member := archive.next()) is not None:
                 archive.members = []  # type: ignore[attr-defined]  # they would fill the memory
-                if not member.isdir():
-                    reader.attempt(_take, samples, archive, member, number, url)
+                try:
+                    _take(samples, archive, member, number, url)
+                except ManifestError as error:
+                    reader.leave_out(error)
             _require_end(opened, archive.offset, url)
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ManifestError(f"{url}: this is not a whole tar file ({reason(error)}); restore it.") from error
     for key, sample in samples.items():
-        entry = reader.attempt(_entry, sample, key, url, reader, split)
-        if entry is not None:
-            yield entry
+        (name, place), (document, row) = sample.get("picture", ("", None)), sample.get("json", ("", {}))
+        if fault := _fault(sample, key):
+            reader.leave_out(f"{url}: {fault}")
+        else:
+            entry = reader.entry(
+                row, f"{url}: {document or name}", split, name=name, text=sample.get("txt", [None])[-1]
+            )
+            if entry is not None:
+                entry.place = place
+                yield entry
 
 
-def _entry(sample: _Sample, key: str, url: str, reader: RowReader, split: str | None) -> Entry:
-    (name, place), (document, values) = sample.get("picture", ("", None)), sample.get("json", ("", {}))
+def _fault(sample: _Sample, key: str) -> str | None:
+    """Return what is wrong with the members of a key, if anything is."""
     if "wrong" in sample:
-        raise ManifestError(f"{url}: {sample['wrong'][1]}")
+        return str(sample["wrong"][1])
     if "link" in sample:
         advice = "pack the file itself, as tar --dereference --hard-dereference does"
-        raise ManifestError(f"{url}: {sample['link'][0]}: it is a link, or sparse; {advice}.")
-    if not name and "dotted" in sample:
+        return f"{sample['link'][0]}: it is a link, or sparse; {advice}"
+    if "picture" in sample:
+        advice = f"it has no captions; add {key}.txt or {key}.json with 'caption', or take the picture out"
+        return None if {"txt", "json"} & sample.keys() else f"{sample['picture'][0]}: {advice}"
+    if "dotted" in sample:
         advice = f"its key ends at the first dot, and '{key}' has no picture; take the other dots out of its name"
-        raise ManifestError(f"{url}: {sample['dotted'][0]}: {advice}.")
-    if not name:
-        advice = f"these captions have no picture; add {key}.jpg or the like, or take them out"
-        raise ManifestError(f"{url}: {key}: {advice}.")
-    captions: list[str] = []
-    if document:
-        columns = reader.find(tuple(values), f"{url}: {document}")
-        captions = reader.captions(values, columns, f"{url}: {document}")
-        split = reader.split(values, columns, f"{url}: {document}", split)
-    if not any(captions) and "txt" in sample:
-        captions = [sample["txt"][1]]
-    if not captions:
-        has = f" ({document}: {it_has(values)})" if document else ""
-        advice = f"add {key}.txt or {key}.json with 'caption', or take the picture out"
-        raise ManifestError(f"{url}: {name}: it has no captions{has}; {advice}.")
-    return Entry(name, split, [(text, None) for text in captions], place=place)
+        return f"{sample['dotted'][0]}: {advice}"
+    return f"{key}: these captions have no picture; add {key}.jpg or the like, or take them out"
 
 
 def _take(
@@ -96,7 +94,7 @@ def _take(
     if f".{kind}".endswith(SUFFIXES):
         kind = "dotted" if "." in kind else "picture"
     kind = "txt" if kind in CAPTIONS else kind
-    if kind not in ("picture", "dotted", "txt", "json") or last.startswith((".", "__")):
+    if kind not in ("picture", "dotted", "txt", "json") or last.startswith((".", "__")) or member.isdir():
         return
     name, key = file_name(last, url, above), file_name(stem, url, above)
     if kind != "dotted" and (not member.isreg() or member.sparse is not None):

@@ -120,7 +120,9 @@ def _index_lines(index: Path, skip: bool) -> Iterator[Line]:
             raise SourceError(f"{where}: file_name is missing, or there is not one caption; correct it")
         yield _normal(row.file_name), row.captions[0][0], row.split
     yield from [_NOTHING] * (len(reader.left_out) - gone)
-    reader.refuse_unread_splits()
+    reader.note_unread()
+    if reader.lists():
+        raise SourceError(f"{index}: the captions are lists, and an embedding is of one; give each its line")
 
 
 def _normal(name: str) -> str:

@@ -251,7 +251,12 @@ HEAD = "file_name,caption,split\n"
         ("index.jsonl", "", r"needs images.npy, captions.npy and index.csv or index.jsonl in "),
         ("index.csv", "file,text\na,b\n", r"index.csv: line 1: there is no column 'file_name'"),
         ("index.csv", HEAD, r"index.csv 0 captions of 0 images"),
-        ("index.csv", f"{HEAD}a,b,\n", r"line 2: the split is empty"),
+        ("index.csv", f"{HEAD}a,b,\n", r"line 2 \('a'\): the split 'split' is empty"),
+        (
+            "index.csv",
+            f"""{HEAD}a,"['b', 'c']",val\n""",
+            r"index.csv: the captions are lists, and an embedding is of one",
+        ),
         ("index.csv", f"{HEAD},b,val\n", r"line 2: file_name is missing"),
         ("index.csv", f"{HEAD}a,b,val\na,c,test\n" + "b,d,val\n" * 28, r"'a' is in split 'val' and in 'test'"),
         ("index.csv", f"{HEAD}a,b,val\n", r"captions.npy 30, and .*index.csv 1 captions of 1 images; an image has a r"),

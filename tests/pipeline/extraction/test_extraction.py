@@ -653,6 +653,7 @@ def test_regions_lie_in_the_store_as_the_encoder_gave_them(colours, tiny_dataset
 
 
 def test_a_value_of_regions_beyond_the_dtype_names_the_picture(colours, tiny_dataset, tmp_path, monkeypatch):
-    monkeypatch.setattr(ColourRegions, "regions", staticmethod(lambda *_: Regions(np.full((1, 3), 1e5, np.float32))))
+    large = Regions(np.full((1, 3), 1e5, np.float32), *(np.zeros(shape) for shape in ((1, 4), (1,), (1,))))
+    monkeypatch.setattr(ColourRegions, "regions", staticmethod(lambda *_: large))
     with pytest.raises(CacheError, match=r"'\d+\.jpg': a value of 1e\+05 is beyond float16; .*--dtype float32"):
         extract(load_manifest(tiny_dataset()), str(tmp_path / "s.zarr"), colours)

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("timm")  # before `unchanged`, which asks for its version
 
 import unchanged
-from unchanged import ENCODERS, RECORDED, SYSTEMS
+from unchanged import ANSWERING, ENCODERS, RECORDED, SYSTEMS
 
 BEFORE = json.loads(RECORDED.read_text())
 SLOW = {"butd": [pytest.mark.slow]}  # half a minute: the network sees 600 pixels
@@ -50,6 +50,21 @@ def test_training(folder, store, system):
     assert [line["loss"] for line in found] == pytest.approx([line["loss"] for line in before], rel=near)
     if here:  # two scores may round to the other order
         assert [line["rsum"] for line in found] == pytest.approx([line["rsum"] for line in before], rel=1e-4)
+
+
+@pytest.mark.parametrize("system", ANSWERING)
+def test_answers(folder, store, system):
+    if not (folder / system).exists():
+        unchanged.train(store, system, folder / system)
+    found, before = unchanged.answers(store, system, folder), BEFORE["answers"][system]
+    assert found["exports"].keys() == before["exports"].keys()
+    for key, now in found["exports"].items():
+        assert now["is"] == before["exports"][key]["is"], key
+        assert now["projected"] == pytest.approx(before["exports"][key]["projected"], rel=0, abs=3e-3), key
+    for text, hits in found["searches"].items():
+        assert [score for _, score in hits] == pytest.approx([score for _, score in before["searches"][text]], abs=3e-3)
+        if unchanged.machine() == BEFORE["machine"]:  # elsewhere two scores may round to the other order
+            assert [name for name, _ in hits] == [name for name, _ in before["searches"][text]]
 
 
 @pytest.mark.parametrize("how", ["--small", pytest.param("--kills=40", marks=[pytest.mark.slow])])

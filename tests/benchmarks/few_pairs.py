@@ -87,7 +87,7 @@ def make_subset(store: str, out: Path, count: int, seed: int) -> str:
                 lines.writerow([cache.file_names(row, row + 1)[0], text, splits[row]])
     np.save(folder / "captions.npy", np.array(vectors, np.float32))
     command = [sys.executable, "-m", "xret.cli", "import", "--store", url, "--from", "embeddings", "--source", folder]
-    subprocess.run([*map(str, command), "--encoder", "IMAGES,CAPTIONS"], check=True)
+    subprocess.run([*map(str, command), "--encoder", "IMAGES,CAPTIONS"], check=True, stdout=subprocess.DEVNULL)
     (folder / "done").touch()
     return url
 

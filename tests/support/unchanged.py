@@ -1,4 +1,4 @@
-"""What a rewrite must not change, through the public interface alone: features of encoders, and two epochs of systems.
+"""What a rewrite must not change, through the public interface: features, trainings, answers and exports.
 
     PYTHONPATH=tests/support python tests/support/unchanged.py             # compare, bit for bit
     PYTHONPATH=tests/support python tests/support/unchanged.py --record    # put today's in their place
@@ -15,19 +15,23 @@ import zlib
 from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import torch
+from click.testing import CliRunner
 from PIL import Image
 
 import xret
+from xret.cli import main as main_command
 from xret.pipeline.errors import XretError
 
 RECORDED = Path(__file__).parents[1] / "golden" / "unchanged.json"
 WORDS = ["a", "red", "green", "blue", "grey", "square", "disc", "and", "beside", "with", "two", "of", "picture"]
 SYSTEMS = ["fusemix", "gaussian-vsepp", "gaussian-vsrn", "linear", "lit", "maxmatch", "mlp", "pcme", "pcmepp", "pvse"]
 SYSTEMS += ["sail", "scan", "setdiv", "setdiv-small", "vse-infty", "vsepp", "vsrn"]
+ANSWERING = ("vsepp", "setdiv", "pcme", "gaussian-vsepp")  # a vector, a set, samples of a Gaussian, a Gaussian
 SMALL = {"model.dim": 16, "data.batch_size": 12, "schedule.epochs": 2}
 OF_BERT = ("fusemix", "lit", "pcmepp", "sail", "setdiv-small")  # the others read words
 GRID = {"visual": "resnet18", "visual_weights": "random:0", "image_size": 64}
@@ -158,6 +162,20 @@ def features(name, folder, manifest, models):
     return {key: signature(array) for key, array in arrays_of(store).items()}
 
 
+def answers(store, system, folder):
+    """Search the pictures of a store with 32 texts, and export a trained system; return answers and signatures."""
+    retriever, hits = xret.load(folder / system, device="cpu"), {}
+    for one, other in product(WORDS[1:5], repeat=2):
+        for text in (f"a {one} square beside a {other} disc", f"a picture of {other} and {one}"):
+            hits[text] = [[hit.file_name, round(hit.score, 5)] for hit in retriever.search(text, k=3)]
+    out = folder / f"{system}-export"
+    words = ["export", str(folder / system), "--out", str(out), "--device", "cpu"]
+    done = CliRunner().invoke(main_command, words)
+    assert done.exit_code == 0, done.output
+    files = {file.stem: signature(np.load(file)) for file in sorted(out.glob("*.npy"))}
+    return {"searches": hits, "exports": files}
+
+
 def machine():
     """Return what the bits depend on."""
     versions = {name: version(name) for name in ("numpy", "pillow", "timm", "torch", "torchvision", "transformers")}
@@ -178,6 +196,7 @@ def main():
         store = make_training_store(folder, manifest, models)
         for system in SYSTEMS:
             found["training"][system] = train(store, system, folder / system)
+        found["answers"] = {system: answers(store, system, folder) for system in ANSWERING}
     if record:
         RECORDED.write_text(json.dumps(found, indent=1) + "\n")
         return

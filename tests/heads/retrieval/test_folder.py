@@ -157,7 +157,7 @@ def test_what_cannot_be_read_is_named_and_left_out(run, photos, tmp_path, caplog
     assert sorted(search(run, photos)) == sorted([*ALL, *(f"linked{name[1:]}" for name in ALL if name[:2] == "a/")])
     said = caplog.messages[-1]
     assert said.startswith(f"5 pictures of {photos} cannot be read: a/empty.png (the file is empty), broken.jpg (")
-    assert said.endswith("gone.png (no such file or directory), and 1 more")
+    assert said.endswith("gone.png (no such file or directory), and 2 more")
 
 
 def test_features_beyond_their_dtype_leave_one_picture_out(run, photos, monkeypatch, caplog):

@@ -1,13 +1,16 @@
 """``xret cache``: what a feature store holds, whether it is sound, and removal of sets."""
 
+import csv
 import sys
+from dataclasses import asdict, fields
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import click
 
-from ..pipeline.wording import counted, in_bytes, printable
-from .parsing import show
+from ..pipeline.wording import counted, in_bytes, printable, some_of
+from .parsing import NEW_FILE, show
 
 
 def _shape(features: dict[str, Any]) -> str:
@@ -42,6 +45,7 @@ def cache() -> None:
     xret cache verify rsicd.zarr
     xret cache ls DIR
     xret cache align rsicd.zarr
+    xret cache leaks rsicd.zarr
     xret cache rm rsicd.zarr images/resnet18@1f3a5c7e
     """
 
@@ -68,7 +72,7 @@ def info(store: str) -> None:
         lines += [f"  {options}"] if (options := _options(features)) else []
         done = ", ".join(f"{split} {count}/{all_}" for split, (count, all_) in features["done"].items())
         lines.append(f"  chunks done: {done}")
-    show(facts, lines)
+    show(facts, [*lines, *filter(None, [facts["leaks"]["sentence"]])])
 
 
 @cache.command()
@@ -99,6 +103,7 @@ def verify(store: str) -> None:
         f"different pictures: {' and '.join(one.sets)}, {counted(one.images, 'file')} such as {one.example}"
         for one in found.differing
     ]
+    lines += [found.leaks.sentence] if found.leaks and found.leaks.sentence else []
     state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
     failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
     lines.append(f"{store}: {counted(found.chunks, 'chunk')} read, {state}{failed}")
@@ -164,6 +169,43 @@ def align(store: str, split: str) -> None:
 def _row(features: dict[str, Any]) -> list[str]:
     done, size = f"{features['percent']:.0f}% done", in_bytes(features["bytes"])
     return [_path(features), features["kind"], _shape(features), features["dtype"], size, done, _options(features)]
+
+
+@cache.command()
+@click.argument("store")
+@click.option("--set", "name", default="auto", metavar="PREFIX", help="The image set; needed where there are several.")
+@click.option("--threshold", default=0.7, type=click.FloatRange(-1, 1), help="The least cosine that is listed.")
+@click.option("--out", type=NEW_FILE, help="A CSV file to write, with all pairs.")
+def leaks(store: str, name: str, threshold: float, out: Path | None) -> None:
+    """Find pictures of one split that look like one of another.
+
+    They may be re-encoded, resized or slightly cropped: their global features are compared. Of each picture of val and
+    test the nearest in train, and of test in val, is listed if the cosine, without the mean of all features, is high
+    enough. Look at the pairs: encoders differ in the threshold that they need.
+
+    \b
+    xret cache leaks rsicd.zarr
+    xret cache leaks rsicd.zarr --set resnet50 --threshold 0.6 --out near.csv
+    """
+    from ..pipeline.errors import OutputError
+    from ..pipeline.files import making_file
+    from ..pipeline.store import FeatureCache
+    from ..pipeline.store.leaks import NearPair, near_pairs
+
+    features = FeatureCache.open(store).image_set(name, "--set")
+    pairs = [asdict(pair) for pair in near_pairs(features, threshold)]
+    if out is not None:
+        with making_file(out, OutputError) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, [field.name for field in fields(NearPair)])
+            writer.writeheader()
+            writer.writerows(pairs)
+    lines = [
+        f"{one['cosine']:.4f}  {one['split']} {one['image']}  {one['other_split']} {one['other']}"
+        + ("  (the same file)" if one["same_file"] else "")
+        for one in pairs
+    ]
+    summary = f"{store}: {counted(len(pairs), 'pair')} with a cosine of {threshold:g} or more by {features.name}"
+    show({"set": features.name, "threshold": threshold, "pairs": pairs}, [*some_of(lines, 20), summary])
 
 
 @cache.command()

@@ -45,6 +45,8 @@ def _lines(summary: "Extraction") -> Iterator[str]:
     ):
         if number:
             yield f"  {what}: {number:,}"
+    if summary.leaks and summary.leaks.sentence:
+        yield f"  {summary.leaks.sentence}"
     if any(features.failed for features in summary.sets):
         yield f"`xret cache verify {quote(summary.store)}` lists all that failed; {_way_out(summary)}."
 

@@ -23,6 +23,7 @@ from ...pipeline.reading.joined_sets import Images, parts_of
 from ...pipeline.reading.placement import Placement, Resident
 from ...pipeline.reading.split import AS_A_WHOLE
 from ...pipeline.store import OK, FeatureCache, ImageSet
+from ...pipeline.store.leaks import find_leaks
 from ...pipeline.wording import counted
 from ..evaluation.closed_form import find_base
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
@@ -128,10 +129,13 @@ def train(
         raise RunError(f"split 'train' of {cache.url} has a single usable image, which has no negative: add images")
     created = run is None
     run = ready(Run, run, out, on_split(info, split))
+    leaks = find_leaks(cache) if title == "" else None
     with run.locked(created), enough_memory(target, recipe):
         if not trainer.resume(run):
             if title == "":
                 introduce(info, split, val_split)
+            if leaks and leaks.sentence:
+                _log.warning(f"{cache.url}: {leaks.sentence}.")
             if base is None:
                 look_at_data(model, split)
                 if recipe.model.residual in ("cca", "procrustes"):
@@ -141,7 +145,8 @@ def train(
                 take_losses(losses, recipe, base)
         summary = trainer.train(run, split, val_split, callbacks, title)
         untrained = evaluate_untrained(sets, "val", protocol="full", device=target)
-        return replace(summary, untrained_rsum=None if untrained is None else untrained.results[0].rsum)
+        rsum = None if untrained is None else untrained.results[0].rsum
+        return replace(summary, leaks=leaks, untrained_rsum=rsum)
 
 
 def opened(kind: type[R], out: str | Path, resume: bool, trust: bool = False) -> R | None:
@@ -292,11 +297,8 @@ def introduce(info: RunInfo, split: Batches, val: Batches) -> None:
 
 def _pictures(features: Images, split: str) -> set[bytes]:
     """Return a split's pictures by the digests of their files; none where they were imported."""
-    first = parts_of(features)[0]
-    if "digest" not in first.array_names:
-        return set()
-    digests = first.cache.read_array(first.cache.array(f"{first.path}/digest"))[first.rows_of(split)]
-    return {digest.tobytes() for digest in digests if digest.any()}  # zeros: it is not done, or failed
+    digests = parts_of(features)[0].digests[features.rows_of(split)]
+    return {digest.tobytes() for digest in digests if digest.any()}
 
 
 def look_at_data(model: Model, split: Batches) -> None:

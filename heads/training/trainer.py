@@ -20,6 +20,7 @@ from ...pipeline.device import copies, deterministic, drawing
 from ...pipeline.errors import NotFinite, RunError
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.reading.features import Features
+from ...pipeline.store.leaks import Leaks
 from ...pipeline.wording import counted
 from ..evaluation.metrics import Recalls, recalls
 from ..evaluation.scoring import compare, embed
@@ -49,6 +50,7 @@ class TrainSummary:
     best_epoch: int  # counted from 1; its weights are `model.safetensors`; 0: what a residual begins with
     best_rsum: float  # its validation RSUM, of 600
     seconds: float  # of this call's epochs, validation included
+    leaks: Leaks | None = None  # of the first store, where a training was begun by itself
     untrained_rsum: float | None = None  # of the frozen encoders alone on the same split, where they share a space
 
 

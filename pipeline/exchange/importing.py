@@ -25,6 +25,7 @@ from ..progress import Progress
 from ..store import FAILED, OK, CaptionSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set, require_dtype
 from ..store.inspect import damaged_chunks
+from ..store.leaks import find_leaks
 from ..store.store import open_for_writing, require_place, splits_at
 from ..wording import counted, printable, some_of
 from .importers.embeddings import open_clip_retrieval, open_folder
@@ -128,8 +129,10 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
             )
             features = image_set(cache, facts) if modality == "images" else caption_set(cache, facts, None)
             filled.append(_fill(features, table, entries[modality], splits, options))
-        counts = cache.images, cache.captions
-        return Extraction(cache.dataset, cache.url, *counts, tuple(filled), matched_by=matched_by, unmatched=unmatched)
+        counts, leaks = (cache.images, cache.captions), find_leaks(cache)
+        return Extraction(
+            cache.dataset, cache.url, *counts, tuple(filled), {}, leaks, matched_by=matched_by, unmatched=unmatched
+        )
 
 
 _REGIONS: dict[str, Callable[[Path], Table]] = {

@@ -28,6 +28,7 @@ from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set
 from ..store.folder import Folder
 from ..store.inspect import damaged_chunks
+from ..store.leaks import find_leaks
 from ..store.store import is_store_of, open_for_writing, require_place, splits_at
 from ..wording import counted, printable, some_of
 from .options import Options, choose_splits, recorded_options
@@ -95,7 +96,12 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
             facts_of_each = (_facts(one, options, options.text, device, **extra) for one in text)
             captions = [caption_set(cache, facts, lengths, most=most) for facts in facts_of_each]
             summaries += _fill_all([*zip(captions, text, strict=True)], samples, manifest, options, splits)
-        return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
+        return _summary(cache, summaries, counts)
+
+
+def _summary(cache: FeatureCache, summaries: Sequence[SetSummary], counts: dict[str, Any]) -> Extraction:
+    sizes = cache.images, cache.captions
+    return Extraction(cache.dataset, cache.url, *sizes, tuple(summaries), counts, find_leaks(cache))
 
 
 def _require_unchanged(cache: FeatureCache, manifest: Manifest, repair: bool) -> None:
@@ -139,7 +145,7 @@ def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extra
             chunks = {chunk for split in splits for chunk in found[0].chunks_of(split)}
             summaries.append(summary_of(found[0], (), chunks_before=len(chunks)))
             counts = found[0].attributes.get("counts", {})
-    return Extraction(cache.dataset, cache.url, cache.images, cache.captions, tuple(summaries), counts)
+    return _summary(cache, summaries, counts)
 
 
 def _load_text(specs: list[EncoderSpec], samples: Samples, device: str) -> list[Any]:

@@ -8,18 +8,14 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from ..data.digests import BYTES
 from ..device import cores, pick_device
 from ..encoders.registry import is_own, load_text_layers, load_visual_layers
 from ..encoders.spec import EncoderSpec
 from ..encoders.words import WordsEncoder
-from ..errors import CacheError, EncoderError
+from ..errors import EncoderError
 from ..store import CaptionSet, FeatureCache, FeatureSet, ImageSet
 from .reuse import Reusable
 
@@ -65,7 +61,7 @@ class Station:
         self.digests: Any = None  # of pictures that a set of the store has features of, uint8 [I,16]; else zeros
         if isinstance(sets[0], ImageSet):
             cache = sets[0].cache
-            self.pictures, self.digests = cache.open_pictures(job.folder, 0, cache.images), known_digests(cache)
+            self.pictures, self.digests = cache.open_pictures(job.folder, 0, cache.images), cache.known_digests()
         threads = job.threads or min(_THREADS, cores())
         self.threads = ThreadPoolExecutor(threads, "xret-read")
         self.ahead = max(job.batch_size, 2 * threads)  # pictures that are read beyond the batches being encoded
@@ -111,15 +107,6 @@ def close_station(key: str) -> None:
         station = _stations.pop(key, None)
     if station is not None:
         station.close()
-
-
-def known_digests(cache: FeatureCache) -> np.ndarray:
-    """Return the digest of each picture that a set of the store has features of, uint8 [I,16]; zeros of the others."""
-    known = np.zeros((cache.images, BYTES), np.uint8)
-    for path in cache.set_paths("images"):
-        with suppress(CacheError):  # it is damaged, and may be repaired after this one
-            known = np.maximum(known, ImageSet(cache, path.partition("/")[2]).digests)
-    return known
 
 
 def _load(job: Job, features: FeatureSet, device: str) -> Sequence[Any]:

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..store.leaks import Leaks
+
 
 @dataclass(frozen=True)
 class SetSummary:
@@ -40,10 +42,12 @@ class Extraction:
     # ``words`` in it, ``unknown_tokens``, ``captions_unknown``, which hold words, but none of these, and
     # ``unknown_by_split``, a share of the tokens.
     counts: Mapping[str, Any] = field(default_factory=dict)
+    leaks: Leaks | None = None
     matched_by: str | None = None  # of an import for a manifest, which key of the images the source's ids were
     unmatched: int | None = None  # of an import, how many images of the source are not in the data set
 
     def to_json(self) -> dict[str, Any]:
         """Return the summary with the counts among its keys, and without what does not apply."""
         found = {key: value for key, value in vars(self).items() if key != "counts" and value is not None}
+        found |= {"leaks": asdict(self.leaks)} if self.leaks else {}
         return found | {"sets": [{**asdict(one), "per_second": one.per_second} for one in self.sets]} | {**self.counts}

@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import CacheError
 from ..progress import Progress
 from .folder import DAMAGED, Folder
+from .leaks import Leaks, find_leaks
 from .sets import FAILED, NOT_DONE, OK, CaptionSet, FeatureSet, ImageSet, chunk_file
 from .store import MODALITIES, FeatureCache, checksum, choose_set
 
@@ -40,6 +41,7 @@ class Verification:
     failed_samples: tuple[dict[str, str], ...]
     damaged: tuple[Damage, ...]
     differing: tuple[Differing, ...] = ()
+    leaks: Leaks | None = None  # None: something is damaged
 
     @property
     def ok(self) -> bool:
@@ -60,6 +62,7 @@ def describe(url: str) -> dict[str, Any]:
         "splits": {name: last - first for name, (first, last) in cache.splits.items()},  # images
         "bytes": cache.folder.size(),
         "sets": [_describe(cache.set_at(path)) for path in cache.set_paths()],
+        "leaks": asdict(find_leaks(cache)),
     }
 
 
@@ -145,7 +148,9 @@ def verify(url: str) -> Verification:
                     Damage(f"{features.path}/{name}", chunk, samples) for name in damaged_arrays(features, chunk)
                 ]
                 progress.update(1)
-    return Verification(chunks, tuple(failed), tuple(damaged), () if damaged else tuple(_differing(sets)))
+    if damaged:
+        return Verification(chunks, tuple(failed), tuple(damaged))
+    return Verification(chunks, tuple(failed), (), tuple(_differing(sets)), find_leaks(cache))
 
 
 def _differing(sets: Sequence[ImageSet | CaptionSet]) -> Iterator[Differing]:

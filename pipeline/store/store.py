@@ -30,6 +30,7 @@ import numpy as np
 import zarr
 from zarr.codecs import Crc32cCodec
 
+from ..data.digests import BYTES
 from ..data.manifest import SPLITS
 from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
@@ -159,6 +160,14 @@ class FeatureCache:
     def sentids(self, first: int, last: int) -> np.ndarray:
         """Return the sentence ids, int64, of caption rows [first, last)."""
         return self.sample_array("sentid")[first:last]
+
+    def known_digests(self) -> np.ndarray:
+        """Return the digest of each picture that a set has features of now, uint8 [I,16]; zeros of the others."""
+        known = np.zeros((self.images, BYTES), np.uint8)
+        for name in self.set_names("images"):
+            with suppress(CacheError):  # it is damaged, and may be repaired later
+                known = np.maximum(known, ImageSet(self, name).digests)
+        return known
 
     def open_pictures(self, folder: str | Path, first: int, last: int) -> PictureReader:
         """Return what opens the pictures of image rows [first, last) by their file names.

@@ -1,5 +1,6 @@
 """`xret cache`: what its commands print, their exit codes, and the sentence each mistake gets."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -40,7 +41,9 @@ def test_info(store):
 
 
 def test_verify_ends_with_what_to_do(store):
-    assert run("verify", store).stdout == f"{store}: 6 chunks read, sound\n"
+    leak, summary = run("verify", store).stdout.splitlines()
+    assert leak == run("info", store).stdout.splitlines()[-1] and "1 of 8 captions of test" in leak
+    assert summary == f"{store}: 6 chunks read, sound"
     name, captions = name_of(store), name_of(store, "captions")
     chunk = Path(store) / "images" / name / "global/c.0.0"
     chunk.write_bytes(b"?" + chunk.read_bytes()[1:])
@@ -94,6 +97,22 @@ def test_ls_of_a_folder(store, tmp_path):
     (tmp_path / "empty").mkdir()
     for place in ("none", "empty"):
         assert "neither a feature store nor a folder that holds one" in refused("ls", tmp_path / place)
+
+
+def test_leaks_are_printed_and_all_are_in_the_file(store, tmp_path):
+    words = ["leaks", store, "--threshold", "0.2"]
+    pairs = json.loads(run(*words, "--json").stdout)["pairs"]
+    *lines, last = run(*words, "--out", tmp_path / "near.csv").stdout.splitlines()
+    with (tmp_path / "near.csv").open(newline="") as file:
+        rows = [
+            {key: json.loads(value.lower()) if key in ("cosine", "same_file") else value for key, value in row.items()}
+            for row in csv.DictReader(file)
+        ]
+    assert rows == pairs and len(lines) == len(pairs) > 2
+    assert f"{len(pairs)} pairs" in last
+    assert lines[0].split() == [f"{pairs[0]['cosine']:.4f}", *list(pairs[0].values())[1:5]]
+    assert not json.loads(run("leaks", store, "--threshold", "1", "--json").stdout)["pairs"]
+    assert "no feature set fits 'none'" in refused("leaks", store, "--set", "none")
 
 
 def test_rm_wants_the_whole_name(store):

@@ -24,11 +24,12 @@ from xret.pipeline.store import FeatureCache
 
 
 @pytest.mark.parametrize("name", ["vsepp", "setdiv"])
-def test_it_learns(store, tmp_path, name):
+def test_it_learns_and_says_what_the_test_shares(store, tmp_path, name, caplog):
     settings = ["data.unit=image", "loss.triplet.reduction=mean", "optimizer.lr=0.02"] if name == "vsepp" else []
     summary = train(store, recipe_of(name, 10, *settings), tmp_path / "run", device="cpu")
     chance = sum(100 * k / 12 for k in (1, 5, 10)) * 2  # 12 images; more for captions, of which an image has several
     assert summary.best_rsum > 1.3 * chance
+    assert summary.leaks.captions > 0 and caplog.text.count(summary.leaks.sentence) == 1
     lines = Run(tmp_path / "run").metrics()
     assert lines[-1]["loss"] < lines[1]["loss"]  # the first epoch of setdiv has another loss
     assert (summary.epochs, summary.trained) == (10, 10)

@@ -264,6 +264,16 @@ def test_pictures_that_were_replaced_are_refused_and_those_with_another_time_are
         extract(manifest, url, IMAGES)
 
 
+def test_what_splits_share_is_in_the_summary_now_and_when_all_is_done(manifest, tmp_path):
+    for number in (21, 30):  # of val and of test
+        shutil.copy(manifest.images / "0.jpg", manifest.images / f"{number}.jpg")
+    for _ in range(2):
+        found = extract(manifest, tmp_path / "s.zarr", SMALL).to_json()["leaks"]
+        assert (found["pictures"], found["captions"], found["copies"]) == (1, 0, 0)
+        assert "0.jpg (train)" in found["sentence"]
+    assert verify(str(tmp_path / "s.zarr")).to_json()["leaks"] == found
+
+
 def test_a_second_set_of_other_pictures_is_refused_as_it_is_read(manifest, tmp_path):
     """By their digests, where stamps cannot tell: a file of the same size and time."""
     url = str(tmp_path / "s.zarr")

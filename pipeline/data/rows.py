@@ -240,7 +240,7 @@ class RowReader:
         if text[:1] in _OPENING and (found := _listed(text.strip())) is not None:
             texts.first = texts.first or where
             texts.lists[text.strip()] = found
-        elif text not in _NOTHING and not text.isspace():
+        elif not (text.isspace() or (len(text) < 5 and text in _NOTHING)):
             texts.others += 1
         return text, number
 
@@ -312,7 +312,7 @@ def require_text(value: Any, what: str, where: str) -> None:
     if not isinstance(value, str):
         raise ManifestError(f"{where}: the {what} is no text ({str(value)[:20]}); correct it.")
     try:
-        value.encode()
+        value.isascii() or value.encode()
     except UnicodeEncodeError as error:
         fault = "has half of a character pair, or bytes that are not UTF-8, in it"
         raise ManifestError(f"{where}: the {what} {value!r} {fault}; correct it.") from error

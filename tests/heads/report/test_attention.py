@@ -116,7 +116,7 @@ def run_of(tmp_path_factory):
     def run(name, kind, *settings):
         if not (runs / name).exists():
             store = make_store(runs / f"{name}.zarr", image=kind[0], text=kind[1])
-            words = [] if kind[1] == "tokens" else ["adapter.words.word_dim=8"]
+            words = [] if kind[1] == "tokens" else ["adapter.words.word_dim=8", "adapter.words.ends=false"]
             recipe = load_recipe("scan", ["model.dim=16", "data.batch_size=16", "schedule.epochs=1", *words, *settings])
             train(store, recipe, runs / name, device="cpu")
         return runs / name

@@ -78,7 +78,8 @@ def test_the_report_leaves_places_out(folder, tmp_path):
 
 
 def test_words_and_tokens_have_labels_in_the_order_of_their_rows(folder, tmp_path):
-    run = make_run(str(folder / "all.zarr"), tmp_path / "scan", "scan", f"data.image={NETWORK}", BOTH[1])
+    settings = f"data.image={NETWORK}", BOTH[1], "adapter.words.ends=false"
+    run = make_run(str(folder / "all.zarr"), tmp_path / "scan", "scan", *settings)
     view = embed_split(open_run(run), "test", torch.device("cpu"))
     labels, words = words_of(view, 1), view.texts[1].split()
     assert labels == words + [f"token {number + 1}" for number in range(len(labels) - len(words))]

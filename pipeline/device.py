@@ -5,8 +5,8 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,19 @@ from torch import Tensor
 from .errors import DeviceError, OutOfMemory
 
 CGROUP = Path("/sys/fs/cgroup")  # where Linux says what a container may use
+OWN_GROUPS = Path("/proc/self/cgroup")  # and in which of its groups this process is
 _GENERATORS = threading.RLock()
 _NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
 _NO_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # where torch itself does not allocate
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device for ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``, or raise DeviceError."""
+    """Return the device for ``auto`` (a GPU if there is one), ``cpu``, ``cuda`` or ``cuda:1``, or raise DeviceError.
+
+    From then on torch has no more threads than this process may use cores, unless OMP_NUM_THREADS says how many.
+    """
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
+        torch.set_num_threads(cores())
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cpu":
@@ -38,13 +44,31 @@ def pick_device(name: str) -> torch.device:
 
 
 def cores() -> int:
-    """Return how many of the processor's cores this process may use, also within a container's limit."""
+    """Return how many cores this process may use, also within a container's quota or a job of SLURM."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    limits = [math.ceil(share) for share in _quotas() if share > 0]
+    if (of_job := os.environ.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
+        limits.append(int(of_job))
+    return max(1, min(found, *limits)) if limits else found
+
+
+def _quotas() -> Iterator[float]:
+    """Yield the cores that each control group of this process allows, of version 2 or 1 of Linux's; below 0: all."""
     try:
-        quota, period = map(int, (CGROUP / "cpu.max").read_text().split())
-    except (OSError, ValueError):  # not in a container, or in one without a limit
-        return found
-    return min(found, math.ceil(quota / period))
+        groups = [line.split(":", 2) for line in OWN_GROUPS.read_text().splitlines()]
+    except OSError:  # not Linux
+        groups = []
+    paths = [("cpu" if kinds else "", path) for _, kinds, path in groups if not kinds or "cpu" in kinds.split(",")]
+    for kind, path in [*paths, ("", "/"), ("cpu", "/")]:  # a container may not see its own path, but its root
+        place = PurePosixPath(path)
+        for one in (place, *place.parents):
+            folder = CGROUP / kind / str(one).lstrip("/")
+            with suppress(OSError, ValueError):
+                if kind:
+                    quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                else:
+                    quota, period = (folder / "cpu.max").read_text().split()
+                yield int(quota) / int(period)  # `max`, without a quota, is no number
 
 
 @contextmanager
@@ -66,7 +90,7 @@ def within_memory(
 
 @contextmanager
 def deterministic(device: torch.device) -> Iterator[None]:
-    """Let a GPU repeat its sums in one order; a CPU with a fixed number of threads does so anyway."""
+    """Let a GPU repeat its sums in one order; a CPU with a fixed number of threads does so anyway, busy or not."""
     if device.type != "cuda":
         yield
         return

@@ -16,6 +16,7 @@ import torch
 
 from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
+from ...pipeline.openmp import waiting_well
 from ...pipeline.wording import counted
 from ..runs.features import Sets
 from .hubness import CHOOSE, MULTIPLES, Biases, bank_biases, require_bank, skewness
@@ -233,6 +234,7 @@ def evaluate_untrained(sets: Sets, split: str, device: torch.device | str = "aut
     return _evaluate([Ranker(None, sets[0].cache, sets)], split, pick_device(str(device)), **how)
 
 
+@waiting_well()
 def _evaluate(
     rankers: Several[Ranker],
     split: str,

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from ...pipeline.device import copies, deterministic, drawing
 from ...pipeline.errors import NotFinite, RunError
+from ...pipeline.openmp import waiting_well
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.reading.features import Features
 from ...pipeline.store.leaks import Leaks
@@ -171,9 +172,11 @@ class Trainer:
             TrainLog(run.path, (epochs, items, done), data.unit, title) as log,
             self._told(run, callbacks),
             self._writing(),
+            waiting_well(),
         ):
             at = f"goes on after epoch {self.epoch}, step {self.steps}," if self.step else "begins"
-            log.write(f"{at} {self.recipe.name} on {run.info.store}, {split.placement}, on {self.device}")
+            threads = f" with {counted(torch.get_num_threads(), 'thread')}" if self.device.type == "cpu" else ""
+            log.write(f"{at} {self.recipe.name} on {run.info.store}, {split.placement}, on {self.device}{threads}")
             if self.device.type == "cuda" and self.gradients.refused:
                 log.write(f"its steps are launched operation by operation: {self.gradients.refused}")
             if not self.step and self.best is None and self.recipe.model.residual != "none":

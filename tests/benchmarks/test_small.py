@@ -65,6 +65,7 @@ def test_what_prints_lines(command):
         ("training step", ["setdiv/f30k-butd-bigru", "maxmatch/f30k-butd-bigru"]),
         ("training epoch", ["vsepp", "vse-infty", "setdiv", "linear"]),
         ("large_batches", ["InfoNCE", "sigmoid"]),
+        pytest.param("threads", ["training of mlp", "evaluation of mlp"], marks=pytest.mark.slow),
     ],
 )
 def test_what_prints_a_table(command, rows):

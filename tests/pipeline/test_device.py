@@ -33,18 +33,63 @@ def test_a_gpu_is_told_to_repeat_its_sums_before_anything_runs_on_it(monkeypatch
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
 
 
-def test_a_container_may_have_fewer_cores(tmp_path, monkeypatch):
-    monkeypatch.setattr(device_module, "CGROUP", tmp_path)
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Of 64 cores; return the folders in which it says what groups of processes may use, and in which group we are."""
+    monkeypatch.setattr(device_module, "CGROUP", tmp_path / "groups")
+    monkeypatch.setattr(device_module, "OWN_GROUPS", tmp_path / "own")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    return tmp_path / "groups", tmp_path / "own"
+
+
+@pytest.mark.parametrize(
+    ("own", "folder"),
+    [
+        (None, ""),
+        ("0::/", ""),
+        ("0::/user.slice/a.scope", "user.slice/a.scope"),
+        ("0::/user.slice/a.scope", "user.slice"),  # a group that holds the own one
+        ("0::/docker/abc", ""),  # a container that knows its path, and sees what lies there as the root
+        ("3:memory:/m\n2:cpu,cpuacct:/job/step", "cpu/job"),
+        ("2:cpu,cpuacct:/docker/abc", "cpu"),
+    ],
+)
+def test_a_container_may_have_fewer_cores(machine, own, folder):
+    groups, mine = machine
     assert cores() == 64
-    for limit, expected in (
-        ("max 100000\n", 64),
-        ("250000 100000\n", 3),
-        ("10000 100000\n", 1),
-        ("9900000 100000\n", 64),
-    ):
-        (tmp_path / "cpu.max").write_text(limit)
+    if own is not None:
+        mine.write_text(f"{own}\n")
+    here = groups / folder
+    here.mkdir(parents=True)
+    for quota, expected in ((None, 64), (250000, 3), (10000, 1), (9900000, 64)):
+        if "cpu" in folder:
+            (here / "cpu.cfs_quota_us").write_text(f"{quota or -1}\n")
+            (here / "cpu.cfs_period_us").write_text("100000\n")
+        else:
+            (here / "cpu.max").write_text(f"{quota or 'max'} 100000\n")
         assert cores() == expected
+
+
+@pytest.mark.parametrize(("cpus", "expected"), [("4", 4), ("128", 64), ("", 64), ("many", 64)])
+def test_a_job_of_slurm_may_have_fewer_cores(machine, monkeypatch, cpus, expected):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", cpus)
+    assert cores() == expected
+
+
+@pytest.mark.parametrize(("named", "threads"), [(None, 1), ("7", 7)])
+def test_torch_has_as_many_threads_as_there_are_cores_or_the_user_says(monkeypatch, named, threads):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if named:
+        monkeypatch.setenv("OMP_NUM_THREADS", named)
+    before = torch.get_num_threads()
+    torch.set_num_threads(7)
+    try:
+        pick_device("cpu")
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_how_sums_are_formed_is_afterwards_as_before():

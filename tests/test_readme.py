@@ -197,8 +197,15 @@ def test_python_blocks_are_python(document):
 
 def test_a_cache_is_read_as_the_page_of_the_store_says(tmp_path, monkeypatch, capsys):
     make_store(tmp_path / "holiday.zarr")
-    printed = run_block("docs/reference/store.md", tmp_path, monkeypatch, capsys, having="FeatureCache")
+    name = "docs/reference/store.md"
+    printed = run_block(name, tmp_path, monkeypatch, capsys, having="FeatureCache")
     assert printed.endswith("(12, 4, 16) (12, 16)\n(12, 4, 16)\n")
+    found: dict = {}
+    exec(compile(block(name, having="zarr.open_group"), name, "exec"), found)
+    cache = FeatureCache.open("holiday.zarr")
+    captions = cache.caption_set()
+    expected = [captions.token(np.array([row])).tolist() for row in range(*cache.captions_of(*cache.splits["test"]))]
+    assert [row.tolist() for row in found["rows"]] == expected
 
 
 def test_a_split_goes_to_hdf5(tmp_path, monkeypatch, capsys):

@@ -6,7 +6,7 @@ stores write whole objects by themselves; what they raise becomes one `StoreErro
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,17 @@ class Folder:
         if not self.is_local:
             yield
             return
-        lock = Path(self.root, LOCK)
-        lock.touch()
-        with locked(lock, CacheError(f"another process is writing to {self.url}; wait until it has ended")) as handle:
+        lock, busy = (
+            Path(self.root, LOCK),
+            CacheError(f"another process is writing to {self.url}; wait until it has ended"),
+        )
+        with ExitStack() as opened:
+            while True:
+                lock.touch()
+                handle = opened.enter_context(locked(lock, busy))
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(handle), lock.stat()):
+                        break  # else a writer has ended meanwhile, and has removed this file
             for partial in lock.parent.rglob("*.partial"):  # what killed writers left
                 remove(partial)
             _locks.add(handle)
@@ -134,6 +142,7 @@ class Folder:
                 yield
             finally:
                 _locks.discard(handle)
+                remove(lock)  # at which Zarr would wonder
 
     def answering(self) -> Any:
         """Return a context that turns what an object store raises into one `StoreError`."""

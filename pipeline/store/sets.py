@@ -292,6 +292,10 @@ class ImageSet(FeatureSet):
         """Return the global features [B,C] of these image rows, in one view or each in its own [B]."""
         return self._features("global", rows, view)
 
+    def packed(self, rows: np.ndarray) -> np.ndarray:
+        """Return the valid local features of these image rows in the first view, packed [sum of lengths, C]."""
+        return self.local(rows)[np.arange(self.rows) < self.length[rows, None]]
+
     def _features(self, name: str, rows: np.ndarray, view: np.ndarray | int) -> np.ndarray:
         return self.rows_in_memory(name, self.views).gather(np.asarray(rows) * self.views + view)
 
@@ -330,6 +334,10 @@ class CaptionSet(FeatureSet):
     def global_(self, rows: np.ndarray) -> np.ndarray:
         """Return the global features [B,C] of these caption rows."""
         return self.rows_in_memory("global").gather(rows)
+
+    def packed(self, rows: np.ndarray) -> np.ndarray:
+        """Return what `local` does, or the ids of words, which have no local features."""
+        return self.local(rows) if self.vocabulary is None else self.token(rows)
 
     def token(self, rows: np.ndarray) -> np.ndarray:
         """Return the token ids of these caption rows, packed int32 [sum of lengths]."""

@@ -249,6 +249,34 @@ class FeatureCache:
         """Return the caption feature set that `fits` the prefix; otherwise like `image_set`."""
         return CaptionSet(self, self._find("captions", prefix, key))
 
+    def ragged(self, name: str, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows of a split's samples, one sample after the other, and where each begins, int64 [S + 1].
+
+        Sample i of the split has ``rows[offsets[i] : offsets[i + 1]]``: local features [R,C] of an image, in its first
+        view, or of a caption; of a set of ``words`` their ids, int32 [R].
+
+            rows, offsets = cache.ragged("captions/bert", "test")
+
+        Args:
+            name: how the name of the set begins, with ``images/`` or ``captions/`` where both have such a set.
+            split: one of the store's, all of it done.
+
+        Raises:
+            CacheError: there is no such set or split, it is not done, or the set has global features alone.
+        """
+        paths = self.set_paths()
+        fitting = [name] if name in paths else [path for path in paths if self.fits(path, name)]
+        features = self.set_at(choose_set(self.url, name, paths, fitting))
+        if split not in self.splits:
+            raise CacheError(f"{self.url} has no split '{split}'; it has {', '.join(self.splits)}")
+        if not features.complete(split):
+            raise CacheError(f"{self.url}: split '{split}' of '{features.name}' is not done; extract it first")
+        if features.kind == "global":
+            raise CacheError(f"{self.url}: '{features.name}' has one vector a sample and no rows; read its `global`")
+        within = features.rows_of(split)
+        offsets = np.concatenate([[0], np.cumsum(features.length[within], dtype=np.int64)])
+        return features.packed(np.arange(within.start, within.stop)), offsets
+
     def fits(self, path: str, prefix: str) -> bool:
         """Return whether the set at ``images/NAME`` or ``captions/NAME`` is meant by `prefix`.
 

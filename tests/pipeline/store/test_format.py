@@ -1,8 +1,10 @@
 """The format of a store: any reader of Zarr opens it, its rows are its arrays', and no damage goes unseen."""
 
+import fcntl
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +44,65 @@ def test_any_reader_of_zarr_has_the_rows(url):
     expected = [group[captions.path]["local"][starts[row] : starts[row] + lengths[row]] for row in rows]
     assert np.array_equal(captions.local(rows), np.concatenate(expected))
     assert (lengths > 0).all()
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_ragged_rows_are_those_of_each_sample(own, url, split):
+    for place, names in ((own, ("images/grid", "words", "states")), (url, ("grid",))):
+        cache, group = FeatureCache.open(place), zarr.open_group(place, mode="r")
+        for name in names:
+            rows, offsets = cache.ragged(name, split)
+            (path,) = [path for path in cache.set_paths() if cache.fits(path, name)]
+            arrays, within = group[path], cache.set_at(path).rows_of(split)
+            assert (offsets[0], offsets[-1], len(offsets)) == (0, len(rows), within.stop - within.start + 1)
+            for number, sample in enumerate(range(within.start, within.stop)):
+                length = arrays["length"][sample]
+                if name == "grid":  # of two views
+                    expected = arrays["local"][sample, 0, :length]
+                elif name == "images/grid":
+                    expected = arrays["local"][sample, :length]
+                else:
+                    first = arrays["start"][sample]
+                    expected = arrays["token" if name == "words" else "local"][first : first + length]
+                found = rows[offsets[number] : offsets[number + 1]]
+                assert np.array_equal(found, expected, equal_nan=found.dtype.kind == "f")
+
+
+def test_ragged_rows_that_are_not_there_are_refused(tmp_path):
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr", splits=("train",)))
+    for name, split, message in (
+        ("words", "dev", "no split 'dev'"),
+        ("words", "test", "is not done"),
+        ("bert", "train", "no feature set"),
+    ):
+        with pytest.raises(CacheError, match=message):
+            cache.ragged(name, split)
+
+
+def test_zarr_wonders_at_no_file_of_a_store(own):
+    with open_for_writing(own, _samples(own), ()):
+        pass
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {name for name, _ in zarr.open_group(own, mode="r").members()} == {"samples", "images", "captions"}
+
+
+def test_a_lock_whose_file_its_last_owner_removed_is_none(own, monkeypatch):
+    """The second writer has opened the file while the first removes it; a third one must still be refused."""
+    flock = fcntl.flock
+
+    def late(handle, how):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        Path(own, ".lock").unlink()
+        flock(handle, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with (
+        open_for_writing(own, _samples(own), ()),
+        pytest.raises(CacheError, match="another process is writing"),
+        open_for_writing(own, _samples(own), ()),
+    ):
+        pass
 
 
 def test_chunks_are_the_bytes_that_zarr_writes(url, own):

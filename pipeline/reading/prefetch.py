@@ -1,17 +1,20 @@
 """What keeps a device from waiting for its batches: a thread that reads ahead, and an order that suits a disk."""
 
+import atexit
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
 from torch import Tensor
 
+P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -39,12 +42,33 @@ def block_order(
     return order, [blocks[shuffled[first : first + group]] for first in range(0, len(blocks), group)]
 
 
+_begun: WeakSet[Generator[Any, None, None]] = WeakSet()  # generators with a thread
+
+
+@atexit.register
+def _close() -> None:
+    """End what was left early, while the modules are there that this takes."""
+    for generator in list(_begun):
+        generator.close()
+
+
+def _closed_at_exit(begin: Callable[P, Generator[R, None, None]]) -> Callable[P, Generator[R, None, None]]:
+    @wraps(begin)
+    def noted(*args: P.args, **kwargs: P.kwargs) -> Generator[R, None, None]:
+        generator = begin(*args, **kwargs)
+        _begun.add(generator)
+        return generator
+
+    return noted
+
+
+@_closed_at_exit
 def opened_ahead(
     open_blocks: Callable[[np.ndarray], object],
     items: Iterable[T],
     blocks_of: Callable[[T], np.ndarray],
     groups: Sequence[np.ndarray],
-) -> Iterator[T]:
+) -> Generator[T, None, None]:
     """Yield `items`; with the first one that touches a group, a thread begins to open the blocks of the next group.
 
     `items` are in the order of `block_order`. An error of `open_blocks` is dropped: reading the block raises it again.
@@ -100,7 +124,8 @@ def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device:
 _copies = lru_cache(64)(torch.cuda.Stream)
 
 
-def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+@_closed_at_exit
+def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
     """Yield ``work(item)`` of each item in order; one thread is `_AHEAD` items ahead."""
     rest = iter(items)
     with ThreadPoolExecutor(1, "read-ahead") as pool:

@@ -1,5 +1,7 @@
 """The order of an epoch that is read from the store, and the thread that reads ahead."""
 
+import subprocess
+import sys
 import threading
 import time
 from contextlib import nullcontext
@@ -206,3 +208,21 @@ def test_no_memory_of_a_batch_is_used_again_before_a_gpu_has_computed_with_it(mo
     assert list(read_ahead(lambda item: lambda: batch, [0], torch.device("cuda"))) == [batch]
     assert sorted(number for number, _ in recorded) == sorted(map(id, made))
     assert all(stream is computing for _, stream in recorded)
+
+
+LEFT_EARLY = """
+import numpy as np, torch
+from xret.pipeline.reading.prefetch import opened_ahead, read_ahead
+
+items = opened_ahead(lambda blocks: None, range(9), np.array, [np.arange(9)])
+results = read_ahead(lambda item: lambda: item, items, torch.device("cpu"))
+for result in results:
+    HOW
+"""
+
+
+@pytest.mark.parametrize(("how", "code"), [("break", 0), ("raise SystemExit(3)", 3)])
+def test_what_is_left_early_ends_silently_with_its_process(how, code):
+    words = [sys.executable, "-c", LEFT_EARLY.replace("HOW", how)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "")

@@ -65,6 +65,7 @@ class Shades:
 
     kind, rows, channels, global_channels = "roi", 5, 2, 2
     grid = space = None
+    extras = ()
 
     def decode(self, path):
         return np.asarray(path.convert("L"), dtype=np.float32), path.size

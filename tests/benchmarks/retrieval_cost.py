@@ -36,7 +36,7 @@ PAPER = {"vse-infty": 159, "setdiv": 168, "scan": 198_121}  # milliseconds of `p
 def embed(name: str, settings: tuple[str, ...]) -> tuple[Model, Embedding, Embedding]:
     """Return the model of a recipe, and the embeddings of a few random images and captions."""
     torch.manual_seed(0)
-    recipe = load_recipe(name, ["augment.mix=0", *settings])
+    recipe = load_recipe(name, ["augment.mix=0", "adapter.words.ends=false", *settings])
     facts = FeatureFacts("roi", CHANNELS, CHANNELS), FeatureFacts("words", None, None, VOCABULARY)
     model, local = build_model(recipe, *facts).eval(), torch.randn(FEW, REGIONS, CHANNELS)
     images = model.embed_images(Features(torch.full((FEW,), REGIONS), local, local.mean(1))).embedding

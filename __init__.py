@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .heads.ablation.ablation import ablate
     from .heads.evaluation.alignment import align
     from .heads.evaluation.evaluation import evaluate
-    from .heads.retrieval.retriever import Retriever
+    from .heads.retrieval.retriever import Retriever as load
     from .heads.runs.features import batches
     from .heads.training.callbacks import Callback
     from .heads.training.finetuning.finetuning import finetune
@@ -52,6 +52,7 @@ _LAZY = {  # what is imported when it is asked for
     "batches": "heads.runs.features",
     "evaluate": "heads.evaluation.evaluation",
     "finetune": "heads.training.finetuning.finetuning",
+    "load": "heads.retrieval.retriever",
     "train": "heads.training.train",
 }
 _MODULES = ("errors", "losses", "metrics", "nn", "similarities")
@@ -218,58 +219,6 @@ def tune(
 
     how: dict[str, Any] = {"trials": trials, "space": space, "settings": settings, "seed": seed}
     return tune(str(store), str(recipe), out, **how, hubness=hubness, device=device)
-
-
-def load(
-    run: "str | Path",
-    *,
-    store: "str | Path | None" = None,
-    split: str | None = None,
-    device: str = "auto",
-    data_root: "str | Path | None" = None,
-    visual_weights: str | None = None,
-    text_weights: str | None = None,
-    images: "str | Path | None" = None,
-    index: "str | Path | None" = None,
-    hubness: bool = False,
-    trust: bool = False,
-) -> "Retriever":
-    """Open a run, ready to embed and to search (``xret search``, ``xret serve``).
-
-    Args:
-        run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
-        store: where the feature store is now; None: where the run was trained.
-        split: whose images and captions are searched; None: all of the store.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        data_root: finds the image files of the gallery.
-        visual_weights, text_weights: of the encoders, if they have moved.
-        images: a folder of pictures to search instead of the store. It is looked through once: pictures that are added
-            later are seen by a new `load`.
-        index: a folder that ``xret index`` made of the same run, store and split.
-        hubness: hold back items that answer too many queries, by a bank of training queries.
-        trust: let a file of weights, or parts of somebody's own in a run that was not trained here, run code.
-
-    Raises:
-        RunError: there is no such run, or it is damaged.
-        EncoderError: `text_weights` are given for a run on words.
-        QueryError: `images` or `hubness` is given with `index`.
-    """
-    from .heads.retrieval.hub import local_folder
-    from .heads.retrieval.retriever import Retriever
-
-    return Retriever(
-        local_folder(run, trust),
-        store=None if store is None else str(store),
-        split=split,
-        device=device,
-        data_root=data_root,
-        visual_weights=visual_weights,
-        text_weights=text_weights,
-        images=images,
-        index=index,
-        hubness=hubness,
-        trust=trust,
-    )
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,6 @@ from xret.heads.diagnostics import diagnose
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.similarity import SIMILARITIES
-from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.tuning.tuning import tune
 from xret.pipeline import errors
@@ -32,7 +31,7 @@ COMMANDS = {
     "ablate": xret.ablate, "tune": xret.tune, "search": xret.load,
 }  # fmt: skip
 BEHIND = {  # what each hands its arguments to
-    xret.extract: (Options, build_options), xret.tune: (tune,), xret.load: (Retriever,),
+    xret.extract: (Options, build_options), xret.tune: (tune,),
 }  # fmt: skip
 PRINTED = {"k", "diagnostics", "compare"}  # of the terminal alone, or functions of their own
 

@@ -8,8 +8,6 @@
 Such a folder is a run: every command takes it. What only serves to go on training is left out.
 """
 
-import json
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -17,25 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub import HfApi
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
 from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
-from ..recipes.own import brings_code, file_of
-from ..recipes.recipe import own_names
 from ..runs.encoders import weights_of_each
 from ..runs.info import BRANCHES, BranchName, RunInfo
 from ..runs.run import write_facts
+from .download import COPIED, HUB_ERRORS
 from .retriever import Retriever
-
-# The bases of the first are OSError and all errors of the hub's HTTP client, whose name depends on its version.
-_HUB_ERRORS: Any = (*HfHubHTTPError.__bases__, HFValidationError)
-_HUB_ID = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@(\w[\w./-]*))?")  # with a branch, tag or commit if need be
-_BACKBONES = [f"{branch}_backbone{suffix}" for branch in ("image", "text") for suffix in ("", ".safetensors")]
-_COPIED = ("model.safetensors", *_BACKBONES)
 
 _CARD = """\
 ---
@@ -78,7 +68,7 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
         _ = retriever.image_encoders if branch == "image" else retriever.text_encoders
     info = _portable(run.info, retriever.weights)
     with making(folder, RunError, "choose another folder") as partial:
-        for name in filter(run.has, _COPIED):
+        for name in filter(run.has, COPIED):
             file = run.file(name)
             (shutil.copytree if file.is_dir() else shutil.copyfile)(file, partial / name)
         write_facts(partial, info)
@@ -98,43 +88,12 @@ def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
             hub = HfApi()
             address = hub.create_repo(repo, private=private, exist_ok=True)
             hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{retriever.run.recipe.name} by xret")
-        except _HUB_ERRORS as error:
+        except HUB_ERRORS as error:
             raise RunError(
                 f"{repo} cannot be pushed to the hub ({reason(error)}); check the name, the connection and"
                 " `hf auth whoami`"
             ) from error
     return str(address)
-
-
-def local_folder(name: str | Path, trust: bool = False) -> Path:
-    """Return the folder of a run: `name` itself, or, where there is none and it is a hub id, what the hub has of it.
-
-    RunError where the hub has no such model, or is not reached and it is not in the cache; or where it brings code, the
-    parts of somebody's own, and that is not to be trusted.
-    """
-    found = _HUB_ID.fullmatch(str(name))
-    if Path(name).exists() or not found:
-        return Path(name)
-    repo, revision = found.groups()
-    try:
-        patterns = ["recipe.yaml", "run.json", *_COPIED, "*_backbone/*", "*.py"]
-        folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
-    except _HUB_ERRORS as error:
-        raise RunError(
-            f"there is no run {name} here, and as a model of the Hugging Face hub it cannot be loaded"
-            f" ({reason(error)}); check the name and the connection"
-        ) from error
-    if not trust and (parts := _own_parts(folder / "run.json")):
-        raise RunError(brings_code(str(name), [str(folder / file_of(part.partition(":")[0])) for part in parts]))
-    return folder
-
-
-def _own_parts(file: Path) -> list[str]:
-    """Return which parts of its own a run names; none where it cannot be read, which opening it says."""
-    try:
-        return own_names(json.loads(file.read_text(encoding="utf-8"))["recipe"])
-    except (OSError, ValueError, TypeError, KeyError):
-        return []
 
 
 def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInfo:

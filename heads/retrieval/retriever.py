@@ -31,6 +31,7 @@ from ..runs.encoders import Encoders, find_encoders, reads_states
 from ..runs.features import Sets, open_store, sets_of_run
 from ..runs.info import BranchName
 from ..runs.run import Run
+from .download import local_folder
 from .folder import PictureFolder
 from .gallery import Gallery, Hit, Modality, Searched
 from .index import Compare, Index, open_index
@@ -49,13 +50,26 @@ class Query:
 
 
 class Retriever:
-    """A run, ready to embed and to search; encoders and gallery are loaded at their first use.
+    """A run, ready to embed and to search (``xret search``, ``xret serve``); ``xret.load`` opens one.
 
-    Arguments are those of `xret.load`. Weights of several feature sets are separated by commas.
+    Encoders and gallery are loaded at their first use.
+
+    Args:
+        run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
+        store: where the feature store is now; None: where the run was trained.
+        split: whose images and captions are searched; None: all of the store.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: finds the image files of the gallery.
+        visual_weights, text_weights: of the encoders, if they have moved; those of several feature sets with commas.
+        images: a folder of pictures to search instead of the store. It is looked through once: pictures that are added
+            later are seen by a new `load`.
+        index: a folder that ``xret index`` made of the same run, store and split.
+        hubness: hold back items that answer too many queries, by a bank of training queries.
+        trust: let a file of weights, or parts of somebody's own in a run that was not trained here, run code.
 
     Raises:
-        RunError: there is no run, or it is damaged.
-        EncoderError: it reads words, and `text_weights` are named.
+        RunError: there is no such run, or it is damaged.
+        EncoderError: `text_weights` are given for a run on words.
         QueryError: `images` or `hubness` is given with `index`.
         DeviceError: the device is missing.
     """
@@ -64,7 +78,7 @@ class Retriever:
         self,
         run: str | Path,
         *,
-        store: str | None = None,
+        store: str | Path | None = None,
         split: str | None = None,
         device: str = "auto",
         data_root: str | Path | None = None,
@@ -72,10 +86,10 @@ class Retriever:
         text_weights: str | None = None,
         images: str | Path | None = None,
         index: str | Path | None = None,
-        trust: bool = False,
         hubness: bool = False,
+        trust: bool = False,
     ) -> None:
-        self.run, self.split, self.device = Run(run, trust), split, pick_device(device)
+        self.run, self.split, self.device = Run(local_folder(run, trust), trust), split, pick_device(device)
         if text_weights is not None and not reads_states(self.run):
             raise EncoderError(
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out {option('text-weights')}"
@@ -305,6 +319,9 @@ class Retriever:
         if k < 1:
             raise QueryError(f"{k} results cannot be shown; choose a whole number k of at least 1")
         return query if isinstance(query, Query) else self.encode_query(query)
+
+
+load = Retriever  # as `xret.load`
 
 
 def _require_texts(texts: Sequence[str]) -> None:

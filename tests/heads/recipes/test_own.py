@@ -21,7 +21,7 @@ from xret.heads.recipes.blocks import arguments
 from xret.heads.recipes.own import part_of
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
-from xret.heads.retrieval import hub
+from xret.heads.retrieval import download, hub
 from xret.heads.runs.run import Run
 
 MINE = """
@@ -260,7 +260,7 @@ def test_code_of_the_hub_needs_trust(folder, monkeypatch):
     assert (folder / "published" / "mine.py").read_text() == MINE
     written = folder / "published" / "recipe.yaml"  # for readers: what it leaves out is run all the same
     written.write_text(written.read_text().partition("\ncode:")[0])
-    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: str(folder / "published"))
+    monkeypatch.setattr(download, "snapshot_download", lambda *_, **__: str(folder / "published"))
     with pytest.raises(xret.errors.RunError, match=r"mine\.py, and load it with --trust"):
         xret.load("someone/own")
     assert xret.load("someone/own", trust=True, device="cpu").run.recipe.similarity["name"] == "mine:Dot"

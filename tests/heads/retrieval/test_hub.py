@@ -4,13 +4,14 @@ import json
 
 import pytest
 import torch
+from command_line import run as call
 from huggingface_hub import ModelCard
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from safetensors.torch import load_file, save_file
 from small_runs import make_run
 
 import xret
-from xret.heads.retrieval import hub
+from xret.heads.retrieval import download, hub
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
@@ -125,15 +126,17 @@ def test_a_push_sends_the_folder(made, runs, monkeypatch):
 
 def test_a_name_of_the_hub_is_looked_up_there_if_there_is_no_such_folder(made, runs, tmp_path, monkeypatch):
     saved = save(runs["words"], tmp_path / "saved")
-    monkeypatch.setattr(hub, "snapshot_download", lambda name, allow_patterns, revision: str(saved))
+    monkeypatch.setattr(download, "snapshot_download", lambda name, allow_patterns, revision: str(saved))
     assert xret.load("user/name").run.path == saved
-    assert hub.local_folder(runs["words"]) == runs["words"]
+    found = call("search", "user/name", "red", "--store", made.store(), "--json")
+    assert json.loads(found.stdout) == [hit.to_dict() for hit in xret.load(runs["words"]).search("red")]
+    assert xret.load(runs["words"]).run.path == runs["words"]
     with pytest.raises(RunError, match="nowhere is no run"):
         xret.load("nowhere")
 
     def refuse(*_arguments, **_options):
         raise LocalEntryNotFoundError("it is not in the cache")
 
-    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    monkeypatch.setattr(download, "snapshot_download", refuse)
     with pytest.raises(RunError, match=r"no run user/name here, .* cannot be loaded \(it is not in the cache\)"):
         xret.load("user/name")

@@ -26,7 +26,7 @@ from ..store import FAILED, OK, CaptionSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set, require_dtype
 from ..store.inspect import damaged_chunks
 from ..store.leaks import find_leaks
-from ..store.store import open_for_writing, require_place, splits_at
+from ..store.store import open_for_writing, splits_at
 from ..wording import counted, printable, some_of
 from .importers.embeddings import open_clip_retrieval, open_folder
 from .importers.hdf5 import Hdf5Regions
@@ -107,7 +107,6 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
         entries, matched_by, unmatched = match(source, samples)
     splits = choose_splits(samples, options.splits)
     _require_all(entries, splits, samples, options)
-    require_place(url, samples)
     with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
         filled = []
         for (modality, table), encoder in zip(tables.items(), (encoders[0], encoders[-1]), strict=False):

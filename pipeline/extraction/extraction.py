@@ -29,7 +29,7 @@ from ..store.create import SetFacts, caption_set, image_set
 from ..store.folder import Folder
 from ..store.inspect import damaged_chunks
 from ..store.leaks import find_leaks
-from ..store.store import is_store_of, open_for_writing, require_place, splits_at
+from ..store.store import find_store, open_for_writing, splits_at
 from ..wording import counted, printable, some_of
 from .options import Options, choose_splits, recorded_options
 from .summary import Extraction, SetSummary
@@ -57,14 +57,12 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     options = replace(options, **found)  # with absolute paths of weights, which are recorded
     samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url, options.reuse))
     splits = choose_splits(samples, options.splits)
-    folder = Folder(url)
-    if is_store_of(folder, samples):
-        known = FeatureCache.open(url)
+    if (known := find_store(url, samples)) is not None:
         if options.visual and samples.source == FOLDER:
             _require_unchanged(known, manifest, options.repair)
         if not options.repair and (finished := _finished(known, options, splits)) is not None:
             return finished
-    require_place(url, samples)  # a finished store may lie where nothing can be written
+    Folder(url).require_writable()  # a finished store may lie where nothing can be written
     from ..device import pick_device
     from ..encoders.registry import load_visual_layers
 
@@ -74,7 +72,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     text = _load_text(options.of_layers(options.text), samples, device) if options.text else []
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
-    if visual and not folder.exists("zarr.json"):
+    if visual and known is None:
         rows = [row for split in splits for row in range(*samples.splits[split])]
         _require_pictures(samples, manifest, options, rows)
     with open_for_writing(url, samples, manifest.protocols) as cache:

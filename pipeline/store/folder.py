@@ -17,7 +17,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import FsspecStore, LocalStore
 
 from ..errors import CacheError, StoreError
-from ..files import locked, remove, remove_whole, to_disk
+from ..files import locked, remove, remove_whole, require_writable, to_disk
 from ..wording import reason
 
 LOCK = ".lock"
@@ -114,6 +114,11 @@ class Folder:
             except FileNotFoundError:
                 return 0
 
+    def require_writable(self) -> None:
+        """Raise OutputError where nothing can be written to a folder on a disk."""
+        if self.is_local:
+            require_writable(Path(self.root), "store")
+
     @contextmanager
     def one_writer(self) -> Iterator[None]:
         """Lock a folder on a disk against other writers; the system unlocks it however the process ends.
@@ -124,10 +129,9 @@ class Folder:
         if not self.is_local:
             yield
             return
-        lock, busy = (
-            Path(self.root, LOCK),
-            CacheError(f"another process is writing to {self.url}; wait until it has ended"),
-        )
+        busy = CacheError(f"another process is writing to {self.url}; wait until it has ended")
+        lock = Path(self.root, LOCK)
+        lock.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as opened:
             while True:
                 lock.touch()

@@ -35,13 +35,16 @@ from ..data.manifest import SPLITS
 from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..errors import CacheError, OutputError, nearest
-from ..files import require_writable
 from .folder import DAMAGED, LOCK, Folder
 from .sets import NOT_DONE, CaptionSet, ImageSet
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
 _SAMPLES_BYTES = 64 << 20  # of a chunk of the samples, which are read whole
+
+
+class UnfinishedError(CacheError):
+    """The creation of a store was stopped."""
 
 
 class FeatureCache:
@@ -85,7 +88,7 @@ class FeatureCache:
         except (*DAMAGED, FileNotFoundError) as error:
             raise CacheError(f"{url}/zarr.json is damaged; extract into another --store") from error
         if not attributes:
-            raise CacheError(f"{url} is unfinished; run the same `xret extract` again")
+            raise UnfinishedError(f"{url} is unfinished; run the same `xret extract` again")
         if attributes.get("format") != FORMAT:
             raise CacheError(f"{url} is a Zarr group, but not a feature store of xret; choose another --store")
         if attributes.get("version") != VERSION:
@@ -339,55 +342,42 @@ def open_for_writing(url: str | Path, samples: Samples, protocols: Iterable[str]
 
     CacheError: something else is there, or another process is writing. OutputError: nothing can be written there.
     """
-    folder = require_place(url, samples)
-    if folder.is_local:
-        Path(folder.root).mkdir(parents=True, exist_ok=True)
+    known, folder = find_store(url, samples), Folder(url)
+    folder.require_writable()
     with folder.one_writer():
-        if not is_store_of(folder, samples):
+        if known is None and find_store(url, samples) is None:  # another process may have created it meanwhile
             _create(folder, samples, list(protocols))
         yield FeatureCache.open(url, writable=True)
 
 
-def require_place(url: str | Path, samples: Samples) -> Folder:
-    """Return the folder at which the store of these samples is or can be.
+def find_store(url: str | Path, samples: Samples) -> FeatureCache | None:
+    """Return the store of these samples at `url`; None: there is none yet, or its creation was stopped.
 
-    OutputError: nothing can be written there. CacheError: something else is there.
+    CacheError or OutputError: something else is there.
     """
     folder = Folder(url)
-    if folder.is_local:
-        root = Path(folder.root)
-        if root.exists() and not root.is_dir():
-            raise OutputError(f"{url} is a file, and a store is a folder; choose another store")
-        require_writable(root, "store")
-    is_store_of(folder, samples)
-    return folder
-
-
-def is_store_of(folder: Folder, samples: Samples) -> bool:
-    """Return whether a folder holds the whole store of these samples; CacheError if it holds something else."""
+    if folder.is_local and folder.fs.isfile(folder.root):
+        raise OutputError(f"{url} is a file, and a store is a folder; choose another store")
     names = folder.names("")  # at one moment, as another process may be creating the store
     if "zarr.json" not in names:
         if set(names) - {LOCK}:
-            raise CacheError(f"{folder.url} is not empty and holds no feature store; choose another store")
-        return False
-    with folder.answering():
-        try:
-            if not dict(zarr.open_group(folder.zarr(), mode="r", zarr_format=3).attrs):
-                return False  # its creation was stopped
-        except ValueError:
-            pass  # `open` says what is wrong
-    cache = FeatureCache.open(folder.url)
+            raise CacheError(f"{url} is not empty and holds no feature store; choose another store")
+        return None
+    try:
+        cache = FeatureCache.open(url)
+    except UnfinishedError:
+        return None
     if cache.manifest_sha256 != samples.digest:
         raise CacheError(
-            f"{folder.url} holds other samples (data set '{cache.dataset}', {cache.manifest_sha256[:8]}, not"
-            f" '{samples.dataset}', {samples.digest[:8]}); extract into another store with --reuse {folder.url}"
+            f"{url} holds other samples (data set '{cache.dataset}', {cache.manifest_sha256[:8]}, not"
+            f" '{samples.dataset}', {samples.digest[:8]}); extract into another store with --reuse {url}"
         )
     if cache.source != samples.source:
         raise CacheError(
-            f"{folder.url} was made of other files with the same samples; put the files back as they were, or extract"
-            f" into another store with --reuse {folder.url}"
+            f"{url} was made of other files with the same samples; put the files back as they were, or extract into"
+            f" another store with --reuse {url}"
         )
-    return True
+    return cache
 
 
 def splits_at(*urls: str | None) -> dict[str, str]:

@@ -97,7 +97,7 @@ def crop_tables(
             " --visual-genome DIR"
         )
     names = sorted(described)
-    device = str(seen.similarity.device)
+    device = str(seen.ranker.device)
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
     image_encoders = find_encoders(seen.run, "image", None, device, trust)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...pipeline.device import pick_device, within_memory
+from ...pipeline.device import within_memory
 from ...pipeline.errors import XretError
 from ...pipeline.wording import printable
 from ..evaluation.metrics import Ties, require_ties
 from ..evaluation.number_table import NumberTable
-from ..evaluation.scoring import Scored, compare, embed_split, open_run
+from ..evaluation.scoring import Ranker, Scored, compare, embed_split
 from .crops import crop_tables
 from .elements import element_tables
 from .embeddings import coefficient_tables, cost_table, uncertainty_tables
@@ -56,8 +56,7 @@ def diagnose(
     manifest, images and caption file, or of the JSON files and pictures in a folder of `visual_genome`.
     """
     require_ties(ties)
-    target = pick_device(device)
-    seen = embed_split(open_run(run, store, trust), split, target)
+    seen = embed_split(Ranker(run, store=store, device=device, trust=trust), split)
     root, genome = (None if folder is None else Path(folder) for folder in (data_root, visual_genome))
     questions: dict[str, tuple[Callable[[], Tables], str]] = {
         "cost": (partial(cost_table, seen), ""),
@@ -67,7 +66,7 @@ def diagnose(
         "crops": (partial(crop_tables, seen, root, ties, genome, trust), ""),
     }
     tables, reasons = Tables(), {}
-    with within_memory(target):
+    with within_memory(seen.ranker.device):
         for name, (answer, reason) in questions.items():
             try:
                 if found := answer():

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...pipeline.device import pick_device
 from ...pipeline.wording import counted
 from .evaluation import in_order, open_rankers, views_of
 from .metrics import WAYS, Ranks, Ties, expected_ranks, hits, require_ties
@@ -97,14 +96,13 @@ def compare_runs(
 
     RunError if one of them cannot be used, or they do not see the same images and captions.
     """
-    target = pick_device(device)
     require_ties(ties)
-    rankers = open_rankers((first, second), store, features, trust)
+    rankers = open_rankers((first, second), store, features, device, trust)
     counts = views_of(rankers, views)
-    ours = embed_split(rankers[0], split, target, counts[0], whole=False)
+    ours = embed_split(rankers[0], split, counts[0], whole=False)
     both, owner = [ours.ranks()], ours.caption_image
     ours = replace(ours.without_embeddings(), similarity=torch.empty(0), pairs=None)  # room for the other run's
-    theirs = embed_split(rankers[1], split, target, counts[1], whole=False)
+    theirs = embed_split(rankers[1], split, counts[1], whole=False)
     rows, columns = map(np.array, in_order(ours, theirs, f"{rankers[1].name} and {rankers[0].name} cannot be compared"))
     count = torch.bincount(owner, minlength=len(ours.ids)).numpy()
     asked = np.flatnonzero(count)

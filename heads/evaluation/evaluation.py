@@ -12,18 +12,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
+from torch import Tensor
 
-from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.openmp import waiting_well
 from ...pipeline.wording import counted
 from ..runs.features import Sets
-from .hubness import CHOOSE, MULTIPLES, Biases, bank_biases, require_bank, skewness
+from .hubness import CHOOSE, MULTIPLES, biases_of, require_bank, skewness
 from .metrics import WAYS, Ties, chance_rsum, recall_table, require_ties
 from .paper_rows import ROWS, row_of
 from .protocols import Measure, load_protocol
-from .scoring import Ranker, Scored, embed_split, in_one_space, is_store, open_frozen, open_run
+from .scoring import Frozen, Ranker, Scored, embed_split, in_one_space, is_store, open_frozen
 
 T = TypeVar("T")
 FEW = 100  # fewer images say next to nothing: one of them is a percent of the recalls, and chance finds many
@@ -192,53 +191,55 @@ def evaluate(
             images and captions.
         CacheError: a store or its split cannot be used.
     """
-    target = pick_device(device)
     require_ties(ties)
     several = [runs] if isinstance(runs, str | Path) else list(runs)
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
-    rankers = open_rankers(several, None if store is None else str(store), features, trust)
-    return _evaluate(rankers, split, target, protocol=protocol, ties=ties, views=views, hubness=hubness)
+    rankers = open_rankers(several, store, features, device, trust)
+    return _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
 
 
-def open_rankers(paths: Several[str | Path], store: str | None, features: str, trust: bool = False) -> list[Ranker]:
+def open_rankers(
+    paths: Several[str | Path], store: str | Path | None, features: str, device: str, trust: bool
+) -> list[Ranker]:
     """Open runs and stores; arguments as of `evaluate`, RunError where one is for none of them."""
     stores = [is_store(path) for path in paths]
     if store is not None and all(stores):
         raise RunError("--store is another store for a run, and none is evaluated; name that store itself")
     if features != "auto" and not any(stores):
         raise RunError("--features is for a store; a run reads the feature sets that it was trained on: leave it out")
-    both = zip(paths, stores, strict=True)
-    return [open_frozen(str(path), features) if is_one else open_run(path, store, trust) for path, is_one in both]
+    return [
+        open_frozen(str(path), device, features) if is_one else Ranker(path, store=store, device=device, trust=trust)
+        for path, is_one in zip(paths, stores, strict=True)
+    ]
 
 
 def views_of(rankers: Several[Ranker], views: bool) -> tuple[int, ...]:
     """Return over how many views each ranker takes the mean; RunError where `views` is set and none has several."""
-    counts = tuple(ranker.sets[0].views if views else 1 for ranker in rankers)
-    if views and max(counts) == 1:
+    there = tuple(ranker.sets[0].views for ranker in rankers)
+    if views and max(there) == 1:
         name, url = rankers[0].sets[0].name, rankers[0].cache.url
         raise RunError(
             f"'{name}' in {url} has one view of each image, so that there is no mean over views; leave --views out, or"
             " train on features of `xret extract --views`"
         )
-    return counts
+    return there if views else (1,) * len(there)
 
 
-def evaluate_untrained(sets: Sets, split: str, device: torch.device | str = "auto", **how: Any) -> Evaluation | None:
+def evaluate_untrained(sets: Sets, split: str, device: str = "auto", **how: Any) -> Evaluation | None:
     """Return what frozen encoders reach without a head; None where their features lie in no common space.
 
     Other arguments and errors are those of `evaluate`.
     """
     if not in_one_space(sets):
         return None
-    return _evaluate([Ranker(None, sets[0].cache, sets)], split, pick_device(str(device)), **how)
+    return _evaluate([Frozen(sets, device)], split, **how)
 
 
 @waiting_well()
 def _evaluate(
     rankers: Several[Ranker],
     split: str,
-    device: torch.device,
     *,
     protocol: str = "auto",
     ties: Ties = "pessimistic",
@@ -251,14 +252,14 @@ def _evaluate(
     measures = load_measures(rankers[0], protocol)
     whole = set(measures) != {"full"}
     if not hubness:
-        return tables(rankers, _together(rankers, split, device, counts, whole=whole)[0], measures, ties, counts)
-    scale, deviations, tried = choose_scale(rankers, device, counts, ties)
+        return tables(rankers, _together(rankers, split, counts, whole=whole)[0], measures, ties, counts)
+    scale, deviations, tried = choose_scale(rankers, counts, ties)
     scales = () if scale is None else (scale,)
-    scores, biases, _ = _together(rankers, split, device, counts, scales, deviations, whole=whole)
+    scores, biases, _ = _together(rankers, split, counts, scales, deviations, whole=whole)
     found = tables(rankers, scores, measures, ties, counts)
     skews, results = {"without": _skewness(scores)}, found.results
     if biases is not None:
-        scores = biases.added(scores, 0)
+        scores = scores.biased(biases[0][0], biases[1][0])
         results = tables(rankers, scores, measures, ties, counts).results
     skews["with"] = _skewness(scores)
     of_each = tuple(one / deviation for deviation in deviations for one in scales)
@@ -268,25 +269,24 @@ def _evaluate(
 def _together(
     rankers: Several[Ranker],
     split: str,
-    device: torch.device,
     counts: Several[int],
     scales: Several[float] = (),
     deviations: Several[float] = (),
     whole: bool = False,
-) -> tuple[Scored, Biases | None, tuple[float, ...]]:
+) -> tuple[Scored, tuple[Tensor, Tensor] | None, tuple[float, ...]]:
     """Return the mean of the similarities that rankers give, of their biases with each scale, and the deviations.
 
     `scales` are in units of one over each ranker's deviation, by default that of its similarities here. `whole` is as
     of `embed_split`.
     """
     scores: Scored | None = None
-    biases: Biases | None = None
+    biases: tuple[Tensor, Tensor] | None = None
     for number, (ranker, count) in enumerate(zip(rankers, counts, strict=True)):
-        other = embed_split(ranker, split, device, count, whole=whole)
+        other = embed_split(ranker, split, count, whole=whole)
         if len(deviations) == number:
             deviations = (*deviations, (other.deviation() if scales else 0.0) or 1.0)
         of_ranker = [scale / deviations[number] for scale in scales]
-        share = bank_biases(ranker, other, of_ranker, count) if scales else None
+        share = biases_of(other, of_ranker, count) if scales else None
         if scores is None:
             scores, biases = other.without_embeddings(), share
             continue
@@ -296,22 +296,22 @@ def _together(
         else:
             scores.similarity.add_(other.similarity[rows][:, columns])
         if biases is not None and share is not None:
-            biases = Biases(biases.images + share.images[:, rows], biases.captions + share.captions[:, columns])
+            biases = biases[0] + share[0][:, rows], biases[1] + share[1][:, columns]
     assert scores is not None, "there is a ranker"
     scores.similarity.div_(len(rankers))
-    mean = biases and Biases(biases.images / len(rankers), biases.captions / len(rankers))
+    mean = biases and (biases[0] / len(rankers), biases[1] / len(rankers))
     return scores, mean, tuple(deviations)
 
 
 def choose_scale(
-    rankers: Several[Ranker], device: torch.device, counts: Several[int], ties: Ties
+    rankers: Several[Ranker], counts: Several[int] = (1,), ties: Ties = "pessimistic"
 ) -> tuple[float | None, tuple[float, ...], dict[str, float]]:
     """Return the best scale on `CHOOSE`, each ranker's deviation there, and the RSUM of each scale that was tried."""
-    scores, biases, deviations = _together(rankers, CHOOSE, device, counts, MULTIPLES)
+    scores, biases, deviations = _together(rankers, CHOOSE, counts, MULTIPLES)
     assert biases is not None, "there are scales"
     found: dict[float | None, float] = {None: recall_table(*scores.ranks(), ties).rsum}
-    for number, multiple in enumerate(MULTIPLES):
-        found[multiple] = recall_table(*biases.added(scores, number).ranks(), ties).rsum
+    for multiple, *bias in zip(MULTIPLES, *biases, strict=True):
+        found[multiple] = recall_table(*scores.biased(*bias).ranks(), ties).rsum
     best = max(found, key=lambda one: found[one])
     return best, deviations, {"none" if one is None else f"{one:g}": rsum for one, rsum in found.items()}
 

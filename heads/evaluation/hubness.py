@@ -8,7 +8,6 @@ order of images: one matrix with both has the rankings of both directions.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,12 +17,10 @@ from ...pipeline.errors import RunError
 from ...pipeline.reading.prefetch import read_ahead
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import option
-from ..model import Model
 from ..modules.embedding import Embedding
 from ..modules.similarity import in_blocks
-from ..runs.features import Sets, batches_of
 from .metrics import BLOCK
-from .scoring import BATCH, Ranker, Scored, embed_all, representatives
+from .scoring import BATCH, Modality, Ranker, Scored, embed_all, representatives
 
 LEARN, CHOOSE = "train", "val"  # the splits that the bank comes from, and that the scale is chosen on
 BANK = 10_000  # captions drawn for the bank, which has all images; small banks hurt
@@ -34,18 +31,6 @@ Change = Callable[[Embedding], Embedding]
 def unchanged(embedding: Embedding) -> Embedding:
     """Return an embedding as it is."""
     return embedding
-
-
-@dataclass(frozen=True)
-class Biases:
-    """What is added to the similarities, with each of T scales."""
-
-    images: Tensor  # float64 [T, I]
-    captions: Tensor  # float64 [T, C]
-
-    def added(self, scores: Scored, number: int) -> Scored:
-        """Return scores with the biases of one of the scales."""
-        return scores.biased(self.images[number], self.captions[number])
 
 
 def item_bias(bank: Iterable[Tensor], scales: Sequence[float]) -> Tensor:
@@ -92,63 +77,56 @@ def require_bank(cache: FeatureCache, split: str | None = None) -> None:
         raise RunError(f"{takes}, and {cache.url} has no '{missing[0]}'; leave it out")
 
 
-def bank_biases(ranker: Ranker, scored: Scored, scales: Sequence[float], views: int = 1) -> Biases:
-    """Return the biases of a split's images by training captions, and of its captions by training images.
+def biases_of(scored: Scored, scales: Sequence[float], views: int = 1) -> tuple[Tensor, Tensor]:
+    """Return the biases of a split's images, in the mean of their first `views` views, and of its captions.
 
-    Images are compared in the mean of their first `views` views.
+    They are float64 `[T, I]` and `[T, C]`, with each of T scales.
     """
-    model, device = scored.model, scored.similarity.device
-    images = [scored.image.embedding]
-    for view in range(1, views):
-        of_view = batches_of(ranker.sets, model, scored.split, device, views=(view,))
-        images.append(embed_all(model.embed_images, of_view.image_features(BATCH)))
-    of_captions = caption_bias(ranker.sets, model, device, scored.text.embedding, scales)
-    same = representatives(scored.text.embedding, scored.texts)  # whose ties are exact, and stay so
-    return Biases(image_bias(ranker.sets, model, device, images, scales), of_captions[:, same])
+    ranker, texts = scored.ranker, scored.text.embedding
+    further = (ranker.batches(scored.split, views=(view,)) for view in range(1, views))
+    others = (embed_all(ranker.model.embed_images, one.image_features(BATCH)) for one in further)
+    of_captions = learned_bias(ranker, "captions", [texts], scales)
+    same = representatives(texts, scored.texts)  # whose ties are exact, and stay so
+    return learned_bias(ranker, "images", [scored.image.embedding, *others], scales), of_captions[:, same]
 
 
 @torch.no_grad()
-def image_bias(
-    sets: Sets,
-    model: Model,
-    device: torch.device,
+def learned_bias(
+    ranker: Ranker,
+    modality: Modality,
     views: Sequence[Embedding],
     scales: Sequence[float],
     change: Change = unchanged,
     owners: np.ndarray | None = None,
 ) -> Tensor:
-    """Return the bias of images, in the mean of some views, with each scale, by captions that are read bit by bit.
+    """Return the bias of items with each scale, float64 `[T, N]`: of images by captions of training, and vice versa.
 
-    Where the images' embeddings were changed, the captions' must `change` likewise. Where images may be of the bank,
-    too, `owners` are their rows in the store, int64 [N]: their own captions, which the head has learned, do not count.
+    The bank is read batch by batch.
+
+    Args:
+        ranker: whose scores are corrected.
+        modality: what the items are.
+        views: their embeddings; of images those of some views, in whose mean they are compared.
+        scales: T of them.
+        change: where the embeddings of the items were changed, those of the bank must be likewise.
+        owners: where items may be of the bank, too, the rows in the store of the images that they are or describe,
+            int64 [N]: their own captions or image, which the head has learned, do not count.
     """
-    bank = batches_of(sets, model, LEARN, device)
-    chosen = np.sort(np.random.default_rng(0).permutation(bank.captions)[:BANK])
-    parts = read_ahead(bank.caption_source.fetch, np.split(chosen, range(BATCH, len(chosen), BATCH)), device)
-    embedded = (change(embed_all(model.embed_captions, [part])) for part in parts)
-    several = (torch.stack([in_blocks(model.similarity, one, captions) for one in views]) for captions in embedded)
-    rows = bank.image_rows[bank.caption_image[chosen]]
-    return item_bias(_without_own((one.mean(0).T for one in several), rows, owners), scales)
+    model, images, bank = ranker.model, modality == "images", ranker.batches(LEARN)
+    if images:
+        chosen = np.sort(np.random.default_rng(0).permutation(bank.captions)[:BANK])
+        chunks = np.split(chosen, range(BATCH, len(chosen), BATCH))
+        embed, parts = model.embed_captions, read_ahead(bank.caption_source.fetch, chunks, ranker.device)
+        rows = bank.image_rows[bank.caption_image[chosen]]
+    else:
+        embed, parts, rows = model.embed_images, bank.image_features(BATCH), bank.image_rows
 
+    def scores(queries: Embedding) -> Tensor:
+        pairs = ((one, queries) if images else (queries, one) for one in views)
+        mean = torch.stack([in_blocks(model.similarity, *pair) for pair in pairs]).mean(0)
+        return mean.T if images else mean
 
-@torch.no_grad()
-def caption_bias(
-    sets: Sets,
-    model: Model,
-    device: torch.device,
-    captions: Embedding,
-    scales: Sequence[float],
-    change: Change = unchanged,
-    owners: np.ndarray | None = None,
-) -> Tensor:
-    """Return the bias of captions with each scale, by images that are read batch by batch; `change` as above.
-
-    `owners` are the rows in the store of the captions' images.
-    """
-    bank = batches_of(sets, model, LEARN, device)
-    embedded = (change(embed_all(model.embed_images, [part])) for part in bank.image_features(BATCH))
-    scored = (in_blocks(model.similarity, one, captions) for one in embedded)
-    return item_bias(_without_own(scored, bank.image_rows, owners), scales)
+    return item_bias(_without_own((scores(change(embed_all(embed, [part]))) for part in parts), rows, owners), scales)
 
 
 def _without_own(blocks: Iterable[Tensor], rows: np.ndarray, owners: np.ndarray | None) -> Iterator[Tensor]:

@@ -10,14 +10,14 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...pipeline.device import within_memory
+from ...pipeline.device import pick_device, within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
@@ -33,28 +33,63 @@ from .metrics import Ranks, block_ranks, log_circular_variance, ranks
 from .pairs import NOT_FINITE, Pairs, Part
 
 BATCH = 256  # samples embedded in one go
+Modality = Literal["images", "captions"]
+MODALITIES: tuple[Modality, Modality] = ("images", "captions")
 WHOLE = 1 << 28  # pairs, whose similarities take a gibibyte; those of more are computed in blocks, each time anew
 
 
-@dataclass(frozen=True)
 class Ranker:
-    """A run, or frozen encoders (`run` is None), with the feature sets that it reads of a store."""
+    """A run with the feature sets that it reads of a store; store, sets and model are opened at their first use.
 
-    run: Run | None
-    cache: FeatureCache
-    sets: Sets
+    Args:
+        run: its folder.
+        store: another feature cache, with features of the same encoders; None: the one that it was trained on.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        trust: let parts of somebody's own in a run that was not trained here run code.
 
-    @property
-    def name(self) -> str:
-        """The run folder, or which encoders."""
-        images, captions = self.sets
-        return f"untrained {images.name} and {captions.name}" if self.run is None else str(self.run.path)
+    Raises:
+        RunError: there is no such run, or it is damaged; later, where its own store or its sets are not there.
+        CacheError: later, where `store` cannot be used.
+    """
 
-    def model(self, device: torch.device) -> Model:
-        """Return what embeds and compares, ready on `device`; frozen encoders compare global features by cosine."""
-        if self.run is not None:
-            return self.run.model(device)
-        return cosine_model().to(device)
+    run: Run | None  # None: another model ranks
+
+    def __init__(
+        self, run: str | Path, *, store: str | Path | None = None, device: str = "auto", trust: bool = False
+    ) -> None:
+        self.run, self.device, self._store = Run(run, trust), pick_device(device), store
+        self.name = str(self.run.path)
+
+    @cached_property
+    def cache(self) -> FeatureCache:
+        """The store."""
+        assert self.run is not None
+        return open_store(self.run, self._store)
+
+    @cached_property
+    def sets(self) -> Sets:
+        """The feature sets of the store that are read; RunError where there are none."""
+        assert self.run is not None
+        return sets_of_run(self.run, self.cache)
+
+    @cached_property
+    def model(self) -> Model:
+        """What embeds and compares; of a run the head, with the weights of its best epoch."""
+        assert self.run is not None
+        with within_memory(self.device):
+            return self.run.model(self.device)
+
+    def batches(self, split: str | Several[str], **how: Any) -> Batches:
+        """Return what the model reads of a split, or of several; `how` and errors as of `stored_batches`."""
+        return batches_of(self.sets, self.model, split, self.device, **how)
+
+
+class Frozen(Ranker):
+    """Frozen encoders, whose global features are compared by cosine."""
+
+    def __init__(self, sets: Sets, device: str) -> None:
+        self.run, self.device, self.sets, self.cache = None, pick_device(device), sets, sets[0].cache
+        self.model, self.name = cosine_model().to(self.device), f"untrained {sets[0].name} and {sets[1].name}"
 
 
 def cosine_model() -> Model:
@@ -74,17 +109,7 @@ class _AsCached(nn.Module):
         return Aggregated(features.global_.float())
 
 
-def open_run(path: str | Path, store: str | None = None, trust: bool = False) -> Ranker:
-    """Open a run on a store; None: on the one that it was trained on.
-
-    RunError if the run, or its own store, cannot be used; CacheError if `store` cannot.
-    """
-    run = Run(path, trust)
-    cache = open_store(run, store)
-    return Ranker(run, cache, sets_of_run(run, cache))
-
-
-def open_frozen(store: str, features: str = "auto") -> Ranker:
+def open_frozen(store: str, device: str, features: str = "auto") -> Frozen:
     """Open the image and the caption set of a store whose global features lie in one space.
 
     `features` is how their names begin, as ``grid@3f,tokens``; ``auto``: any. RunError if there are none, or several;
@@ -106,7 +131,7 @@ def open_frozen(store: str, features: str = "auto") -> Ranker:
             f"{store} has no image and caption features in one space{named}, which cosine could compare without a head;"
             " extract both towers of one model with `xret extract … --encoder hf:MODEL`, or name a run"
         )
-    return Ranker(None, cache, found[0])
+    return Frozen(found[0], device)
 
 
 def is_store(path: str | Path) -> bool:
@@ -144,7 +169,6 @@ class Scored:
     """The usable samples of a split as a ranker embeds them, images in their first view, and compares them."""
 
     ranker: Ranker
-    model: Model
     batches: Batches
     image: Side
     text: Side
@@ -184,6 +208,11 @@ class Scored:
         assert self.ranker.run is not None
         return self.ranker.run
 
+    @property
+    def model(self) -> Model:
+        """The ranker's."""
+        return self.ranker.model
+
     def without_embeddings(self) -> "Scored":
         """Return it with empty sides: those of sequences take more memory than the scores."""
         empty = Side(torch.empty(0), None, torch.empty(0))
@@ -195,7 +224,7 @@ class Scored:
         return self.image.elements.shape[1] > 1 or self.text.elements.shape[1] > 1
 
 
-def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1, *, whole: bool = True) -> Scored:
+def embed_split(ranker: Ranker, split: str, views: int = 1, *, whole: bool = True) -> Scored:
     """Embed a split and compare its images and captions.
 
     Similarities are the mean over the first `views` views of an image, whatever an embedding is: the slots of sets may
@@ -206,13 +235,13 @@ def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1
         RunError: a similarity is not finite, the weights are damaged, or memory does not suffice.
         CacheError: the split is unknown, empty or not complete.
     """
+    device = ranker.device
     with within_memory(device, *lacking(split)):
-        model = ranker.model(device)
-        batches = batches_of(ranker.sets, model, split, device)
+        model, batches = ranker.model, ranker.batches(split)
         image = embed_side(model.embed_images, batches.image_features(BATCH))
         text = embed_side(model.embed_captions, batches.caption_features(BATCH))
         texts = batches.texts()
-        others = (batches_of(ranker.sets, model, split, device, views=(view,)) for view in range(1, views))
+        others = (ranker.batches(split, views=(view,)) for view in range(1, views))
         further = (embed_all(model.embed_images, one.image_features(BATCH)) for one in others)
         pairs, similarity = None, torch.empty(0, device=device)
         if whole or batches.images * batches.captions <= WHOLE:
@@ -227,7 +256,6 @@ def embed_split(ranker: Ranker, split: str, device: torch.device, views: int = 1
         sets = [one for one in both if isinstance(one, Tensor) and one.ndim == 3 and one.shape[1] > 1]
         return Scored(
             ranker,
-            model,
             batches,
             image,
             text,

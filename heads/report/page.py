@@ -8,13 +8,12 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from tqdm import tqdm
 
-from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
 from ...pipeline.files import require_writable, write_text
 from ...pipeline.progress import hidden
 from ..evaluation.evaluation import evaluate_untrained, load_measures, tables
 from ..evaluation.number_table import shown
-from ..evaluation.scoring import embed_split, open_run
+from ..evaluation.scoring import Ranker, embed_split
 from ..runs.info import versions
 from .attention import attention_of_run
 from .examples import DIRECTIONS, PageRun, agreement_table, by_element, disagreements, gallery
@@ -51,9 +50,9 @@ def write_report(
         CacheError: a store cannot be read.
     """
     require_place(Path(out))
-    paths, target = [Path(path) for path in runs], pick_device(device)
+    paths = [Path(path) for path in runs]
     opened = tqdm(paths, "report", unit=" runs", disable=hidden())
-    embedded = [embed_split(open_run(path, store, trust), split, target) for path in opened]
+    embedded = [embed_split(Ranker(path, store=store, device=device, trust=trust), split) for path in opened]
     if len(datasets := {one.ranker.cache.dataset for one in embedded}) > 1:
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))

@@ -27,10 +27,11 @@ from torch.nn import functional
 
 from ...pipeline.errors import RunError, require_pyarrow
 from ...pipeline.files import making, making_file, require_new
+from ..evaluation.scoring import MODALITIES
 from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
 from ..modules.padding import valid_rows
 from ..modules.similarity import Cosine
-from .gallery import MODALITIES, Gallery
+from .gallery import Gallery
 from .retriever import Retriever
 from .smaller import made_smaller, mean_recall, require_cosines, rotation
 
@@ -125,7 +126,7 @@ def export_embeddings(
         for name, part in tensors_of(embedding).items()
     }
     arrays |= {} if turn is None else {"rotation": turn.cpu().numpy()}
-    if retriever.hubness and retriever.scale is not None:
+    if retriever.scale is not None:
         about["hubness"] = retriever.scale
         for side in MODALITIES:
             bias = retriever.bias_of(side, gallery.of(side), gallery.owners(side), turn)

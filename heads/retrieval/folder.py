@@ -22,12 +22,12 @@ from ...pipeline.files import making_file, walk
 from ...pipeline.progress import hidden
 from ...pipeline.reading.reencoding import BATCH, encode_decoded
 from ...pipeline.wording import counted, option, printable, some_of
-from ..evaluation.scoring import embed_all
+from ..evaluation.scoring import Modality, embed_all
 from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
 from ..runs.encoders import Encoders
 from ..runs.run import EMBEDDINGS
-from .gallery import Modality, Searched
+from .gallery import Searched
 
 if TYPE_CHECKING:
     from .retriever import Retriever

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,15 +19,11 @@ from ...pipeline.errors import RunError
 from ...pipeline.reading.reattachment import find_pictures
 from ...pipeline.reading.split import begun_splits
 from ..evaluation.pairs import NOT_FINITE
-from ..evaluation.scoring import BATCH, embed_all
+from ..evaluation.scoring import BATCH, Modality, embed_all
 from ..modules.embedding import Embedding, Gaussian, concatenate, each
-from ..runs.features import batches_of
 
 if TYPE_CHECKING:
     from .retriever import Retriever
-
-Modality = Literal["images", "captions"]
-MODALITIES: tuple[Modality, Modality] = ("images", "captions")
 
 
 @dataclass(frozen=True)
@@ -126,7 +122,7 @@ class Gallery(Searched):
             cache.dataset,
             [retriever.split] if retriever.split else begun_splits(*retriever.sets),
         )
-        self._batches = batches = batches_of(retriever.sets, retriever.model, self.splits, retriever.device)
+        self._batches = batches = retriever.batches(self.splits)
         self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         numbers = cache.sentids(begin, end)[batches.caption_rows - begin]

@@ -26,10 +26,11 @@ from torch.nn.utils.rnn import pad_sequence
 from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making, require_new
 from ...pipeline.wording import option
+from ..evaluation.scoring import MODALITIES, Modality
 from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, shape_of, tensors_of
 from ..modules.padding import valid_rows
 from ..modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
-from .gallery import MODALITIES, Modality, best
+from .gallery import best
 from .smaller import made_smaller, require_cosines, rotation
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ def learn_bias(
     retriever: "Retriever", folder: Path, modality: Modality, items: Items, turn: Tensor | None = None
 ) -> None:
     """Write the `bias` of items into a folder, where hubness is corrected; `turn` as of `Retriever.bias_of`."""
-    if retriever.hubness and retriever.scale is not None:
+    if retriever.scale is not None:
         step = max(1, HELD // items.numbers)
         parts, owners = (slice(first, first + step) for first in range(0, len(items), step)), retriever.gallery.owners
         bias = torch.cat([retriever.bias_of(modality, items[some], owners(modality)[some], turn) for some in parts])

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from ...pipeline.errors import QueryError, require_packages
+from ..evaluation.scoring import Modality
 from ..modules.embedding import Embedding, concatenate, each
-from .gallery import Modality, best
+from .gallery import best
 from .retriever import Retriever
 
 _BATCH = 256  # rows of a corpus that are decoded, and queries that are scored, together
@@ -59,8 +60,7 @@ class MtebModel:
         assert self._items is not None, "mteb gives the corpus first"
         answers, ids, retriever = _answers(task_metadata), list(queries["id"]), self.retriever
         compare, row_of = retriever.comparison(answers), {name: row for row, name in enumerate(self._ids)}
-        corrects = retriever.hubness and retriever.scale is not None
-        bias = retriever.bias_of(answers, self._items).cpu().numpy() if corrects else 0.0
+        bias = retriever.bias_of(answers, self._items).cpu().numpy()
         embedded, found = self._encode(queries, images=answers == "captions"), {}
         for first in range(0, len(ids), _BATCH):
             some = slice(first, first + _BATCH)

@@ -15,25 +15,23 @@ from torch.nn import functional
 
 from ...pipeline.data.images import SUFFIXES, PictureFile
 from ...pipeline.data.samples import tokenize
-from ...pipeline.device import pick_device, within_memory
+from ...pipeline.device import within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
-from ...pipeline.store import FeatureCache
 from ...pipeline.wording import option, some_of
 from ..evaluation.evaluation import choose_scale
-from ..evaluation.hubness import caption_bias, image_bias, require_bank, unchanged
-from ..evaluation.scoring import Ranker, embed_all
-from ..model import Model, facts_of_each
-from ..modules.embedding import Embedding, each
+from ..evaluation.hubness import learned_bias, require_bank, unchanged
+from ..evaluation.scoring import Modality, Ranker, embed_all
+from ..model import facts_of_each
+from ..modules.embedding import Embedding, each, shape_of
 from ..modules.similarity import in_blocks
 from ..runs.encoders import Encoders, find_encoders, reads_states
-from ..runs.features import Sets, open_store, sets_of_run
 from ..runs.info import BranchName
 from ..runs.run import Run
 from .download import local_folder
 from .folder import PictureFolder
-from .gallery import Gallery, Hit, Modality, Searched
+from .gallery import Gallery, Hit, Searched
 from .index import Compare, Index, open_index
 from .smaller import made_smaller
 
@@ -49,7 +47,7 @@ class Query:
     alike: bool = False
 
 
-class Retriever:
+class Retriever(Ranker):
     """A run, ready to embed and to search (``xret search``, ``xret serve``); ``xret.load`` opens one.
 
     Encoders and gallery are loaded at their first use.
@@ -74,6 +72,8 @@ class Retriever:
         DeviceError: the device is missing.
     """
 
+    run: Run
+
     def __init__(
         self,
         run: str | Path,
@@ -89,7 +89,7 @@ class Retriever:
         hubness: bool = False,
         trust: bool = False,
     ) -> None:
-        self.run, self.split, self.device = Run(local_folder(run, trust), trust), split, pick_device(device)
+        super().__init__(local_folder(run, trust), store=store, device=device, trust=trust)
         if text_weights is not None and not reads_states(self.run):
             raise EncoderError(
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out {option('text-weights')}"
@@ -100,27 +100,11 @@ class Retriever:
         if index is not None and hubness:
             how = option("hubness")
             raise QueryError(f"an index says by itself whether hubness is corrected; leave {how} to `xret index`")
-        self.hubness, self._biases = hubness, dict[Modality, Tensor]()
+        self.split, self.hubness, self._biases = split, hubness, dict[Modality, Tensor]()
         self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
-        self._store, self.data_root, self._trust = store, None if data_root is None else Path(data_root), trust
+        self.data_root, self._trust = None if data_root is None else Path(data_root), trust
         self._images, self._index = None if images is None else Path(images), None if index is None else Path(index)
         self._opened: dict[Modality, Index] = {}
-
-    @cached_property
-    def model(self) -> Model:
-        """The head, with the weights of its best epoch."""
-        with within_memory(self.device):
-            return self.run.model(self.device)
-
-    @cached_property
-    def cache(self) -> FeatureCache:
-        """The store."""
-        return open_store(self.run, self._store)
-
-    @cached_property
-    def sets(self) -> Sets:
-        """The feature sets of the store that the run reads; RunError where there are none."""
-        return sets_of_run(self.run, self.cache)
 
     @cached_property
     def gallery(self) -> Gallery:
@@ -149,21 +133,19 @@ class Retriever:
 
     @cached_property
     def scale(self) -> float | None:
-        """The scale by which hubness is corrected, chosen on val; None: none is better than without."""
+        """The scale by which hubness is corrected, chosen on val; None: it is not, or none is better than without."""
+        if not self.hubness:
+            return None
         require_bank(self.cache)
         with within_memory(self.device):
-            best, (deviation,), tried = choose_scale(
-                [Ranker(self.run, self.cache, self.sets)], self.device, (1,), "pessimistic"
-            )
+            best, (deviation,), tried = choose_scale([self])
         if best is None:
             log.warning("hubness is not corrected: no scale is better on val than none (RSUM %.2f)", tried["none"])
             return None
         return best / deviation
 
-    def bias(self, modality: Modality) -> Tensor | None:
-        """Return what is added to the score of each item of a modality, float64 [N]; None: nothing."""
-        if not self.hubness or self.scale is None:
-            return None
+    def bias(self, modality: Modality) -> Tensor:
+        """Return what is added to the score of each item of a modality, float64 [N]."""
         if modality not in self._biases:
             items, owners = self.searched.of(modality), self.searched.owners(modality)
             self._biases[modality] = self.bias_of(modality, items, owners)
@@ -172,19 +154,17 @@ class Retriever:
     def bias_of(
         self, modality: Modality, items: Embedding, owners: np.ndarray | None = None, turn: Tensor | None = None
     ) -> Tensor:
-        """Return what is added to the scores of some items of a modality, float64 [N], where there is a `scale`.
+        """Return what is added to the scores of some items of a modality, float64 [N]; zeros without a `scale`.
 
         `owners` are theirs, see `Searched.owners`. With `turn` it is that of the scores that embeddings have which are
         rotated by it, see `smaller`.
         """
+        if self.scale is None:
+            return torch.zeros(shape_of(items)[0], dtype=torch.float64)
         change = unchanged if turn is None else partial(made_smaller, turn=turn)
         items = change(each(lambda t: t.to(self.device), items))
-        assert self.scale is not None
         with within_memory(self.device):
-            how = [self.scale], change, owners
-            if modality == "images":
-                return image_bias(self.sets, self.model, self.device, [items], *how)[0]
-            return caption_bias(self.sets, self.model, self.device, items, *how)[0]
+            return learned_bias(self, modality, [items], [self.scale], change, owners)[0]
 
     def encode_text(self, texts: Sequence[str], *, warn: bool = True) -> Embedding:
         """Embed B texts: float32 [B, D], [B, K, D], or a Gaussian or Sequence of B.
@@ -244,8 +224,8 @@ class Retriever:
         compare, answers = self.comparison(query.answers), query.answers
         if (index := self.index_of(answers)) is None:
             found = compare(query.embedding, self.searched.of(answers))[0]
-            if not query.alike and (bias := self.bias(answers)) is not None:
-                found = found + bias.to(found)
+            if not query.alike:
+                found = found + self.bias(answers).to(found)
             return self.searched.best(answers, found, k)
         rows, scores = index.search(query.embedding, k, compare)
         return self.gallery.hits(answers, rows, scores, index.items[rows])

@@ -17,7 +17,6 @@ from ..evaluation.metrics import block_ranks, recall_table
 from ..evaluation.pairs import Pairs, Part
 from ..evaluation.scoring import BATCH, embed_all, representatives
 from ..modules.embedding import Embedding, each
-from ..runs.features import batches_of
 
 if TYPE_CHECKING:
     from .retriever import Retriever
@@ -29,8 +28,7 @@ def rotation(retriever: "Retriever", dims: int) -> Tensor:
 
     RunError where the embeddings have fewer dimensions.
     """
-    model, device = retriever.model, retriever.device
-    batches = batches_of(retriever.sets, model, LEARN, device)
+    model, batches = retriever.model, retriever.batches(LEARN)
     moment = torch.zeros(())
     for embed, parts in (
         (model.embed_images, batches.image_features(BATCH)),

@@ -144,7 +144,7 @@ def train(
                 take_weights(model, base, split)
                 take_losses(losses, recipe, base)
         summary = trainer.train(run, split, val_split, callbacks, title)
-        untrained = evaluate_untrained(sets, "val", protocol="full", device=target)
+        untrained = evaluate_untrained(sets, "val", protocol="full", device=str(target))
         rsum = None if untrained is None else untrained.results[0].rsum
         return replace(summary, leaks=leaks, untrained_rsum=rsum)
 

@@ -35,9 +35,9 @@ def main(store: str, captions: str, heads: tuple[str, ...], split: str) -> None:
 def recalls_of_thirds(run: str, store: str, captions: str, split: str) -> list[float]:
     """Return the mean recall of a run on each third of the images."""
     from xret.heads.evaluation.metrics import hits
-    from xret.heads.evaluation.scoring import embed_split, open_run
+    from xret.heads.evaluation.scoring import Ranker, embed_split
 
-    scored = embed_split(open_run(run, store), split, torch.device("cpu"))
+    scored = embed_split(Ranker(run, store=store, device="cpu"), split)
     vectors = torch.from_numpy(scored.ranker.cache.caption_set(captions).global_(scored.batches.caption_rows))
     far, owner = disagreement(vectors, scored.caption_image), scored.caption_image
     third = torch.empty(len(far), dtype=torch.long)

@@ -25,7 +25,7 @@ from xret.heads.diagnostics.crops import (
     selection_accuracy,
     triplet,
 )
-from xret.heads.evaluation.scoring import embed_split, open_run
+from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import find_encoders
 from xret.heads.training.train import train
@@ -176,7 +176,7 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
     monkeypatch.setattr(crops_module, "PART", 3)
     run = scenes / "gaussian-vsepp"
     found = diagnose(run, device="cpu", data_root=scenes / "scenes").tables
-    seen = embed_split(open_run(run), "test", torch.device("cpu"))
+    seen = embed_split(Ranker(run, device="cpu"), "test")
     image_encoders, text_encoders = (find_encoders(seen.run, branch, None, "cpu") for branch in ("image", "text"))
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     images = [image for image in document["images"] if image["split"] == "test"]

@@ -10,7 +10,7 @@ from small_store import make_store
 from xret.heads.diagnostics import diagnose
 from xret.heads.diagnostics.embeddings import coefficient_tables, cost, cost_table, gpo_coefficients, uncertainty_tables
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.evaluation.scoring import embed_split, open_run
+from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES
@@ -79,7 +79,7 @@ def test_uncertainty_by_hand():
 def test_uncertainty_is_the_log_determinant_of_what_the_run_gives(trained):
     run = trained("gaussian-vsepp")
     found = diagnose(run, device="cpu").tables
-    seen = embed_split(open_run(run), "test", torch.device("cpu"))
+    seen = embed_split(Ranker(run, device="cpu"), "test")
     determinants = [torch.diag(row.double().exp()).logdet().item() for row in seen.image.embedding.log_variance]
     assert found["uncertainty"].rows[0][1] == pytest.approx(sum(determinants) / len(determinants))
     best = max(range(len(determinants)), key=determinants.__getitem__)

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from small_store import make_store
 from small_trainings import recipe_of
 
-from xret.heads.evaluation.scoring import embed_split, open_run
+from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.report.examples import PageRun
 from xret.heads.report.pictures import Pictures
 from xret.heads.training.train import train
@@ -41,7 +40,7 @@ def run(folder):
 def shown(run):
     def opened(run_or_name, data_root=None, store=None):
         path = run(run_or_name) if isinstance(run_or_name, str) else run_or_name
-        seen = embed_split(open_run(path, store), "test", torch.device("cpu"))
+        seen = embed_split(Ranker(path, store=store, device="cpu"), "test")
         return PageRun(path.name, seen, Pictures(seen.ranker.cache, data_root))
 
     return opened

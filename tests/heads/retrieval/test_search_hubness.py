@@ -46,11 +46,11 @@ def test_each_answer_has_its_bias(corrected, made):
 
 def test_an_index_has_the_biases_itself_and_learns_them_in_parts(corrected, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    retriever, sizes, learn = corrected[0], [], room.image_bias
+    retriever, sizes, learn = corrected[0], [], room.learned_bias
     monkeypatch.setattr(index, "HELD", 4 * 16)  # four vectors
-    monkeypatch.setattr(room, "image_bias", lambda *args: sizes.append(len(args[3][0])) or learn(*args))
+    monkeypatch.setattr(room, "learned_bias", lambda *args: sizes.append((args[1], len(args[2][0]))) or learn(*args))
     index_run(retriever, tmp_path / "index")
-    assert sizes == [4, 2]
+    assert [size for modality, size in sizes if modality == "images"] == [4, 2]
     assert not {"images", "captions"} & set(vars(retriever.gallery))
     text = retriever.gallery.texts[3]
     found = Retriever(retriever.run.path, split="test", index=tmp_path / "index").search(text, 5)

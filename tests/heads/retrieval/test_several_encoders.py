@@ -7,7 +7,7 @@ from small_runs import NETWORK, make_pictures, make_run, make_store
 from torch.nn.functional import normalize
 from torchvision.models import resnet18
 
-from xret.heads.evaluation.scoring import embed_split, open_run
+from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.report import write_report
 from xret.heads.report.attention import word_attention, words_of
 from xret.heads.retrieval.export import export_embeddings
@@ -80,7 +80,7 @@ def test_the_report_leaves_places_out(folder, tmp_path):
 def test_words_and_tokens_have_labels_in_the_order_of_their_rows(folder, tmp_path):
     settings = f"data.image={NETWORK}", BOTH[1], "adapter.words.ends=false"
     run = make_run(str(folder / "all.zarr"), tmp_path / "scan", "scan", *settings)
-    view = embed_split(open_run(run), "test", torch.device("cpu"))
+    view = embed_split(Ranker(run, device="cpu"), "test")
     labels, words = words_of(view, 1), view.texts[1].split()
     assert labels == words + [f"token {number + 1}" for number in range(len(labels) - len(words))]
     attention = word_attention(view, int(view.caption_image[1]), 1)

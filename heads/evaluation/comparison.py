@@ -15,6 +15,7 @@ from ...pipeline.wording import counted
 from .evaluation import in_order, open_rankers, views_of
 from .metrics import WAYS, Ranks, Ties, expected_ranks, hits, require_ties
 from .number_table import NumberTable, Rows
+from .own_model import Embedder
 from .scoring import embed_split
 
 RESAMPLES, CHANGES = 10_000, 5
@@ -81,8 +82,8 @@ def sure(difference: Difference) -> str:
 
 
 def compare_runs(
-    first: str | Path,
-    second: str | Path,
+    first: str | Path | Embedder,
+    second: str | Path | Embedder,
     *,
     store: str | None = None,
     split: str = "test",
@@ -92,9 +93,10 @@ def compare_runs(
     device: str = "auto",
     trust: bool = False,
 ) -> Comparison:
-    """Compare two runs, or stores, by all images against all captions; arguments as of `evaluation.evaluate`.
+    """Compare two runs, stores or user-defined models by all images against all captions.
 
-    RunError if one of them cannot be used, or they do not see the same images and captions.
+    Arguments are those of `evaluation.evaluate`. RunError if one of them cannot be used, or they do not see the same
+    images and captions.
     """
     require_ties(ties)
     rankers = open_rankers((first, second), store, features, device, trust)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...pipeline.errors import RunError
 from ...pipeline.openmp import waiting_well
@@ -20,6 +20,7 @@ from ...pipeline.wording import counted
 from ..runs.features import Sets
 from .hubness import CHOOSE, MULTIPLES, biases_of, require_bank, skewness
 from .metrics import WAYS, Ties, chance_rsum, recall_table, require_ties
+from .own_model import Embedder, OwnModel
 from .paper_rows import ROWS, row_of
 from .protocols import Measure, load_protocol
 from .scoring import Frozen, Ranker, Scored, embed_split, in_one_space, is_store, open_frozen
@@ -159,7 +160,7 @@ class Evaluation:
 
 
 def evaluate(
-    runs: str | Path | Several[str | Path],
+    runs: str | Path | Embedder | Several[str | Path | Embedder],
     *,
     store: str | Path | None = None,
     split: str = "test",
@@ -174,15 +175,16 @@ def evaluate(
     """Evaluate a run, several as an ensemble, or a store's frozen encoders (``xret eval``); ``print`` shows the tables.
 
     Args:
-        runs: a run folder, several of them, or a store.
-        store: another feature cache, with features of the same encoders; None: each run's own.
+        runs: a run folder, a store, or a user-defined model, see `own_model.Embedder`; or several of them.
+        store: another feature cache, with features of the same encoders; None: each run's own. A model needs it.
         split: whose images and captions.
         protocol: one that ``xret list protocols`` names, ``pmrp:FILE`` with COCO's annotations; ``auto``: those of the
             manifest.
         ties: how equal scores are counted, see `metrics.recall`.
         views: take the mean over all views that are cached of an image.
         hubness: correct hubness as well, by a bank of training queries; see the module `hubness`.
-        features: of a store with several sets in one space, how the names of one of each begin, ``IMAGE,TEXT``.
+        features: of a store with several sets in one space, or for a model, how the names of one of each begin,
+            ``IMAGE,TEXT``.
         device: ``auto``, ``cpu`` or ``cuda``.
         trust: let parts of somebody's own in a run that was not trained here run code.
 
@@ -192,7 +194,7 @@ def evaluate(
         CacheError: a store or its split cannot be used.
     """
     require_ties(ties)
-    several = [runs] if isinstance(runs, str | Path) else list(runs)
+    several = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str | nn.Module) else [runs]
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
     rankers = open_rankers(several, store, features, device, trust)
@@ -200,18 +202,23 @@ def evaluate(
 
 
 def open_rankers(
-    paths: Several[str | Path], store: str | Path | None, features: str, device: str, trust: bool
+    given: Several[str | Path | Embedder], store: str | Path | None, features: str, device: str, trust: bool
 ) -> list[Ranker]:
-    """Open runs and stores; arguments as of `evaluate`, RunError where one is for none of them."""
-    stores = [is_store(path) for path in paths]
+    """Open runs, stores and models; arguments as of `evaluate`, RunError where one is for none of them."""
+    stores = [isinstance(one, str | Path) and is_store(one) for one in given]
     if store is not None and all(stores):
         raise RunError("--store is another store for a run, and none is evaluated; name that store itself")
-    if features != "auto" and not any(stores):
+    if features != "auto" and all(isinstance(one, str | Path) for one in given) and not any(stores):
         raise RunError("--features is for a store; a run reads the feature sets that it was trained on: leave it out")
-    return [
-        open_frozen(str(path), device, features) if is_one else Ranker(path, store=store, device=device, trust=trust)
-        for path, is_one in zip(paths, stores, strict=True)
-    ]
+
+    def opened(one: str | Path | Embedder, frozen: bool) -> Ranker:
+        if not isinstance(one, str | Path):
+            return OwnModel(one, store, features, device)
+        if frozen:
+            return open_frozen(str(one), device, features)
+        return Ranker(one, store=store, device=device, trust=trust)
+
+    return [opened(*both) for both in zip(given, stores, strict=True)]
 
 
 def views_of(rankers: Several[Ranker], views: bool) -> tuple[int, ...]:

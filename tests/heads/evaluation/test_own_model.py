@@ -1,0 +1,95 @@
+"""A user-defined model in the place of a run, against its own matrix of all pairs."""
+
+import numpy as np
+import pytest
+import torch
+from small_store import make_store
+from torch import nn
+from torch.nn.functional import normalize
+
+import xret
+from xret.errors import RunError
+from xret.heads.evaluation.comparison import compare_runs
+from xret.pipeline.store import FeatureCache
+
+
+class Linear(nn.Module):
+    """Two maps of global features, compared by cosine; the dropout would change every score."""
+
+    def __init__(self, image, text):
+        super().__init__()
+        torch.manual_seed(0)
+        self.image, self.text, self.dropout = nn.Linear(image, 6), nn.Linear(text, 6), nn.Dropout(0.5)
+        self.similarity = xret.similarities.Cosine()
+
+    def embed_images(self, features):
+        return self.dropout(self.image(features.global_.float()))
+
+    def embed_captions(self, features):
+        return self.text(features.global_.float())
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("own") / "s.zarr", text="tokens", space="one")
+
+
+@pytest.fixture
+def model(store):
+    cache = FeatureCache.open(store)
+    return Linear(cache.image_set().global_channels, cache.caption_set().global_channels)
+
+
+def matrix(model, store, split):
+    """Return the similarities of a split and the image of each caption, from features read at once."""
+    cache = FeatureCache.open(store)
+    first, last = cache.splits[split]
+    start, stop = cache.captions_of(first, last)
+    with torch.no_grad():
+        images = model.image(torch.from_numpy(cache.image_set().global_(np.arange(first, last))).float())
+        captions = model.text(torch.from_numpy(cache.caption_set().global_(np.arange(start, stop))).float())
+    return normalize(images) @ normalize(captions).T, torch.from_numpy(cache.caption_image[start:stop] - first)
+
+
+def test_it_has_the_table_of_its_own_similarities_and_stays_as_it_was(model, store):
+    model.text.eval()  # one part is at rest, the others are not
+    (result,) = (found := xret.evaluate(model, store=store, device="cpu")).results
+    assert result.rsum == pytest.approx(xret.metrics.recalls(*matrix(model, store, "test")).rsum)
+    assert (found.runs, found.stores) == (("Linear",), (store,))
+    assert (model.training, model.dropout.training, model.text.training) == (True, True, False)
+    corrected = xret.evaluate(model, store=store, hubness=True).hubness
+    assert corrected.val_rsum["none"] == pytest.approx(xret.metrics.recalls(*matrix(model, store, "val")).rsum)
+
+
+def test_it_is_one_of_an_ensemble_and_is_compared(model, store):
+    (alone,), (twice,) = (xret.evaluate(one, store=store).results for one in (model, [model, model]))
+    assert twice.rsum == alone.rsum
+    frozen = xret.evaluate(store).results[0].rsum
+    rsum = compare_runs(store, model, store=store).differences[-1]
+    assert (rsum.first, rsum.second) == pytest.approx((frozen, alone.rsum))
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "message"),
+    [
+        ("embed_images", lambda features: features.global_[:1], r"embed_images gives \[1, \d+\] for 12 samples"),
+        ("embed_captions", lambda features: features.global_[:, 0], r"embed_captions gives \[\d+\] for"),
+        ("embed_images", lambda features: features.global_.numpy(), "embed_images gives ndarray for"),
+        (
+            "similarity",
+            lambda images, captions: images[:, :1],
+            r"similarity gives \[12, 1\] in the place of \[12, 29\]",
+        ),
+    ],
+)
+def test_what_has_another_shape_is_refused(model, store, method, wrong, message):
+    vars(model)[method] = wrong
+    with pytest.raises(RunError, match=message):
+        xret.evaluate(model, store=store, device="cpu")
+
+
+def test_what_is_no_model_and_a_model_without_a_store_are_refused(model, store):
+    with pytest.raises(RunError, match=r"Linear is a model and needs store"):
+        xret.evaluate(model)
+    with pytest.raises(RunError, match="Linear is no run, no store and no model: it has no embed_images"):
+        xret.evaluate(nn.Linear(2, 2), store=store)

@@ -2,7 +2,7 @@
 
 import csv
 import sys
-from dataclasses import asdict, fields
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -193,19 +193,13 @@ def leaks(store: str, name: str, threshold: float, out: Path | None) -> None:
     from ..pipeline.store.leaks import NearPair, near_pairs
 
     features = FeatureCache.open(store).image_set(name, "--set")
-    pairs = [asdict(pair) for pair in near_pairs(features, threshold)]
+    pairs = near_pairs(features, threshold)
     if out is not None:
         with making_file(out, OutputError) as partial, partial.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(NearPair)])
-            writer.writeheader()
-            writer.writerows(pairs)
-    lines = [
-        f"{one['cosine']:.4f}  {one['split']} {one['image']}  {one['other_split']} {one['other']}"
-        + ("  (the same file)" if one["same_file"] else "")
-        for one in pairs
-    ]
+            csv.writer(file).writerows([[field.name for field in fields(NearPair)], *map(astuple, pairs)])
+    lines = [f"{one.cosine:.4f}  {one.split} {one.image}  {one.other_split} {one.other}" for one in pairs]
     summary = f"{store}: {counted(len(pairs), 'pair')} with a cosine of {threshold:g} or more by {features.name}"
-    show({"set": features.name, "threshold": threshold, "pairs": pairs}, [*some_of(lines, 20), summary])
+    show({"set": features.name, "threshold": threshold, "pairs": [*map(asdict, pairs)]}, [*some_of(lines, 20), summary])
 
 
 @cache.command()

@@ -104,10 +104,7 @@ def test_leaks_are_printed_and_all_are_in_the_file(store, tmp_path):
     pairs = json.loads(run(*words, "--json").stdout)["pairs"]
     *lines, last = run(*words, "--out", tmp_path / "near.csv").stdout.splitlines()
     with (tmp_path / "near.csv").open(newline="") as file:
-        rows = [
-            {key: json.loads(value.lower()) if key in ("cosine", "same_file") else value for key, value in row.items()}
-            for row in csv.DictReader(file)
-        ]
+        rows = [row | {"cosine": float(row["cosine"])} for row in csv.DictReader(file)]
     assert rows == pairs and len(lines) == len(pairs) > 2
     assert f"{len(pairs)} pairs" in last
     assert lines[0].split() == [f"{pairs[0]['cosine']:.4f}", *list(pairs[0].values())[1:5]]

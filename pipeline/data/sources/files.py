@@ -1,6 +1,5 @@
 """The files of a source: local paths or fsspec URLs, their sizes and stamps."""
 
-import fnmatch
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.utils import glob_translate
 
 from ...errors import ManifestError
 from ...files import walk
@@ -100,20 +100,13 @@ def file_system(url: str) -> tuple[Any, str]:
 def _below(folder: str | Path, pattern: str) -> Iterator[str]:
     """Yield what `glob` does of a pattern with ``**``; but of folders that are links, `glob` finds no end in a loop."""
     parts = Path(pattern).parts
-    first = next(number for number, part in enumerate(parts) if re.search(r"[*?\[]", part))
-    top = Path(*parts[:first])
+    top = Path(*itertools.takewhile(lambda part: not re.search(r"[*?\[]", part), parts))
+    fits = re.compile(glob_translate("/".join(parts[len(top.parts) :]))).match
     for above, _, names in walk(Path(folder, top)):
-        below = Path(above).relative_to(Path(folder, top)).parts
-        yield from (str(Path(top, *below, name)) for name in names if _fits((*below, name), parts[first:]))
-
-
-def _fits(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    if not (parts and pattern):
-        return not parts and {*pattern} <= {"**"}
-    if pattern[0] == "**" and _fits(parts, pattern[1:]):
-        return True
-    fits = fnmatch.fnmatchcase(parts[0], pattern[0]) and (parts[0][0] != "." or pattern[0][0] == ".")
-    return fits and _fits(parts[1:], pattern if pattern[0] == "**" else pattern[1:])
+        below = Path(above).relative_to(Path(folder, top))
+        for found in (below / name for name in names):
+            if fits(found.as_posix()) and not any(part[0] == "." for part in found.parts if f"/{part}" not in pattern):
+                yield str(top / found)
 
 
 def _matching(folder: str | Path, name: str) -> list[str]:

@@ -68,42 +68,34 @@ def sources_of(names: Iterable[str], folders: Sequence[Path], known: Sources) ->
     return found
 
 
-def known_sources(
-    title: str, names: Sequence[str], folders: Sequence[Path], recorded: Mapping[str, str], exact: bool = False
-) -> Sources:
+def known_sources(title: str, names: Sequence[str], folders: Sequence[Path], recorded: Mapping[str, str]) -> Sources:
     """Return `sources_of` names that came with a run, if all were trained with here; import none of them before.
 
-    `recorded` are the digests that came along, by module; if `exact`, as of a run, a file must have this one, as of a
-    recipe it need not. RecipeError where code is unknown, which begins with `title`.
+    `recorded` are the digests that came along, by module. RecipeError, which begins with `title`, where a file is
+    unknown, or not the recorded one.
     """
     foreign = []
     for module in dict.fromkeys(name.partition(":")[0] for name in names):
         file, known = _find(module, folders), recorded.get(module)
         digest = digest_of(module, file) if file else known
-        if _note(module, digest) not in _noted() or (exact and digest != known):
+        if f"{module} {digest}" not in _noted() or known not in (None, digest):
             foreign.append(file or module)
     if foreign:
-        first = "train with it once by `xret train-head … --trust` (in Python trust=True)"
-        raise RecipeError(brings_code(title, foreign) if exact else brings_code(title, foreign, first))
+        raise RecipeError(
+            f"{title} brings code of its own, which was not trained with here or has changed since: read"
+            f" {' and '.join(foreign)}, and run it with --trust (in Python trust=True), in `xret train-head` for good"
+        )
     return sources_of(names, folders, {})
-
-
-def brings_code(title: str, files: Iterable[str], way: str = "load it with --trust (in Python trust=True)") -> str:
-    """Return the sentence that refuses code which may be somebody else's."""
-    read = " and ".join(dict.fromkeys(files))
-    return (
-        f"{title} brings code of its own, which was not trained with here or has changed since: read {read}, and {way}"
-    )
 
 
 def remember(code: Mapping[str, str]) -> None:
     """Note that modules with these digests are trained with here; for this process alone, if there is no place."""
-    for module, digest in code.items():
+    for note in map(" ".join, code.items()):
         try:
             (folder := _notes()).mkdir(parents=True, exist_ok=True)
-            (folder / _note(module, digest)).touch()
+            (folder / note).touch()
         except (OSError, RuntimeError):  # the latter where there is no home
-            _here.add(_note(module, digest))
+            _here.add(note)
 
 
 def digest_of(module: str, file: str) -> str:
@@ -129,10 +121,6 @@ def _find(module: str, folders: Sequence[Path]) -> str:
 def _notes() -> Path:
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     return (state if state.is_absolute() else Path.home() / ".local" / "state") / "xret" / "code"
-
-
-def _note(module: str, digest: str | None) -> str:
-    return f"{module} {digest}"
 
 
 def _noted() -> set[str]:

@@ -89,7 +89,7 @@ class Retriever(Ranker):
         hubness: bool = False,
         trust: bool = False,
     ) -> None:
-        super().__init__(local_folder(run, trust), store=store, device=device, trust=trust)
+        super().__init__(local_folder(run), store=store, device=device, trust=trust)
         if text_weights is not None and not reads_states(self.run):
             raise EncoderError(
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out {option('text-weights')}"

@@ -70,7 +70,7 @@ class RunInfo:
         here, or has changed since; with `trust` it is imported, and a warning says the latter.
         """
         names, code = own_names(values["recipe"]), values["recipe"].get("code") or {}
-        sources = {} if trust else known_sources(str(folder), names, [folder], code, exact=True)
+        sources = {} if trust else known_sources(str(folder), names, [folder], code)
         facts = {f"{side}_facts": [FeatureFacts(**one) for one in values[f"{side}_facts"]] for side in BRANCHES}
         found: dict[str, Any] = {
             **{key: of_each[0] if len(of_each) == 1 else tuple(of_each) for key, of_each in facts.items()},

@@ -171,7 +171,7 @@ def test_a_changed_file_is_said_and_is_another_recipe(folder):
     assert "code.mine is" in refused(*words, "--resume", "--set", "schedule.epochs=2")
     assert "changed since" not in run("eval", "run", "--device", "cpu").stderr
     (folder / "run" / "mine.py").write_text(MINE + "\n# changed\n")
-    assert "run/mine.py, and load it with --trust" in refused("eval", "run", "--device", "cpu")
+    assert "run/mine.py, and run it with --trust" in refused("eval", "run", "--device", "cpu")
     said = run("eval", "run", "--device", "cpu", "--trust").stderr
     assert "run/mine.py is not what run was trained with" in said
     (folder / "run" / "mine.py").unlink()
@@ -254,14 +254,16 @@ def test_what_cannot_work_is_said_before_training(folder, case):
     assert not (folder / "run").exists()
 
 
-def test_code_of_the_hub_needs_trust(folder, monkeypatch):
+def test_code_of_the_hub_needs_trust_but_where_it_was_trained(folder, monkeypatch):
     run("train-head", "s.zarr", "--recipe", "parts/own.yaml", "--out", "run", "--device", "cpu")
     hub.save_to_folder(xret.load("run", device="cpu"), "published")
     assert (folder / "published" / "mine.py").read_text() == MINE
     written = folder / "published" / "recipe.yaml"  # for readers: what it leaves out is run all the same
     written.write_text(written.read_text().partition("\ncode:")[0])
     monkeypatch.setattr(download, "snapshot_download", lambda *_, **__: str(folder / "published"))
-    with pytest.raises(xret.errors.RunError, match=r"mine\.py, and load it with --trust"):
+    assert xret.load("someone/own", device="cpu").run.recipe.similarity["name"] == "mine:Dot"
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "of another user"))
+    with pytest.raises(xret.errors.RunError, match=r"mine\.py, and run it with --trust"):
         xret.load("someone/own")
     assert xret.load("someone/own", trust=True, device="cpu").run.recipe.similarity["name"] == "mine:Dot"
 

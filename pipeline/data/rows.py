@@ -23,10 +23,9 @@ SPLIT_NAMES = {**{split: split for split in SPLITS}, "validation": "val"}  # of 
 _NUMBERED = re.compile(r"(caption|text)s?[-_ ]?\d+")  # a column of captions beside others
 # A list that was written as a text: JSON, or Python's or numpy's `repr`, which has no commas.
 _QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""
-_ITEM = rf"np\.str_\((?:{_QUOTED})\)|{_QUOTED}|None|null|nan|NaN"
-_LIST = re.compile(rf"[\[({{]\s*(?:(?:{_ITEM})\s*(?:,\s*)?)*[\])}}]", re.DOTALL)
-_ITEMS = re.compile(_ITEM, re.DOTALL)
-_QUOTES = re.compile(r"[\[({]\s*[\[({]?\s*['\"]")  # how what holds quoted texts begins
+_EMPTY = "None|null|nan|NaN"
+_LIST = re.compile(rf"[\[({{]\s*(?:(?:np\.str_\((?:{_QUOTED})\)|{_QUOTED}|{_EMPTY})\s*(?:,\s*)?)*[\])}}]", re.DOTALL)
+_ITEMS = re.compile(f"({_QUOTED})|{_EMPTY}", re.DOTALL)
 _BROKEN = re.compile(r"\[\s*['\"].*['\"]\s*\]", re.DOTALL)  # nothing else than a list that cannot be read
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _OPENING = (*_CLOSING, " ", "\n")  # how such a text may begin
@@ -240,7 +239,7 @@ class RowReader:
         if text[:1] in _OPENING and (found := _listed(text.strip())) is not None:
             texts.first = texts.first or where
             texts.lists[text.strip()] = found
-        elif not (text.isspace() or (len(text) < 5 and text in _NOTHING)):
+        elif text.strip() not in _NOTHING:
             texts.others += 1
         return text, number
 
@@ -271,27 +270,24 @@ def _listed(text: str) -> list[Any] | None:
     """
     if _CLOSING.get(text[:1]) != text[-1:]:
         return None
-    if _LIST.fullmatch(text):
-        return [_value(item) for item in _ITEMS.findall(text)]
-    with suppress(ValueError, RecursionError):
-        found = json.loads(text)
-        return found if isinstance(found, list) else [found]
-    if not _QUOTES.match(text):
-        return None
-    with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
-        found = ast.literal_eval(text)
-        return [*found] if isinstance(found, list | tuple | set) else [found] if isinstance(found, dict) else None
+    for read in (_quoted, json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+            found = read(text)
+            return [*found] if isinstance(found, list | tuple | set) else [found] if isinstance(found, dict) else None
     return [text.encode()] if _BROKEN.fullmatch(text) else None
 
 
-def _value(item: str) -> str | None:
-    """Return a quoted text as JSON or Python reads it; None for what stands for no value."""
-    item = item.removeprefix("np.str_(").removesuffix(")") if item.startswith("np") else item
-    if item[0] not in "'\"":
-        return None
-    with suppress(ValueError):
-        return str(json.loads(item))
-    return str(ast.literal_eval(item))
+def _quoted(text: str) -> list[str | None]:
+    """Return the quoted texts of a list as JSON or Python reads each, None for no value; ValueError: it has others."""
+
+    def value(quoted: str) -> str:
+        with suppress(ValueError):
+            return str(json.loads(quoted, strict=False))
+        return str(ast.literal_eval(quoted.replace("\n", "\\n").replace("\r", "\\r")))
+
+    if not _LIST.fullmatch(text):
+        raise ValueError(text)
+    return [value(quoted) if quoted else None for quoted in _ITEMS.findall(text)]
 
 
 def sentence_text(sentence: Mapping[str, Any]) -> Any:

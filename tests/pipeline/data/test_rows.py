@@ -155,6 +155,7 @@ def test_exactly_what_is_wrong_is_left_out(tmp_path, form, wrong, caplog):
 LISTS = [["a dog", 'it\'s "hers", [here]', "二 café"], ["two\nlines, one"], ["a \\ b", "c", "d (e)"], ["f", "g"]]
 WRITTEN = {
     "JSON": json.dumps,
+    "lines within texts": lambda texts: repr(texts).replace("\\n", "\n"),
     "JSON of several lines": lambda texts: json.dumps(texts, ensure_ascii=False, indent=1),
     "Python": repr,
     "a tuple": lambda texts: repr(tuple(texts)),
@@ -188,7 +189,9 @@ def test_a_column_that_is_not_all_lists_is_one_of_captions(tmp_path, form, caplo
     assert "lists" in refusal(write_source(form, tmp_path / "most", most))
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "['a', ['b']]", '{"en": "a"}', "['a' ... 'b']", "[None]", "[]", "()"])
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", "['a', ['b']]", '{"en": "a"}', "['a' ... 'b']", r"['\xg']", "[None]", "[]", "()"]
+)
 def test_a_list_without_texts_is_refused_or_left_out(tmp_path, text):
     data = [{**row, "caption": one} for row, one in zip(rows(), ["['a']", text, "['b']", "['c', 'd']"], strict=True)]
     source = write_source(".csv", tmp_path, data)

@@ -1,20 +1,19 @@
 """What keeps a device from waiting for its batches: a thread that reads ahead, and an order that suits a disk."""
 
-import atexit
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from functools import lru_cache, wraps
+from functools import lru_cache
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar
-from weakref import WeakSet
+from typing import Any, TypeVar
+from weakref import finalize
 
 import numpy as np
 import torch
 from torch import Tensor
 
-P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -42,33 +41,23 @@ def block_order(
     return order, [blocks[shuffled[first : first + group]] for first in range(0, len(blocks), group)]
 
 
-_begun: WeakSet[Generator[Any, None, None]] = WeakSet()  # generators with a thread
+@contextmanager
+def _one_thread(name: str) -> Iterator[ThreadPoolExecutor]:
+    """Give a pool that ends with the block; or, if that is left open, with the process, while its modules are there."""
+    pool = ThreadPoolExecutor(1, name)
+    end = finalize(_one_thread, pool.shutdown, cancel_futures=True)  # at one time alone
+    try:
+        yield pool
+    finally:
+        end()
 
 
-@atexit.register
-def _close() -> None:
-    """End what was left early, while the modules are there that this takes."""
-    for generator in list(_begun):
-        generator.close()
-
-
-def _closed_at_exit(begin: Callable[P, Generator[R, None, None]]) -> Callable[P, Generator[R, None, None]]:
-    @wraps(begin)
-    def noted(*args: P.args, **kwargs: P.kwargs) -> Generator[R, None, None]:
-        generator = begin(*args, **kwargs)
-        _begun.add(generator)
-        return generator
-
-    return noted
-
-
-@_closed_at_exit
 def opened_ahead(
     open_blocks: Callable[[np.ndarray], object],
     items: Iterable[T],
     blocks_of: Callable[[T], np.ndarray],
     groups: Sequence[np.ndarray],
-) -> Generator[T, None, None]:
+) -> Iterator[T]:
     """Yield `items`; with the first one that touches a group, a thread begins to open the blocks of the next group.
 
     `items` are in the order of `block_order`. An error of `open_blocks` is dropped: reading the block raises it again.
@@ -81,17 +70,14 @@ def opened_ahead(
         if number >= opened - 1:  # otherwise it comes too late: its samples have been read
             open_blocks(groups[number])
 
-    with ThreadPoolExecutor(1, "open-ahead") as pool:
-        try:
-            for item in items:
-                touched = [group_of[block] for block in np.unique(blocks_of(item)).tolist()]
-                opened = max(opened, min(touched) - 1)
-                while opened < min(max(touched) + 1, len(groups) - 1):
-                    opened += 1
-                    pool.submit(open_group, opened)
-                yield item
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with _one_thread("open-ahead") as pool:
+        for item in items:
+            touched = [group_of[block] for block in np.unique(blocks_of(item)).tolist()]
+            opened = max(opened, min(touched) - 1)
+            while opened < min(max(touched) + 1, len(groups) - 1):
+                opened += 1
+                pool.submit(open_group, opened)
+            yield item
 
 
 def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device: torch.device) -> Iterator[R]:
@@ -124,19 +110,15 @@ def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device:
 _copies = lru_cache(64)(torch.cuda.Stream)
 
 
-@_closed_at_exit
-def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
+def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield ``work(item)`` of each item in order; one thread is `_AHEAD` items ahead."""
     rest = iter(items)
-    with ThreadPoolExecutor(1, "read-ahead") as pool:
-        try:
-            pending = deque(pool.submit(work, item) for item in islice(rest, _AHEAD))
-            while pending:
-                done = pending.popleft().result()
-                pending.extend(pool.submit(work, item) for item in islice(rest, 1))
-                yield done
-        finally:
-            pool.shutdown(cancel_futures=True)
+    with _one_thread("read-ahead") as pool:
+        pending = deque(pool.submit(work, item) for item in islice(rest, _AHEAD))
+        while pending:
+            done = pending.popleft().result()
+            pending.extend(pool.submit(work, item) for item in islice(rest, 1))
+            yield done
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -1,47 +1,49 @@
-"""Runs tasks on Dask: on threads of this process, or on the workers of a cluster that is there already."""
+"""Runs the parts of an extraction as tasks of Dask: on threads here, or on the workers of a cluster that is there."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from contextlib import closing
+from functools import partial
 
 from dask.base import compute
 from dask.delayed import delayed
 
+from ..device import cores
 from ..errors import CacheError
+from .filler import Filler, Job, Tally
 
-T = TypeVar("T")
+_TASKS = 8  # at once on this machine at most: while one encodes the others read, lay out and write
 PATIENCE = 10  # seconds until a scheduler must have answered
 
 
-def run_here(task: Callable[[Any], T], parts: Iterable[Any], tasks: int, take: Callable[[T], None]) -> None:
-    """Run a task for each of `parts`, so many at once, and call `take` with what each returns.
+def at_once() -> int:
+    """Return how many tasks this machine does at once."""
+    return min(_TASKS, max(2, cores() // 2))
 
-    The parts are asked for one by one, by one thread at a time, when a task is free. What a task or `parts` raises is
-    raised here; no other part is begun then, and those that run have ended.
+
+def fill_here(filler: Filler, groups: Sequence[Sequence[int]], take: Callable[[Tally], None]) -> None:
+    """Fill groups of chunks by threads of this process, and call `take` with what each part of the work has done.
+
+    What a task raises is raised here; no other part is begun then, and those that run have ended.
     """
-    left, lock = iter(parts), threading.Lock()
+    turn, taking = threading.Lock(), threading.Lock()
 
-    def run(_number: int) -> None:
-        while True:
-            with lock:
-                part = next(left, None)
-            if part is None:
-                return
-            take(task(part))
+    def task() -> None:
+        with turn:
+            part = next(parts, None)
+        if part is not None:  # another has not failed
+            done = filler.fill(part)
+            with taking:
+                take(done)
 
-    with ThreadPoolExecutor(tasks, "xret-task") as pool:
-        try:
-            compute(*map(delayed(run, pure=False), range(tasks)), scheduler="threads", pool=pool)
-        finally:
-            with lock:
-                left = iter(())
+    parts, pool = filler.read_ahead(groups), ThreadPoolExecutor(at_once(), "xret-task")
+    with closing(parts), pool, closing(filler):
+        compute(*(delayed(task, pure=False)() for _ in range(filler.parts(groups))), scheduler="threads", pool=pool)
 
 
-def run_on_cluster(
-    task: Callable[[Any], T], groups: Sequence[Any], address: str, take: Callable[[T], None], close: Callable[[], None]
-) -> None:
-    """Run a task for each of `groups` on the workers of the Dask scheduler at `address`; call `close` there at the end.
+def fill_on_cluster(job: Job, groups: Sequence[Sequence[int]], address: str, take: Callable[[Tally], None]) -> None:
+    """Fill groups of chunks on the workers of the Dask scheduler at `address`, and call `take` likewise.
 
     CacheError: the scheduler does not answer or has no workers, or workers died under a task again and again.
     """
@@ -55,7 +57,7 @@ def run_on_cluster(
     with client:
         if not client.nthreads():
             raise CacheError(f"the Dask scheduler at {address} has no workers; start one with `dask worker {address}`")
-        futures = client.map(task, groups, pure=False)
+        futures = client.map(partial(_on_worker, job), groups, pure=False)
         try:
             for future in as_completed(futures, loop=client.loop):
                 if future.status == "cancelled":
@@ -65,4 +67,26 @@ def run_on_cluster(
             raise CacheError(f"workers of {address} died again and again under a task; see their logs") from error
         finally:
             client.cancel(futures)
-            client.run(close)
+            client.run(_forget, job)
+
+
+_fillers: dict[str, Filler] = {}  # of a worker, by the key of their job
+_lock = threading.Lock()
+
+
+def _on_worker(job: Job, chunks: Sequence[int]) -> Tally:
+    with _lock:
+        if job.key not in _fillers:
+            _fillers[job.key] = Filler(job)
+        filler = _fillers[job.key]
+    tally = Tally()
+    for part in filler.read_ahead([chunks], fork=False):  # to fork for each task would cost more than it brings
+        tally.update(filler.fill(part))
+    return tally
+
+
+def _forget(job: Job) -> None:
+    with _lock:
+        filler = _fillers.pop(job.key, None)
+    if filler is not None:
+        filler.close()

@@ -4,12 +4,10 @@ An extraction that finds everything done ends before torch is imported, which ta
 """
 
 import logging
-import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +36,6 @@ log = logging.getLogger("xret")
 
 _PARTS = 16  # chunks that a set has at least, so that a kill loses little and every thread has work
 _IMAGES, _CAPTIONS = 2048, 16384  # in a chunk at most
-_TASKS = 8  # at once on this machine at most: while one encodes the others read, lay out and write
 
 
 def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction:
@@ -233,26 +230,50 @@ def _fill(
     sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest, options: Options, splits: list[str]
 ) -> list[SetSummary]:
     """Compute the chunks of these splits that are not done."""
-    from ..device import cores
-    from . import tasks
-    from .cluster import run_here, run_on_cluster
-    from .pictures import read_ahead
-    from .station import Job, close_station, open_station
-
-    features: ImageSet | CaptionSet = sets[0][0]
-    is_images = isinstance(features, ImageSet)
-    wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
+    wanted = {chunk for split in splits for chunk in sets[0][0].chunks_of(split)}
     if options.repair:
         sets = _without_damage(sets, wanted, samples, manifest, options, splits)
-    chunks = [one.missing(splits) for one, _ in sets]
-    missing = sorted({chunk for of_set in chunks for chunk in of_set})
-    lacking = [one for one, of_set in zip(sets, chunks, strict=True) if of_set]
-    if is_images:  # of a chunk at the border of two splits, the images of these splits alone
+    missing = {features.path: features.missing(splits) for features, _ in sets}
+    began = time.monotonic()
+    tally = _fill_missing(sets, wanted, missing, samples, manifest, options, splits)
+    seconds, shares = time.monotonic() - began, {share: tally[share] / 1e9 for share in ("read", "encode", "write")}
+    return [
+        summary_of(
+            features.reopened(),
+            splits,
+            samples=tally[path, "encoded"],
+            reused=tally[path, "reused"],
+            chunks=len(missing[path]),
+            chunks_before=len(wanted) - len(missing[path]),
+            seconds=seconds,
+            shares=shares,
+        )
+        for path, features in ((features.path, features) for features, _ in sets)
+    ]
+
+
+def _fill_missing(
+    sets: Sequence[tuple[Any, Any]],
+    wanted: set[int],
+    missing: dict[str, list[int]],
+    samples: Samples,
+    manifest: Manifest,
+    options: Options,
+    splits: list[str],
+) -> Counter[Any]:
+    """Fill the chunks that sets lack, by the sets' paths; return the `Tally` of what was done."""
+    from .cluster import at_once, fill_here, fill_on_cluster
+    from .filler import Filler, Job
+
+    features: ImageSet | CaptionSet = sets[0][0]
+    lacking = [(one, encoder) for one, encoder in sets if missing[one.path]]
+    chunks = sorted(set().union(*missing.values()))
+    if isinstance(features, ImageSet):  # of a chunk at the border of two splits, the images of these splits alone
         rows = sorted({row for one, _ in lacking for row in one.rows_left(splits).tolist()})
         _require_pictures(samples, manifest, options, rows)
-        samples_in_all, left = sum(len(range(*features.cache.splits[split])) for split in splits), len(rows)
+        total, left = sum(len(range(*features.cache.splits[split])) for split in splits), len(rows)
     else:
-        samples_in_all, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, missing))
+        total, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, chunks))
     trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
     job = Job(
         key=uuid.uuid4().hex,
@@ -260,60 +281,25 @@ def _fill(
         paths=tuple(one.path for one, _ in lacking),
         folder=str(manifest.images.resolve()),
         specs=tuple(replace(encoder.spec, trust=trust) for _, encoder in lacking),
-        device=options.device,
-        batch_size=options.batch_size,
+        options=replace(options, reuse=options.reuse and Folder(options.reuse).absolute_url),
         splits=tuple(splits),
-        skip=options.on_error == "skip",
-        threads=options.workers if isinstance(options.workers, int) else None,
-        reuse=options.reuse and Folder(options.reuse).absolute_url,
     )
-    task = tasks.write_images if is_images else tasks.write_captions
-    close = partial(close_station, job.key)
-    counts: Counter[tuple[str, str]] = Counter()
-    shares = dict.fromkeys(("read", "encode", "write"), 0.0)
-    began = time.monotonic()
-    lock, at_once = threading.Lock(), min(_TASKS, max(2, cores() // 2))
-
-    def take(receipt: tasks.Receipt) -> None:
-        with lock:
-            counts.update(receipt.counts)
-            for key in shares:
-                shares[key] += receipt.seconds[key]
-        progress.update(receipt.samples)
-
     # As many chunks as fit a batch, unless there are too few for all threads.
-    size = max(1, min(options.batch_size // features.chunk_rows, len(missing) // (4 * at_once)))
-    groups = [missing[first : first + size] for first in range(0, len(missing), size)]
-    name, unit = printable(features.name), features.modality
-    if len(lacking) > 1:
-        name = f"{printable(lacking[0][0].name)} and {len(lacking) - 1} more"
-    with Progress(name, samples_in_all, unit, done=samples_in_all - left) as progress:
-        if options.cluster and missing:
-            run_on_cluster(partial(task, job), groups, options.cluster, take, close)
-        elif missing:
-            station = open_station(job, [encoder for _, encoder in lacking], [one for one, _ in lacking])
-            try:
-                if is_images:
-                    with closing(read_ahead(station, groups)) as batches:
-                        run_here(partial(tasks.encode_images, station), batches, at_once, take)
-                else:
-                    run_here(partial(task, job), groups, at_once, take)
-            finally:
-                close()
-    seconds = time.monotonic() - began
-    return [
-        summary_of(
-            one.reopened(),
-            splits,
-            samples=counts[one.path, "encoded"],
-            reused=counts[one.path, "reused"],
-            chunks=len(of_set),
-            chunks_before=len(wanted) - len(of_set),
-            seconds=seconds,
-            shares=shares,
-        )
-        for (one, _), of_set in zip(sets, chunks, strict=True)
-    ]
+    size = max(1, min(options.batch_size // features.chunk_rows, len(chunks) // (4 * at_once())))
+    groups = [chunks[first : first + size] for first in range(0, len(chunks), size)]
+    name = printable((lacking or sets)[0][0].name) + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else "")
+    tally: Counter[Any] = Counter()
+    with Progress(name, total, features.modality, done=total - left) as progress:
+
+        def take(done: Counter[Any]) -> None:
+            tally.update(done)
+            progress.update(done["samples"])
+
+        if options.cluster and chunks:
+            fill_on_cluster(job, groups, options.cluster, take)
+        elif chunks:
+            fill_here(Filler(job, *zip(*lacking, strict=True)), groups, take)
+    return tally
 
 
 def _without_damage(

@@ -1,6 +1,7 @@
 """The demo's own promises: it goes on where it was stopped, and at its full size sets are worth it."""
 
 import json
+import pkgutil
 import shlex
 from functools import partial
 from pathlib import Path
@@ -28,8 +29,7 @@ def small(monkeypatch):
 
 def fail_at(monkeypatch, name, call):
     """Let a function fail the so-manieth time it is called."""
-    module, _, attribute = name.rpartition(".")
-    calls = []
+    calls, real = [], pkgutil.resolve_name(name)
 
     def failing(*arguments, **options):
         calls.append(name)
@@ -37,14 +37,13 @@ def fail_at(monkeypatch, name, call):
             raise RuntimeError("stopped")
         return real(*arguments, **options)
 
-    real = getattr(__import__(module, fromlist=[attribute]), attribute)
     monkeypatch.setattr(name, failing)
 
 
 def test_a_stopped_demo_goes_on(small, monkeypatch, tmp_path):
     stops = {
         "xret.pipeline.data.scenes.generate._write_scene": 5,
-        "xret.pipeline.extraction.tasks.encode_images": 3,
+        "xret.pipeline.extraction.filler.Filler.fill": 3,
         "xret.heads.training.trainer.recalls": 2,  # after the second epoch of the first head
         "xret.heads.evaluation.evaluation.evaluate": 2,
     }

@@ -18,8 +18,8 @@ from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.errors import CacheError, EncoderError, SampleError
 from xret.pipeline.extraction import pictures
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.filler import Filler
 from xret.pipeline.extraction.options import build_options
-from xret.pipeline.extraction.station import Station
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.inspect import verify
 
@@ -42,7 +42,7 @@ def address():
 def test_a_cluster_writes_the_same_bytes(options, samples, address, manifest, tmp_path, monkeypatch):
     extract(manifest, tmp_path / "here.zarr", options)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Station, "processes", 2)  # as on a GPU
+    monkeypatch.setattr(Filler, "processes", 2)  # as on a GPU
     monkeypatch.setattr(pictures, "DataLoader", None)  # a worker would fork for each task
     summary = extract(manifest, "there.zarr", replace(options, workers=address))
     assert [one.samples for one in summary.sets] == samples

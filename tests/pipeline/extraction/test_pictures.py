@@ -18,8 +18,8 @@ from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.extraction.extraction import extract
+from xret.pipeline.extraction.filler import Filler
 from xret.pipeline.extraction.options import build_options
-from xret.pipeline.extraction.station import Station
 
 IMAGES = replace(SMALL, text=None)
 
@@ -66,7 +66,7 @@ def test_the_batches_of_one_chunk_are_encoded_at_once(tiny_dataset, tmp_path, mo
 @pytest.fixture
 def in_processes(monkeypatch):
     """Let two processes read the pictures, as for a GPU, and torch look every tenth of a second if they live."""
-    monkeypatch.setattr(Station, "processes", 2)
+    monkeypatch.setattr(Filler, "processes", 2)
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
 
@@ -119,9 +119,9 @@ def test_what_a_process_raises_is_raised(manifest, tmp_path, monkeypatch, in_pro
     ],
 )
 def test_processes_read_for_a_gpu_but_not_for_an_encoder_of_ones_own(name, kind, device, expected):
-    job = SimpleNamespace(specs=[EncoderSpec(name)], threads=3)
-    station = SimpleNamespace(job=job, device=device, encoders=[SimpleNamespace(kind=kind)])
-    assert Station.processes.fget(station) == expected
+    job = SimpleNamespace(specs=[EncoderSpec(name)], options=replace(IMAGES, workers=3))
+    filler = SimpleNamespace(job=job, device=device, encoders=[SimpleNamespace(kind=kind)])
+    assert Filler.processes.fget(filler) == expected
 
 
 def test_shared_memory_that_is_too_small_for_processes(manifest, tmp_path, monkeypatch, in_processes):

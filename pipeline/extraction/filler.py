@@ -1,0 +1,321 @@
+"""Fills feature sets: what they lack is read ahead, encoded in batches and written chunk by chunk, on any machine."""
+
+import multiprocessing
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..data.digests import NONE, digest_of
+from ..data.regions import lay_out
+from ..device import cores, pick_device
+from ..encoders.base import encode_layers
+from ..encoders.registry import is_own, load_text_layers, load_visual_layers
+from ..encoders.spec import EncoderSpec
+from ..encoders.threads import encoding
+from ..encoders.words import WordsEncoder
+from ..errors import CacheError, EncoderError, SampleError
+from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..store.rows import ranges
+from .options import Options
+from .pictures import Batch, Chunk, Item, Picture, Read, read_in_processes
+from .reuse import Reusable
+from .stored import begin_reading, check_range, stacked
+
+_THREADS = 8  # that read by default at most: 16 on as many cores read less, since they wait for the interpreter
+
+Tally = Counter[Any]  # ``samples``; ns of ``read``, ``encode``, ``write``; (path, ``encoded``) and (path, ``reused``)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker of a cluster needs to fill sets as this process would."""
+
+    key: str  # of the extraction and its sets
+    url: str  # of the store
+    paths: tuple[str, ...]  # of the sets, whose chunks have the same rows
+    folder: str  # where the names of pictures, or of the files that hold them, start
+    specs: tuple[EncoderSpec, ...]  # of the encoders, which differ in their layers alone
+    options: Options
+    splits: tuple[str, ...]  # whose images are encoded; captions are encoded by whole chunks
+
+
+class Filler:
+    """Fills the sets of a job in this process: `read_ahead`, and `fill` each part of the work that it yields.
+
+    `sets` and `encoders` are those that the process has already.
+    """
+
+    def __init__(self, job: Job, sets: Sequence[FeatureSet] = (), encoders: Sequence[Any] = ()) -> None:
+        self.job, self.device, self.batch_size = job, str(pick_device(job.options.device)), job.options.batch_size
+        if not sets:
+            cache = FeatureCache.open(job.url, writable=True)
+            sets = [cache.set_at(path) for path in job.paths]
+        self.sets: Sequence[Any] = sets
+        self.cache, self.of_images = sets[0].cache, isinstance(sets[0], ImageSet)
+        self.encoders: Sequence[Any] = encoders or _load(job.specs, sets[0], self.device)
+        for features, encoder in zip(sets, self.encoders, strict=True):
+            if features.identity != encoder.identity:
+                raise EncoderError(
+                    f"the weights or preprocessing of '{job.specs[0].name}' are not those that '{features.name}' was"
+                    " begun with; use the same weights on every worker"
+                )
+        left = [features.rows_left(job.splits) for features in sets]
+        self._rows = np.unique(np.concatenate(left))  # that a set lacks
+        self._missing = [set((rows // sets[0].chunk_rows).tolist()) for rows in left]
+        self._reusable = [Reusable(job.options.reuse, features) for features in sets] if job.options.reuse else []
+        self._pictures: Any = None
+        if self.of_images:
+            self._pictures = self.cache.open_pictures(job.folder, 0, self.cache.images)
+            self._digests = self.cache.known_digests()
+        workers = job.options.workers
+        self._threads = workers if isinstance(workers, int) else min(_THREADS, cores())
+        self._readers = ThreadPoolExecutor(self._threads, "xret-read")
+        self._lock, self._stopped = threading.Lock(), False  # of what is left of each chunk
+
+    @property
+    def processes(self) -> int:
+        """How many processes read pictures for a GPU, which threads are too slow for; 0: threads read.
+
+        Processes read what becomes tensors of one shape, where the system can fork and this process may. What a user's
+        own encoder decodes with may not bear it, the GPU for one.
+        """
+        alike = getattr(self.encoders[0], "kind", None) == "grid" and not is_own(self.job.specs[0].name)
+        may_fork = hasattr(os, "fork") and not multiprocessing.current_process().daemon
+        workers = self.job.options.workers
+        return (workers if isinstance(workers, int) else cores()) if self.device != "cpu" and alike and may_fork else 0
+
+    def close(self) -> None:
+        """Stop what runs."""
+        self._stopped = True
+        self._readers.shutdown(wait=True, cancel_futures=True)
+
+    def parts(self, groups: Sequence[Sequence[int]]) -> int:
+        """Return how many parts `read_ahead` yields."""
+        return (
+            sum(-(-len(self._lacking(group)) // self.batch_size) for group in groups) if self.of_images else len(groups)
+        )
+
+    def read_ahead(self, groups: Iterable[Sequence[int]], *, fork: bool = True) -> Generator[Any, None, None]:
+        """Yield the parts of the work on groups of chunks: each group of captions, of images batches.
+
+        Images that come next are read meanwhile: one batch or two for each thread, whatever the sizes of groups and
+        chunks; by processes, which `fork` allows, two batches each.
+        """
+        if not self.of_images:
+            yield from groups
+        elif fork and self.processes:
+            yield from read_in_processes(self._batches(groups), self._read, self.processes)
+        else:
+            yield from self._read_in_threads(groups)
+
+    def fill(self, part: Any) -> Tally:
+        """Encode a part of the work, write the chunks of which nothing is left then, and return what was done.
+
+        Raises:
+            SampleError: an image cannot be read, and the options do not skip.
+            CacheError: a value does not fit the set's dtype, or `close` was called.
+        """
+        if self.of_images:
+            return self._fill_images(*part)
+        tally = Tally()
+        for chunk in part:
+            self._fill_captions(chunk, tally)
+        return tally
+
+    # Images
+
+    def _lacking(self, group: Sequence[int]) -> np.ndarray:
+        """Return the rows of a group of chunks that a set lacks, of the job's splits."""
+        edges = group[0] * self.sets[0].chunk_rows, (group[-1] + 1) * self.sets[0].chunk_rows
+        return self._rows[slice(*np.searchsorted(self._rows, edges))]
+
+    def _batches(self, groups: Iterable[Sequence[int]]) -> Iterator[list[Item]]:
+        """Yield the images of each group of chunks that a set lacks, as many as go together."""
+        for group in groups:
+            chunks = {number: Chunk(number, self._arrays(number, FeatureSet.begun)) for number in group}
+            if not (rows := self._lacking(group).tolist()):
+                continue  # a worker that was killed has written them
+            names, keys = (read(rows[0], rows[-1] + 1) for read in (self.cache.file_names, self.cache.ids))
+            items = []
+            for row in rows:
+                number, at = divmod(row, self.sets[0].chunk_rows)
+                items.append(Item(chunks[number], at, Picture(row, names[row - rows[0]], keys[row - rows[0]])))
+                chunks[number].left += 1
+            yield from (items[at : at + self.batch_size] for at in range(0, len(items), self.batch_size))
+
+    def _arrays(self, chunk: int, of: Callable[[Any, int], dict[str, np.ndarray]]) -> dict[int, dict[str, np.ndarray]]:
+        """Return what `of` gives of a chunk, by the number of each set that lacks samples of it."""
+        return {k: of(self.sets[k], chunk) for k, missing in enumerate(self._missing) if chunk in missing}
+
+    def _read_in_threads(self, groups: Iterable[Sequence[int]]) -> Iterator[Batch]:
+        ahead: deque[Batch] = deque()
+        waiting, most = 0, max(self.batch_size, 2 * self._threads)  # read beyond the batches being encoded
+        for items in self._batches(groups):
+            reading = [self._readers.submit(self._read, item.picture) for item in items]
+            ahead.append((items, partial(_results, reading)))
+            waiting += len(items)
+            while waiting - len(ahead[0][0]) >= most:
+                waiting -= len(ahead[0][0])
+                yield ahead.popleft()
+        yield from ahead
+
+    def _read(self, picture: Picture) -> Read:
+        """Read a picture; one whose features can be copied is not decoded.
+
+        CacheError: features of another picture of this name are in the store.
+        """
+        if self._stopped:
+            raise CacheError("the extraction was stopped")
+        row, name, key = picture
+        digest, stamp = b"", self._pictures.stamp(name)
+        try:
+            opened = self._pictures.open(name)
+            digest, url = digest_of(opened), self.job.url
+            if digest != NONE and (known := self._digests[row]).any() and known.tobytes() != digest:
+                raise CacheError(
+                    f"{url} has features of another picture '{name}': its file has changed since; put it back as it"
+                    f" was, or extract into another store with --reuse {url}"
+                )
+            if self._reusable and all(one.has_image(digest, key) for one in self._reusable):
+                return Read(digest=digest, stamp=stamp)
+            views = getattr(self.encoders[0], "decode_views", None)
+            decoded, size = self.encoders[0].decode(opened) if views is None else views(opened, key)
+            return Read(decoded, size, digest, stamp)
+        except SampleError as error:
+            return Read(digest=digest, error=error)
+
+    def _fill_images(self, items: list[Item], results: Callable[[], list[Read]]) -> Tally:
+        tally = Tally(samples=len(items))
+        with _timed(tally, "read"):
+            read = results()
+        for item, one in zip(items, read, strict=True):
+            self._note(item, one, tally)
+        if decoded := [(item, one.decoded) for item, one in zip(items, read, strict=True) if one.decoded is not None]:
+            self._encode_images([item for item, _ in decoded], [one for _, one in decoded], tally)
+        with self._lock:
+            for item in items:
+                item.chunk.left -= 1
+            whole = {item.chunk.number: item.chunk for item in items if not item.chunk.left}
+        for chunk in whole.values():
+            with _timed(tally, "write"):
+                for k, own in chunk.begun.items():
+                    self.sets[k].write(chunk.number, own, chunk.failed[k])
+        return tally
+
+    def _note(self, item: Item, read: Read, tally: Tally) -> None:
+        """Lay out what is known of a picture before it is encoded, or its features if the other store has them."""
+        if read.error is not None and self.job.options.on_error == "fail":
+            advice = "repair or remove it, or go on with --on-error skip"
+            raise SampleError(read.error.sample, f"{read.error.reason}; {advice}")
+        for k, own in item.chunk.lacking(item.at).items():
+            if read.digest:
+                own["digest"][item.at] = np.frombuffer(read.digest, np.uint8)
+            if "stamp" in own:
+                own["stamp"][item.at] = read.stamp
+            if read.error is not None:
+                own["length"][item.at], own["status"][item.at] = 0, FAILED
+                item.chunk.failed[k][item.picture.row] = f"{item.picture.name}: {read.error.reason}"
+            elif read.decoded is None:
+                self._reusable[k].copy_image(own, item.at, read.digest, item.picture.key)
+                tally[self.job.paths[k], "reused"] += 1
+            else:
+                own["size"][item.at] = read.size
+
+    def _encode_images(self, items: list[Item], pictures: list[Any], tally: Tally) -> None:
+        """Encode pictures, and lay their features out in the arrays of each set that lacks them."""
+        names, lacking = [item.picture.name for item in items], [item.chunk.lacking(item.at) for item in items]
+        wanted = sorted(set[int]().union(*lacking))
+        batch = stacked(pictures, self.device) if self.encoders[0].kind == "grid" else pictures
+        for k, encoded in zip(wanted, self._encode(wanted, batch, (names, names), tally), strict=True):
+            for number, (item, of_sets) in enumerate(zip(items, lacking, strict=True)):
+                if (own := of_sets.get(k)) is None:  # the set has that image already
+                    continue
+                if isinstance(encoded, list):
+                    local = encoded[number].local[None]
+                    peaks = np.abs(local).max(axis=-1, initial=0)
+                    check_range(peaks, local.__getitem__, self.sets[k].dtype, [item.picture.name])
+                    lay_out(own, item.at, encoded[number])
+                else:
+                    own["local"][item.at], own["global"][item.at] = (part[number] for part in encoded)
+                    own["length"][item.at] = self.sets[k].rows
+                own["status"][item.at] = OK
+                tally[self.job.paths[k], "encoded"] += 1
+
+    # Captions
+
+    def _fill_captions(self, chunk: int, tally: Tally) -> None:
+        """Tokenise the captions of a chunk, encode them if the sets have states, and write it."""
+        texts = self.cache.caption_texts(*self.sets[0].rows_in(chunk))
+        with _timed(tally, "read"):
+            ids = self.encoders[0].tokenize(texts)
+        lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
+        starts = np.cumsum(lengths) - lengths
+        begun = self._arrays(chunk, FeatureSet.blank)
+        for own in begun.values():
+            own["token"][: lengths.sum()] = np.concatenate(ids)
+            own["start"][:] = starts + chunk * len(own["token"])
+            own["length"][:], own["status"][:] = lengths, OK
+        left = np.arange(len(texts))
+        if self.sets[0].channels is not None:
+            if self._reusable:
+                found = [self._reusable[k].copy_captions(own, texts, starts, lengths) for k, own in begun.items()]
+                left = np.unique(np.concatenate(found))
+            by_length = left[np.argsort(lengths[left], kind="stable")]  # captions of like length need little padding
+            for first in range(0, len(left), self.batch_size):
+                rows = by_length[first : first + self.batch_size]
+                if self._stopped:
+                    raise CacheError("the extraction was stopped")
+                names = [texts[row] for row in np.repeat(rows, lengths[rows])], [texts[row] for row in rows]
+                encoded = self._encode([*begun], [ids[row] for row in rows], names, tally)
+                for own, (states, pooled) in zip(begun.values(), encoded, strict=True):
+                    own["local"][ranges(starts[rows], lengths[rows])], own["global"][rows] = states, pooled
+        for k, own in begun.items():
+            tally[self.job.paths[k], "encoded"] += len(left)
+            tally[self.job.paths[k], "reused"] += len(texts) - len(left)
+            with _timed(tally, "write"):
+                self.sets[k].write(chunk, own)
+        tally["samples"] += len(texts)
+
+    def _encode(self, sets: Sequence[int], batch: Any, names: tuple[list[str], list[str]], tally: Tally) -> list[Any]:
+        """Return what these sets, by number, store of a batch: local and global features in their dtype, or regions.
+
+        `names` are of the samples of the local features, and of those of the global ones. CacheError: a value does not
+        fit the dtype.
+        """
+        with _timed(tally, "encode"):
+            with encoding(self.device):
+                encoded = encode_layers([self.encoders[k] for k in sets], batch)
+                if isinstance(encoded[0], list):  # regions
+                    return encoded
+                dtypes = [self.sets[k].dtype for k in sets]
+                begun = [
+                    [begin_reading(part, dtype) for part in one] for one, dtype in zip(encoded, dtypes, strict=True)
+                ]
+            return [(local(names[0]), global_(names[1])) for local, global_ in begun]
+
+
+def _load(specs: Sequence[EncoderSpec], features: FeatureSet, device: str) -> Sequence[Any]:
+    if isinstance(features, ImageSet):
+        return load_visual_layers(specs, device)
+    words = features.vocabulary if isinstance(features, CaptionSet) else None
+    return load_text_layers(specs, device) if words is None else [WordsEncoder(words)]
+
+
+def _results(reading: "list[Future[Read]]") -> list[Read]:
+    return [future.result() for future in reading]
+
+
+@contextmanager
+def _timed(tally: Tally, share: str) -> Iterator[None]:
+    began = time.perf_counter_ns()
+    yield
+    tally[share] += time.perf_counter_ns() - began

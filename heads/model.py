@@ -254,7 +254,6 @@ def _require_base(recipe: Recipe, image: Facts, text: Facts) -> None:
 
 
 def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], uses_local: bool) -> None:
-    """Raise RecipeError where rows are aggregated that a set does not have."""
     if uses_local and any(facts.kind == "global" for facts in sets):
         raise RecipeError(
             f"recipe '{recipe.name}' reads local features (aggregator.{side} '{recipe.aggregator[side]['name']}'), and"

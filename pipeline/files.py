@@ -160,7 +160,6 @@ def locked(
 
 
 def _note_no_locks(path: Path, error: OSError) -> None:
-    """Say it once of a folder and all below it."""
     folder = path if path.is_dir() else path.parent
     if _without_locks.isdisjoint((folder, *folder.parents)):
         _without_locks.add(folder)
@@ -194,7 +193,6 @@ def _beside(path: Path) -> Path:
 
 
 def _make_folders(folder: Path) -> None:
-    """Make a folder and those above it that are missing, and sync their names."""
     if not folder.is_dir():
         _make_folders(folder.parent)
         folder.mkdir(exist_ok=True)  # another thread may have made it meanwhile

@@ -173,7 +173,6 @@ def _paper(values: float | Mapping[str, Any]) -> dict[str, float]:
 
 
 def _varied_rows(recipe: str, vary: Mapping[str, Sequence[Any]]) -> Iterator[_Row]:
-    """Yield a row for every combination of values."""
     axes = []
     for names, choices in vary.items():
         keys = [key.strip() for key in names.split(",")]

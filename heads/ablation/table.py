@@ -211,7 +211,6 @@ def plot(lines: Sequence[Line]) -> Any:
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
-    """Return the metrics that any line has, in the order of columns."""
     found = dict.fromkeys(name for line in lines for name in (*line.mean, *line.paper))
     return [*(name for name in found if name not in _TITLES), *(name for name in _TITLES if name in found)]
 

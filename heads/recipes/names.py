@@ -83,7 +83,6 @@ def _base(base: str, layer: Layer) -> tuple[Path, str]:
 
 
 def _read(file: Path, variant: str) -> tuple[Layer, str | None]:
-    """Return what a recipe says, and its base."""
     values, text = _parse(file), file.read_text(encoding="utf-8")
     variants = values.pop("variants", {})
     if variant:

@@ -217,7 +217,6 @@ def _part(values: Mapping[str, Any], path: str, sources: Sources, default: Any =
 
 
 def _parameters(registry: Registry[Any], path: str, name: str, sources: Sources) -> dict[str, Field]:
-    """Return the parameters of a part; RecipeError where it is one's own and cannot be used."""
     try:
         return fields(part_of(registry, name, sources))
     except ValueError as error:

@@ -40,7 +40,6 @@ def fields(part: type) -> dict[str, Field]:
 
 
 def _is_plain(kind: Any) -> bool:
-    """Return whether `convert` reads values of this annotation."""
     if get_origin(kind) is Annotated:
         return _is_plain(get_args(kind)[0])
     if get_origin(kind) in (Union, types.UnionType) and kind not in _PLAIN:

@@ -61,7 +61,6 @@ class Gradients:
         return read
 
     def _clip(self, now: float) -> None:
-        """Drop the gradients of what does not learn, and clip the others together."""
         drop_frozen(self.optimizer, now)
         largest = self.objective.recipe.optimizer.clip
         learning = [weight for weight in self.weights if weight.grad is not None]
@@ -109,7 +108,6 @@ class _Graph:
 
 
 def _refusal(objective: Objective) -> str | None:
-    """Return why a training's steps cannot be recorded; None where they can."""
     recipe = objective.recipe
     if recipe.runtime.capture == "off":
         return "runtime.capture is off"

@@ -115,7 +115,6 @@ class Objective:
         return torch.cat([(terms @ self.weights)[None], terms])
 
     def _terms(self, given: Prepared, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the terms, of the whole similarity matrix or in blocks without it."""
         losses: Any = self.losses.values()
         if given.blocks is not None:
             sides: tuple[Any, Any] = (images.embedding, captions.embedding)

@@ -246,12 +246,10 @@ class Trainer:
             self._await_written()
 
     def _await_written(self) -> None:
-        """Wait until the last state is written; RunError where it could not be."""
         if self._written is not None:
             self._written.result()
 
     def _train_epoch(self, log: TrainLog) -> None:
-        """Learn from the batches that are left of an epoch, validate, and write down what came of it."""
         began, data, schedule = time.perf_counter(), self.recipe.data, self.recipe.schedule
         order: dict[str, Any] = {"unit": data.unit, "batch_size": data.batch_size, "captions": data.captions}
         self.model.train()
@@ -285,7 +283,6 @@ class Trainer:
             one.on_epoch(self.epoch, self.step, epoch_values(table))
 
     def _keep(self, rsum: float) -> None:
-        """Keep the weights as those of the best epoch, which reaches this validation RSUM."""
         self.best_epoch, self.best_rsum = self.epoch, rsum
         weights = self.kept.state_dict()
         self.best = dict(zip(weights, copies(list(weights.values())), strict=True))
@@ -343,7 +340,6 @@ class Trainer:
         return read
 
     def _validate(self) -> Recalls:
-        """Return the recalls of the validation split, ties pessimistic."""
         try:
             with _repeatable(self.device, self.recipe.runtime.precision, 0):
                 similarity = compare(self.kept, *embed(self.kept, self._val), self._texts)

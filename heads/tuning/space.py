@@ -94,7 +94,6 @@ def ends(one: BaseDistribution) -> tuple[Any, ...]:
 
 
 def _unusable(key: str, kinds: set[str]) -> str:
-    """Return why a key of the recipe cannot be varied; an empty text if it can."""
     if key in _EPOCHS:
         return "trials are compared epoch by epoch; --set it for all"
     if key in _FIXED or key.split(".")[0] in _FIXED:

@@ -189,7 +189,6 @@ def tune(
 
 
 def _train_trials(study: _Study) -> None:
-    """Train trials until enough are begun, by this process or by others."""
     resident = Resident()
     while True:
         with _locked(study.root / "lock"):
@@ -214,7 +213,6 @@ class _Pruner(Callback):
 
 
 def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resident: Resident) -> None:
-    """Train a trial and record its outcome."""
     run, pruner = study.root / "trials" / str(trial.number), _Pruner(trial, study.recipe.schedule.epochs)
     state, error = TrialState.FAIL, None
 
@@ -238,7 +236,6 @@ def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resid
 
 
 def _keep_best(study: optuna.Study, root: Path) -> None:
-    """Move the run of the best trial to ``best``, and remove those of the others that are over."""
     for trial in study.get_trials(states=tuple(_STATUS)):
         run = root / "trials" / str(trial.number)
         if trial.state is TrialState.COMPLETE and trial.number == study.best_trial.number and run.is_dir():

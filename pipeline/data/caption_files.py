@@ -118,7 +118,6 @@ def _give_sentences(images: list[Any], annotations: list[Any], path: Path, reade
 
 
 def _image(image: Any, where: str, reader: RowReader) -> Entry | None:
-    """Return what an element of ``images`` is; None where it is wrong and left out."""
     if image is None:
         return None
     try:
@@ -137,7 +136,6 @@ def _image(image: Any, where: str, reader: RowReader) -> Entry | None:
 
 
 def _keys(value: Any) -> str:
-    """Return the keys of a mapping, for what it has in place of what it lacks."""
     return f" ({it_has(value)})" if isinstance(value, dict) else ""
 
 

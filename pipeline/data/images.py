@@ -251,7 +251,6 @@ def frame_names(folder: Path) -> list[str]:
 
 @lru_cache(64)
 def _note_passed_over(suffix: str) -> None:
-    """Say once of each ending that such files are no frames."""
     ending = f"that end in {suffix}" if suffix else "without an ending"
     log.warning("files %s are passed over among frames; frames end in %s", ending, ", ".join(SUFFIXES))
 

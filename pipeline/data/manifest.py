@@ -119,7 +119,6 @@ def _find(dataset: str | Path) -> Path:
 
 
 def _faults(values: dict[Any, Any]) -> list[str]:
-    """Return what is wrong with the keys and values, a phrase each."""
     faults = [f"unknown key '{key}'{nearest(str(key), list(KEYS))}" for key in values if key not in KEYS]
     faults += [
         f"'{key}' must be {expected}, not {reprlib.repr(values[key])[:60]}"

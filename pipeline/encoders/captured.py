@@ -49,7 +49,6 @@ class Captured:
             return [(local.clone(), global_.clone()) for local, global_ in self._found]
 
     def _capture(self, run: Pass, pixels: Tensor, layers: Sequence[Hashable], device: torch.device) -> None:
-        """Capture a pass; without success there is no graph."""
         if torch.cuda.mem_get_info(device)[0] < torch.cuda.memory_reserved(device):
             return  # a graph keeps its memory beside that of other batches
         graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)

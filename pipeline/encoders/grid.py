@@ -236,7 +236,6 @@ def _cut_after(network: Any, layer: str) -> None:
 
 
 def _build(name: str, image_size: int) -> nn.Module:
-    """Make a network with its own random weights."""
     options: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
         # The published weights want the inputs transformed; without init_weights the constructor warns.

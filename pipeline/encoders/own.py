@@ -45,7 +45,6 @@ class OwnEncoder:
 
 
 def _check(spec: EncoderSpec, encoder: Any) -> None:
-    """Raise EncoderError unless the contract is kept, as far as can be seen."""
     needed = [*_CONTRACT, "prepare"] if spec.views else _CONTRACT  # it takes a picture to pixels
     if missing := [part for part in needed if not hasattr(encoder, part)]:
         raise EncoderError(f"'{spec.name}' lacks {', '.join(missing)}, see {_EXPLAINED}")

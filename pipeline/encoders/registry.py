@@ -135,7 +135,6 @@ def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:
 
 
 def _class_of(name: str, classes: dict[str, str]) -> Any:
-    """Return the class of an encoder, imported now."""
     family = next((start for start in _FAMILIES if name.startswith(start)), name)
     default = ".own:OwnEncoder" if is_own(name) else ".grid:GridEncoder"
     return resolve_name(f"{__package__}{classes.get(family, default)}")

@@ -56,7 +56,6 @@ def load_network(
 
 
 def _fetch(published: "WeightsEnum | None", spec: EncoderSpec) -> dict[str, Tensor]:
-    """Return a state dict of torchvision's from its cache, downloading it if need be."""
     if published is None:
         raise EncoderError(f"torchvision has no ImageNet weights of {spec.name}; give a file of weights")
     try:

@@ -124,7 +124,6 @@ _KINDS: dict[str, tuple[Callable[[ImageSample], str], Callable[[str], str]]] = {
 
 
 def _choose(table: Table, images: np.ndarray, rows: np.ndarray, entries: np.ndarray) -> None:
-    """Set the entry of each image that several have."""
     order = np.argsort(rows, kind="stable")
     found, first, count = np.unique(rows[order], return_index=True, return_counts=True)
     for row, at, several in zip(found[count > 1], first[count > 1], count[count > 1], strict=True):

@@ -208,7 +208,6 @@ def stored_batches(
 
 
 def _stored(features: Images | Captions, rows: np.ndarray, fields: Fields, views: Sequence[int]) -> list[Stored]:
-    """Return what is read of each set, for the samples in these rows of the cache."""
     parts: Sequence[ImageSet | CaptionSet] = parts_of(features)
     of_each = fields if isinstance(fields, tuple) else (fields,) * len(parts)
     return [Stored(part, rows, own, views) for part, own in zip(parts, of_each, strict=True)]

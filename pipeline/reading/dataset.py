@@ -129,7 +129,6 @@ def fields_there(
 
 
 def _of_sample(side: str, features: Features, at: int) -> dict[str, Tensor]:
-    """Return the tensors of one sample, without padding."""
     length = int(features.length[at])
     fields = {"local": features.local, "global": features.global_, "token": features.token}
     found = {f"{side}_{name}": values[at] for name, values in fields.items() if values is not None}

@@ -84,7 +84,6 @@ class Origin:
         return spec
 
     def _require(self, identity: dict[str, Any], weights: str | None, named_by: str) -> None:
-        """Raise EncoderError unless an encoder of this identity makes such features."""
         ours = {key: value for key, value in self.identity.items() if key != "views"}
         if identity != ours:
             differing = sorted(key for key in {**ours, **identity} if identity.get(key) != ours.get(key))

@@ -92,7 +92,6 @@ class Column:
         return partial(out.to, self.device, non_blocking=True)
 
     def _filled(self, device: torch.device) -> Tensor:
-        """Read all rows, in order and in parts."""
         row = self.read(self.rows[:1])[:1]
         table = torch.empty((int(self.count.sum()), *row.shape[1:]), dtype=torch.from_numpy(row).dtype, device=device)
         samples, end = max(1, int(_PART / max(1, row.nbytes * self.count.mean()))), 0

@@ -69,7 +69,6 @@ def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> 
 
 
 def _fault(sample: _Sample, key: str) -> str | None:
-    """Return what is wrong with the members of a key, if anything is."""
     if "wrong" in sample:
         return str(sample["wrong"][1])
     if "link" in sample:
@@ -87,7 +86,6 @@ def _fault(sample: _Sample, key: str) -> str | None:
 def _take(
     samples: dict[str, _Sample], archive: tarfile.TarFile, member: tarfile.TarInfo, number: int, url: str
 ) -> None:
-    """Add a member to the sample of its key, unless it is of another kind."""
     above, _, last = member.name.rpartition("/")
     stem, _, suffix = last.partition(".")
     kind = suffix.lower()
@@ -119,7 +117,6 @@ def _take(
 
 
 def _require_end(opened: BinaryIO, end: int, url: str) -> None:
-    """Refuse an archive that was cut off, or one that another follows."""
     size = opened.seek(0, 2)
     opened.seek(end)
     rest = opened.read(_PADDING)

@@ -75,7 +75,6 @@ def find_objects(pixels: np.ndarray) -> list[tuple[int, int, int, int]]:
 
 
 def _row(picture: Image.Image, box: tuple[int, int, int, int]) -> np.ndarray:
-    """Return the features of a box, float32 [C]."""
     crop, (x1, y1, x2, y2), (width, height) = picture.crop(box), box, picture.size
     thumbnail = np.asarray(crop.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BOX)).ravel() / 255
     levels = np.asarray(crop).reshape(-1, 3).astype(int) * LEVELS // 256

@@ -69,7 +69,6 @@ def _resized(what: str, settings: dict[str, Any], side: int) -> dict[str, Any]:
 
 
 def _uncut(what: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what makes a processor take whole pictures to the size that it cuts out."""
     size, crop = settings.get("size"), settings.get("crop_size")
     if "crop_pct" in settings or not settings.get("do_resize", True):
         raise EncoderError(f"{what}: the processor crops by a rule of its own, or not at all; leave --whole out")

@@ -80,7 +80,6 @@ def read_pooling(checkpoint: Checkpoint, prompt: str | None) -> Pooling | None:
 
 
 def _read(checkpoint: Checkpoint, name: str) -> Any:
-    """Return the content of a JSON file of a checkpoint; None where it has none."""
     place, options = checkpoint.place
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     file = cached_file(place, name, **options, **missing)

@@ -132,7 +132,6 @@ class ClipTextEncoder(TokenEncoder):
         self.choose(spec.layer)
 
     def _load_tokenizer(self, arch: str) -> str:
-        """Load the tokenizer of an architecture; return the digest of what it does."""
         with quiet():
             self._tokenizer = import_module("open_clip").get_tokenizer(arch)
         inner = getattr(self._tokenizer, "tokenizer", None)  # of transformers
@@ -264,7 +263,6 @@ def _fill(model: Any, spec: EncoderSpec, state: dict[str, Tensor], tower: str) -
 
 
 def _idle(key: str) -> bool:
-    """Return whether a weight has no part in the features."""
     return key.startswith("logit_") or key.endswith(".position_ids")
 
 

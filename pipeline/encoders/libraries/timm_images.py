@@ -222,7 +222,6 @@ def _of_file(
 
 
 def _preprocessing(data: dict[str, Any]) -> dict[str, Any]:
-    """Return all that decides the pixels, for an identity."""
     _, height, width = data["input_size"]
     resized, shown = math.floor(height / data["crop_pct"]), {}
     if height == width:

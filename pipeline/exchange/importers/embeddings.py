@@ -126,7 +126,6 @@ def _index_lines(index: Path, skip: bool) -> Iterator[Line]:
 
 
 def _normal(name: str) -> str:
-    """Return a path in its shortest form; a URL as it is."""
     return name if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) else posixpath.normpath(name)
 
 
@@ -147,7 +146,6 @@ def open_clip_retrieval(folder: Path, skip: bool) -> Source:
 
 
 def _parts(folder: Path, kind: str) -> dict[int, Path]:
-    """Return the files of a kind by their number."""
     paths = [path for place in (folder / kind, folder) for path in sorted(place.glob(f"{kind}_*{_KINDS[kind]}"))]
     numbers: dict[int, Path] = {}
     for path in paths:

@@ -78,7 +78,6 @@ class TsvRegions(RegionTable):
         return digest.hexdigest()
 
     def _fields(self, entry: int) -> dict[str, bytes]:
-        """Return the fields of a line by column."""
         path, offset = self._places[entry]
         with path.open("rb") as file:
             file.seek(offset)

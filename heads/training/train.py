@@ -1,7 +1,6 @@
 """Training a head from cached features, from top to bottom."""
 
 import logging
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -29,7 +28,6 @@ from ..evaluation.closed_form import find_base
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
 from ..model import Model, build_losses, build_model, term_of, without_effect
 from ..modules.adapters import RowsAdapter, WordsAdapter
-from ..modules.residual import Base
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.own import remember
@@ -139,7 +137,8 @@ def train(
             if base is None:
                 look_at_data(model, split)
                 if recipe.model.residual in ("cca", "procrustes"):
-                    begin_in_closed_form(model, split, val_split, recipe.model.residual)
+                    found = find_base(model, split, val_split, rotate=recipe.model.residual == "procrustes")
+                    _log.info(f"closed form: ridge {found.ridge:g}, power {found.power:g}, val RSUM {found.rsum:.1f}")
             else:
                 take_weights(model, base, split)
                 take_losses(losses, recipe, base)
@@ -321,16 +320,6 @@ def look_at_data(model: Model, split: Batches) -> None:
         except ValueError as error:
             raise RecipeError(f"adapter.words: {error}") from error
         _log.warning(f"words without a vector in {words[0].vectors}: {len(read.missing)} of {len(read.found)}")
-
-
-def begin_in_closed_form(model: Model, split: Batches, val: Batches, kind: Base) -> None:
-    """Find the maps that a head is added to, and log what they reach."""
-    began = time.process_time()
-    found = find_base(model, split, val, rotate=kind == "procrustes")
-    _log.info(
-        f"closed form: ridge {found.ridge:g}, power {found.power:g}, RSUM {found.rsum:.1f} on val, in"
-        f" {time.process_time() - began:.1f} CPU s"
-    )
 
 
 def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:

@@ -44,18 +44,6 @@ def test_what_decays(decay):
     assert [found[id(one)][1] for one in losses.parameters()] == [0.1 * (decay == "all")] * 2  # scale and shift
 
 
-def test_given_word_vectors_are_fixed_in_the_first_epochs():
-    for given, epochs in (([], 0), (["adapter.words.vectors=glove.txt"], 30)):
-        recipe = load_recipe("pcme", ["model.dim=16", *given])
-        model, losses = build_model(recipe, IMAGES, WORDS), build_losses(recipe, WORDS)
-        frozen = {}
-        for group in build_optimizer(model, losses, recipe.optimizer).param_groups:
-            frozen |= {id(one): group["frozen"] for one in group["params"]}
-        words = model.text.adapter.embedding.weight
-        assert frozen.pop(id(words)) == epochs
-        assert len(frozen) == len([*model.parameters()]) - 1 and not any(frozen.values())
-
-
 @pytest.mark.parametrize(
     ("schedule", "reference", "by"),
     [

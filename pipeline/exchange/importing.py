@@ -7,7 +7,7 @@ time, because its SHA-256 decides which set it belongs to.
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -183,7 +183,7 @@ def _own_samples(source: Source, options: ImportOptions, kept: Kept) -> Samples:
 
 
 def _require_all(
-    entries: Mapping[str, np.ndarray], splits: list[str], samples: Samples, options: ImportOptions
+    entries: Mapping[str, np.ndarray], splits: Sequence[str], samples: Samples, options: ImportOptions
 ) -> None:
     """Refuse a source that has nothing of a split or, unless failures are skipped, not all of it."""
     every = np.arange(len(samples.images))
@@ -203,7 +203,7 @@ def _require_all(
 
 
 def _fill(
-    features: ImageSet | CaptionSet, table: Table, entries: np.ndarray, splits: list[str], options: ImportOptions
+    features: ImageSet | CaptionSet, table: Table, entries: np.ndarray, splits: Sequence[str], options: ImportOptions
 ) -> SetSummary:
     """Write the chunks of these splits that are missing; samples of other splits stay undone.
 

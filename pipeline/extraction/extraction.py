@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -48,16 +48,15 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
-    url = str(url)
-    sides = {"visual": options.visual, "text": options.text}
+    url, reuse = str(url), options.reuse and Folder(options.reuse).absolute_url
+    samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url, reuse))
+    sides = {"visual": options.visual, "text": options.text}  # with absolute paths of weights, which are recorded
     found: dict[str, Any] = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}
-    options = replace(options, **found)  # with absolute paths of weights, which are recorded
-    samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url, options.reuse))
-    splits = choose_splits(samples, options.splits)
+    options = replace(options, reuse=reuse, splits=choose_splits(samples, options.splits), **found)
     if (known := find_store(url, samples)) is not None:
         if options.visual and samples.source == FOLDER:
             _require_unchanged(known, manifest, options.repair)
-        if not options.repair and (finished := _finished(known, options, splits)) is not None:
+        if not options.repair and (finished := _finished(known, options)) is not None:
             return finished
     Folder(url).require_writable()  # a finished store may lie where nothing can be written
     from ..device import pick_device
@@ -70,33 +69,48 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
     if visual and known is None:
-        rows = [row for split in splits for row in range(*samples.splits[split])]
+        rows = [row for split in options.splits for row in range(*samples.splits[split])]
         _require_pictures(samples, manifest, options, rows)
     with open_for_writing(url, samples, manifest.protocols) as cache:
-        if visual and options.visual is not None:
-            views = getattr(visual[0], "views", 1)
-            most = max(1, min(_IMAGES // views, max(8, -(-cache.images // _PARTS // 8) * 8)))
-            images, stamp = [], ("stamp",) if samples.source == FOLDER else ()
-            # The largest first, as sets whose chunks have the same rows are filled in one pass.
-            for one in sorted(visual, key=lambda one: -one.rows * one.channels):
-                facts = _facts(one, options, options.visual, device)
-                facts = replace(facts, rows=one.rows, views=views, arrays=("size", "digest", *stamp, *one.extras))
-                images.append((image_set(cache, facts, most=most), one))
-                most = min(most, images[-1][0].chunk_rows)
-            summaries += _fill_all(images, samples, manifest, options, splits)
-        if text and options.text is not None:
-            lengths, counts = _tokenize_all(cache, text[0])
-            extra = {"counts": counts, "vocabulary": text[0].vocabulary and list(text[0].vocabulary)}
-            most = min(_CAPTIONS, max(8, -(-cache.captions // _PARTS // 8) * 8))
-            facts_of_each = (_facts(one, options, options.text, device, **extra) for one in text)
-            captions = [caption_set(cache, facts, lengths, most=most) for facts in facts_of_each]
-            summaries += _fill_all([*zip(captions, text, strict=True)], samples, manifest, options, splits)
+        if options.visual:
+            images = _image_sets(cache, visual, options.visual, options, device)
+            summaries += _fill_all(images, samples, manifest, options)
+        if options.text:
+            captions, counts = _caption_sets(cache, text, options.text, options, device)
+            summaries += _fill_all(captions, samples, manifest, options)
         return _summary(cache, summaries, counts)
 
 
 def _summary(cache: FeatureCache, summaries: Sequence[SetSummary], counts: dict[str, Any]) -> Extraction:
     sizes = cache.images, cache.captions
     return Extraction(cache.dataset, cache.url, *sizes, tuple(summaries), counts, find_leaks(cache))
+
+
+def _image_sets(
+    cache: FeatureCache, encoders: Sequence[Any], spec: EncoderSpec, options: Options, device: str
+) -> list[tuple[ImageSet, Any]]:
+    """Return the set of each encoder, created empty if it is not there, and the encoder."""
+    views, stamp = getattr(encoders[0], "views", 1), ("stamp",) if cache.source == FOLDER else ()
+    most = max(1, min(_IMAGES // views, max(8, -(-cache.images // _PARTS // 8) * 8)))
+    sets: list[tuple[ImageSet, Any]] = []
+    # The largest first, as sets whose chunks have the same rows are filled in one pass.
+    for encoder in sorted(encoders, key=lambda encoder: -encoder.rows * encoder.channels):
+        arrays = ("size", "digest", *stamp, *encoder.extras)
+        facts = replace(_facts(encoder, spec, options, device), rows=encoder.rows, views=views, arrays=arrays)
+        sets.append((image_set(cache, facts, most=most), encoder))
+        most = min(most, sets[-1][0].chunk_rows)
+    return sets
+
+
+def _caption_sets(
+    cache: FeatureCache, encoders: Sequence[Any], spec: EncoderSpec, options: Options, device: str
+) -> tuple[list[tuple[CaptionSet, Any]], dict[str, Any]]:
+    """Do the same for captions; also return what tokenisation has met, see `Extraction`."""
+    lengths, counts = _tokenize_all(cache, encoders[0])
+    extra = {"counts": counts, "vocabulary": encoders[0].vocabulary and list(encoders[0].vocabulary)}
+    most = min(_CAPTIONS, max(8, -(-cache.captions // _PARTS // 8) * 8))
+    facts = [_facts(encoder, spec, options, device, **extra) for encoder in encoders]
+    return [(caption_set(cache, one, lengths, most=most), of) for one, of in zip(facts, encoders, strict=True)], counts
 
 
 def _require_unchanged(cache: FeatureCache, manifest: Manifest, repair: bool) -> None:
@@ -124,7 +138,7 @@ def _require_unchanged(cache: FeatureCache, manifest: Manifest, repair: bool) ->
         )
 
 
-def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extraction | None:
+def _finished(cache: FeatureCache, options: Options) -> Extraction | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
     if options.visual is not None and is_own(options.visual.name):
         return None  # its identity is in its code, which may be another one now
@@ -135,9 +149,9 @@ def _finished(cache: FeatureCache, options: Options, splits: list[str]) -> Extra
         for spec in options.of_layers(own):
             asked = recorded_options(spec)
             found = [features for features in sets if features.attributes.get("options") == asked]
-            if len(found) != 1 or found[0].missing(splits):
+            if len(found) != 1 or found[0].missing(options.splits):
                 return None
-            chunks = {chunk for split in splits for chunk in found[0].chunks_of(split)}
+            chunks = {chunk for split in options.splits for chunk in found[0].chunks_of(split)}
             summaries.append(summary_of(found[0], (), chunks_before=len(chunks)))
             counts = found[0].attributes.get("counts", {})
     return _summary(cache, summaries, counts)
@@ -167,7 +181,7 @@ def _load_text(specs: list[EncoderSpec], samples: Samples, device: str) -> list[
     return [WordsEncoder.build(texts)]
 
 
-def _facts(encoder: Any, options: Options, spec: EncoderSpec, device: str, **extra: Any) -> SetFacts:
+def _facts(encoder: Any, spec: EncoderSpec, options: Options, device: str, **extra: Any) -> SetFacts:
     asked = recorded_options(replace(spec, layer=encoder.spec.layer))
     extra |= {"spec": encoder.spec.to_json(), "options": asked, "grid": getattr(encoder, "grid", None)}
     if "pool" in encoder.identity:
@@ -226,68 +240,64 @@ def _fill_all(sets: Sequence[tuple[Any, Any]], *how: Any) -> list[SetSummary]:
     return [found for count in rows for found in _fill([one for one in sets if one[0].chunk_rows == count], *how)]
 
 
-def _fill(
-    sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest, options: Options, splits: list[str]
-) -> list[SetSummary]:
-    """Compute the chunks of these splits that are not done."""
-    wanted = {chunk for split in splits for chunk in sets[0][0].chunks_of(split)}
+def _fill(sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest, options: Options) -> list[SetSummary]:
+    """Compute the chunks of the splits that are not done."""
+    wanted = {chunk for split in options.splits for chunk in sets[0][0].chunks_of(split)}
     if options.repair:
-        sets = _without_damage(sets, wanted, samples, manifest, options, splits)
-    missing = {features.path: features.missing(splits) for features, _ in sets}
-    began = time.monotonic()
-    tally = _fill_missing(sets, wanted, missing, samples, manifest, options, splits)
+        sets = _without_damage(sets, wanted, samples, manifest, options)
+    missing = [features.missing(options.splits) for features, _ in sets]
+    began, tally = time.monotonic(), Counter[Any]()
+    if any(missing):
+        lacking = [one for one, chunks in zip(sets, missing, strict=True) if chunks]
+        tally = _fill_chunks(lacking, wanted, sorted(set().union(*missing)), samples, manifest, options)
     seconds, shares = time.monotonic() - began, {share: tally[share] / 1e9 for share in ("read", "encode", "write")}
     return [
         summary_of(
             features.reopened(),
-            splits,
-            samples=tally[path, "encoded"],
-            reused=tally[path, "reused"],
-            chunks=len(missing[path]),
-            chunks_before=len(wanted) - len(missing[path]),
+            options.splits,
+            samples=tally[features.path, "encoded"],
+            reused=tally[features.path, "reused"],
+            chunks=len(chunks),
+            chunks_before=len(wanted) - len(chunks),
             seconds=seconds,
             shares=shares,
         )
-        for path, features in ((features.path, features) for features, _ in sets)
+        for (features, _), chunks in zip(sets, missing, strict=True)
     ]
 
 
-def _fill_missing(
+def _fill_chunks(
     sets: Sequence[tuple[Any, Any]],
-    wanted: set[int],
-    missing: dict[str, list[int]],
+    wanted: Collection[int],
+    missing: list[int],
     samples: Samples,
     manifest: Manifest,
     options: Options,
-    splits: list[str],
 ) -> Counter[Any]:
-    """Fill the chunks that sets lack, by the sets' paths; return the `Tally` of what was done."""
+    """Fill the chunks that are missing of those that are wanted; return the `Tally` of what was done."""
     from .cluster import at_once, fill_here, fill_on_cluster
     from .filler import Filler, Job
 
     features: ImageSet | CaptionSet = sets[0][0]
-    lacking = [(one, encoder) for one, encoder in sets if missing[one.path]]
-    chunks = sorted(set().union(*missing.values()))
     if isinstance(features, ImageSet):  # of a chunk at the border of two splits, the images of these splits alone
-        rows = sorted({row for one, _ in lacking for row in one.rows_left(splits).tolist()})
+        rows = np.unique(np.concatenate([one.rows_left(options.splits) for one, _ in sets])).tolist()
         _require_pictures(samples, manifest, options, rows)
-        total, left = sum(len(range(*features.cache.splits[split])) for split in splits), len(rows)
+        total, left = sum(len(range(*features.cache.splits[split])) for split in options.splits), len(rows)
     else:
-        total, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, chunks))
+        total, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, missing))
     trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
     job = Job(
         key=uuid.uuid4().hex,
         url=features.cache.absolute_url,
-        paths=tuple(one.path for one, _ in lacking),
+        paths=tuple(one.path for one, _ in sets),
         folder=str(manifest.images.resolve()),
-        specs=tuple(replace(encoder.spec, trust=trust) for _, encoder in lacking),
-        options=replace(options, reuse=options.reuse and Folder(options.reuse).absolute_url),
-        splits=tuple(splits),
+        specs=tuple(replace(encoder.spec, trust=trust) for _, encoder in sets),
+        options=options,
     )
     # As many chunks as fit a batch, unless there are too few for all threads.
-    size = max(1, min(options.batch_size // features.chunk_rows, len(chunks) // (4 * at_once())))
-    groups = [chunks[first : first + size] for first in range(0, len(chunks), size)]
-    name = printable((lacking or sets)[0][0].name) + (f" and {len(lacking) - 1} more" if len(lacking) > 1 else "")
+    size = max(1, min(options.batch_size // features.chunk_rows, len(missing) // (4 * at_once())))
+    groups = [missing[first : first + size] for first in range(0, len(missing), size)]
+    name = printable(features.name) + (f" and {len(sets) - 1} more" if len(sets) > 1 else "")
     tally: Counter[Any] = Counter()
     with Progress(name, total, features.modality, done=total - left) as progress:
 
@@ -295,20 +305,15 @@ def _fill_missing(
             tally.update(done)
             progress.update(done["samples"])
 
-        if options.cluster and chunks:
+        if options.cluster:
             fill_on_cluster(job, groups, options.cluster, take)
-        elif chunks:
-            fill_here(Filler(job, *zip(*lacking, strict=True)), groups, take)
+        else:
+            fill_here(Filler(job, *zip(*sets, strict=True)), groups, take)
     return tally
 
 
 def _without_damage(
-    sets: Sequence[tuple[Any, Any]],
-    wanted: set[int],
-    samples: Samples,
-    manifest: Manifest,
-    options: Options,
-    splits: list[str],
+    sets: Sequence[tuple[Any, Any]], wanted: set[int], samples: Samples, manifest: Manifest, options: Options
 ) -> list[tuple[Any, Any]]:
     """Delete the chunks that are damaged, and let samples that failed be not done; return the sets as they are then."""
     damaged = [[chunk for chunk in damaged_chunks(features) if chunk in wanted] for features, _ in sets]
@@ -318,7 +323,7 @@ def _without_damage(
     for (features, _), chunks in zip(sets, damaged, strict=True):
         for chunk in chunks:
             features.forget(chunk)
-        features.reopened().retry(splits)
+        features.reopened().retry(options.splits)
     return [(features.reopened(), encoder) for features, encoder in sets]
 
 

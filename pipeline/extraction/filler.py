@@ -44,8 +44,7 @@ class Job:
     paths: tuple[str, ...]  # of the sets, whose chunks have the same rows
     folder: str  # where the names of pictures, or of the files that hold them, start
     specs: tuple[EncoderSpec, ...]  # of the encoders, which differ in their layers alone
-    options: Options
-    splits: tuple[str, ...]  # whose images are encoded; captions are encoded by whole chunks
+    options: Options  # of images, those of its splits are encoded; captions are encoded by whole chunks
 
 
 class Filler:
@@ -68,7 +67,7 @@ class Filler:
                     f"the weights or preprocessing of '{job.specs[0].name}' are not those that '{features.name}' was"
                     " begun with; use the same weights on every worker"
                 )
-        left = [features.rows_left(job.splits) for features in sets]
+        left = [features.rows_left(job.options.splits) for features in sets]
         self._rows = np.unique(np.concatenate(left))  # that a set lacks
         self._missing = [set((rows // sets[0].chunk_rows).tolist()) for rows in left]
         self._reusable = [Reusable(job.options.reuse, features) for features in sets] if job.options.reuse else []

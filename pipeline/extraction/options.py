@@ -131,7 +131,7 @@ def recorded_options(spec: EncoderSpec) -> dict[str, Any]:
     return kept
 
 
-def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
+def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> tuple[str, ...]:
     """Return those of `wanted` that the data set has, in row order.
 
     CacheError: the data set lacks one of them, or in case of the default all.
@@ -144,4 +144,4 @@ def choose_splits(samples: Samples, wanted: tuple[str, ...]) -> list[str]:
             f"'{samples.dataset}' has no image in split {', '.join(unknown)}; it has {there}: choose with"
             f" --splits{mapped}"
         )
-    return [split for split in samples.splits if split in wanted]
+    return tuple(split for split in samples.splits if split in wanted)

@@ -6,8 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 
-from dask.base import compute
-from dask.delayed import delayed
+from dask.threaded import get
 
 from ..device import cores
 from ..errors import CacheError
@@ -39,7 +38,8 @@ def fill_here(filler: Filler, groups: Sequence[Sequence[int]], take: Callable[[T
 
     parts, pool = filler.read_ahead(groups), ThreadPoolExecutor(at_once(), "xret-task")
     with closing(parts), pool, closing(filler):
-        compute(*(delayed(task, pure=False)() for _ in range(filler.parts(groups))), scheduler="threads", pool=pool)
+        tasks = {("fill", number): (task,) for number in range(filler.parts(groups))}
+        get(tasks, [*tasks], pool=pool)  # `dask.compute` would merge as many graphs, in the square of their number
 
 
 def fill_on_cluster(job: Job, groups: Sequence[Sequence[int]], address: str, take: Callable[[Tally], None]) -> None:

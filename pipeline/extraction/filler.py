@@ -99,9 +99,9 @@ class Filler:
 
     def parts(self, groups: Sequence[Sequence[int]]) -> int:
         """Return how many parts `read_ahead` yields."""
-        return (
-            sum(-(-len(self._lacking(group)) // self.batch_size) for group in groups) if self.of_images else len(groups)
-        )
+        if not self.of_images:
+            return len(groups)
+        return sum(-(-len(self._lacking(group)) // self.batch_size) for group in groups)
 
     def read_ahead(self, groups: Iterable[Sequence[int]], *, fork: bool = True) -> Generator[Any, None, None]:
         """Yield the parts of the work on groups of chunks: each group of captions, of images batches.

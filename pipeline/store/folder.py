@@ -124,8 +124,9 @@ class Folder:
         """Lock a folder on a disk against other writers; the system unlocks it however the process ends.
 
         An object store has no locks: there, let only one process write at a time. CacheError: another process or thread
-        is writing there.
+        is writing there. OutputError: nothing can be written there.
         """
+        self.require_writable()
         if not self.is_local:
             yield
             return

@@ -343,7 +343,6 @@ def open_for_writing(url: str | Path, samples: Samples, protocols: Iterable[str]
     CacheError: something else is there, or another process is writing. OutputError: nothing can be written there.
     """
     known, folder = find_store(url, samples), Folder(url)
-    folder.require_writable()
     with folder.one_writer():
         if known is None and find_store(url, samples) is None:  # another process may have created it meanwhile
             _create(folder, samples, list(protocols))

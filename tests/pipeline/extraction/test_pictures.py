@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from dask.diagnostics import Profiler
 from small_encoder import SmallEncoder, use_for_images
 from small_extraction import SMALL, files
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -61,6 +62,12 @@ def test_the_batches_of_one_chunk_are_encoded_at_once(tiny_dataset, tmp_path, mo
     encoder.encode = lambda pixels: (both.wait(120), encode(encoder, pixels))[1]
     summary = extract(load_manifest(tiny_dataset(train=8)), tmp_path / "s.zarr", replace(IMAGES, batch_size=4))
     assert (summary.sets[0].samples, summary.sets[0].chunks) == (8, 1)
+
+
+def test_diagnostics_see_each_batch(manifest, tmp_path):
+    with Profiler() as seen:
+        extract(manifest, tmp_path / "s.zarr", replace(IMAGES, batch_size=4))
+    assert len(seen.results) == 32 / 4
 
 
 @pytest.fixture

@@ -387,14 +387,18 @@ def test_a_store_is_described(own):
     assert found["bytes"] == sum(p.stat().st_size for p in Path(own).rglob("*") if p.is_file())
 
 
-def test_stores_are_found_and_sets_removed(own):
+def test_stores_are_found_and_sets_removed(own, monkeypatch):
     folder = str(Path(own).parent)
     assert stores_at(own) == [own] and stores_at(folder) == [own]
     with pytest.raises(CacheError, match="neither a feature store nor a folder"):
         stores_at(str(Path(own) / "samples" / "id" / "c.0"))
     with pytest.raises(CacheError, match="no feature set fits 'grd'"):
         remove_set(own, "grd")
-    path, size = remove_set(own, FeatureCache.open(own).image_set().name)
+    name = FeatureCache.open(own).image_set().name
+    with monkeypatch.context() as patch, pytest.raises(OutputError, match="permission denied"):
+        patch.setattr("os.access", lambda *_: False)
+        remove_set(own, name)
+    path, size = remove_set(own, name)
     assert size > 0
     cache = FeatureCache.open(own)
     assert cache.set_names("images") == [] and not (Path(own) / path).exists()

@@ -39,7 +39,7 @@ def index(
     xret index run --out small.index --dims 128 --dtype int8
     xret search run "a red square beside a blue circle" --index run.index
     """
-    from ..heads.retrieval.index import index_run
+    from ..heads.retrieval.indexing import index_run
     from ..heads.retrieval.retriever import Retriever
 
     built = index_run(Retriever(run, **options), out, factory=factory, recall=recall, dims=dims, dtype=dtype)

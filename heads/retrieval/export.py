@@ -117,8 +117,8 @@ def export_embeddings(
     both: list[Embedding] = [gallery.images, gallery.captions]
     turn = None if dims is None else rotation(retriever, dims)
     if smaller:
-        before, both = mean_recall(retriever, *both), [made_smaller(one, turn, dtype) for one in both]
-        recalls = {"split": gallery.splits[-1], "before": before, "after": mean_recall(retriever, *both)}
+        before, both = mean_recall(gallery, *both), [made_smaller(one, turn, dtype) for one in both]
+        recalls = {"split": gallery.splits[-1], "before": before, "after": mean_recall(gallery, *both)}
         about |= {"dtype": dtype, "mean_recall": recalls}
     arrays = {
         modality if name == "embedding" else f"{modality}.{name}": part.cpu().numpy()

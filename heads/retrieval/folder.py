@@ -3,11 +3,12 @@
 import json
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -22,15 +23,12 @@ from ...pipeline.files import making_file, walk
 from ...pipeline.progress import hidden
 from ...pipeline.reading.reencoding import BATCH, encode_decoded
 from ...pipeline.wording import counted, option, printable, some_of
-from ..evaluation.scoring import Modality, embed_all
+from ..evaluation.scoring import Modality, Ranker, embed_all
 from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
 from ..runs.encoders import Encoders
 from ..runs.run import EMBEDDINGS
 from .gallery import Searched
-
-if TYPE_CHECKING:
-    from .retriever import Retriever
 
 SAVED_AFTER = 128  # batches of new pictures, after which all embeddings are saved
 FILES = "files"  # the stamps by name, beside the embeddings: a header would hold those of a million pictures at most
@@ -42,8 +40,9 @@ Stamp = tuple[int, int, int]  # size, and times of modification and change in na
 class PictureFolder(Searched):
     """The pictures in a folder and below it, in the order of their names; hidden ones are left out.
 
-    Making it embeds those that are new or whose files have changed. Those that cannot be read are left out, and a
-    warning names them. The embeddings of the folder are kept in one file in the run's folder, where that is writable.
+    Making it embeds, with the `encoders` of a run, those that are new or whose files have changed. Those that cannot be
+    read are left out, and a warning names them. The embeddings of the folder are kept in one file in the run's folder,
+    where that is writable.
 
     Attributes:
         file_names, images: of the pictures that can be read, and their embeddings.
@@ -54,14 +53,15 @@ class PictureFolder(Searched):
         EncoderError: the encoder's weights are not found, or its features were imported.
     """
 
-    def __init__(self, retriever: "Retriever", folder: Path) -> None:
-        self._retriever, self._folder, run = retriever, folder, retriever.run
+    def __init__(self, ranker: Ranker, folder: Path, encoders: Callable[[], Encoders]) -> None:
+        self._ranker, self._folder, self._encoders, run = ranker, folder, encoders, ranker.run
+        assert run is not None, "a head embeds pictures"
         if any(facts.kind == "frames" for facts in facts_of_each(run.image_facts)):
             remedy = f"leave {option('images')} out"
             raise QueryError(f"{run.path} searches videos, and a folder of pictures holds none; {remedy}")
         self.unreadable: dict[str, str] = {}
         stamps = self._stamps()
-        key = "\n".join((retriever.weights_digest, *run.info.fingerprints("image"), str(folder.resolve())))
+        key = "\n".join((run.weights_digest, *run.info.fingerprints("image"), str(folder.resolve())))
         digest = sha256(key.encode("utf-8", "replace")).hexdigest()
         self._file = run.path / EMBEDDINGS / f"{digest[:32]}.safetensors"
         known, embedding = _load(self._file)
@@ -73,8 +73,8 @@ class PictureFolder(Searched):
         self._report_unreadable()
         order = sorted(range(len(self._names)), key=self._names.__getitem__)
         self.file_names = [self._names[row] for row in order]
-        images = each(lambda t: t.to(retriever.device), _rows(concatenate(self._parts), order))
-        self.images = retriever.model.compare.normalised(images)
+        images = each(lambda t: t.to(ranker.device), _rows(concatenate(self._parts), order))
+        self.images = ranker.model.compare.normalised(images)
 
     def names(self, modality: Modality) -> tuple[list[str], list[str]]:
         """Return the names of the pictures, which are their ids, too."""
@@ -126,7 +126,7 @@ class PictureFolder(Searched):
 
     def _embed(self, new: list[str], stamps: dict[str, Stamp]) -> None:
         """Embed pictures, which threads decode, and save all embeddings now and then and at the end."""
-        encoders = self._retriever.image_encoders
+        encoders = self._encoders()
 
         def decode(name: str) -> tuple[Any, ...] | None:  # as each encoder takes it
             try:
@@ -152,10 +152,10 @@ class PictureFolder(Searched):
         """Embed up to `BATCH` decoded pictures; those whose features are beyond their dtype are left out."""
         if not pictures:
             return
-        decoded, device = list(zip(*pictures.values(), strict=True)), self._retriever.device
+        decoded, device = list(zip(*pictures.values(), strict=True)), self._ranker.device
         with within_memory(device):
             features, usable = encode_decoded(encoders, str(device), decoded)
-            embedding = each(Tensor.cpu, embed_all(self._retriever.model.embed_images, [features]))
+            embedding = each(Tensor.cpu, embed_all(self._ranker.model.embed_images, [features]))
         for name, good in zip(pictures, usable, strict=True):
             if good:
                 self._names.append(name)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +19,8 @@ from ...pipeline.errors import RunError
 from ...pipeline.reading.reattachment import find_pictures
 from ...pipeline.reading.split import begun_splits
 from ..evaluation.pairs import NOT_FINITE
-from ..evaluation.scoring import BATCH, Modality, embed_all
+from ..evaluation.scoring import BATCH, Modality, Ranker, embed_all
 from ..modules.embedding import Embedding, Gaussian, concatenate, each
-
-if TYPE_CHECKING:
-    from .retriever import Retriever
 
 
 @dataclass(frozen=True)
@@ -102,9 +99,10 @@ class Searched(ABC):
 
 
 class Gallery(Searched):
-    """The usable images and captions that a retriever searches, I and C of them, in the order of the store.
+    """The usable images and captions of a store or a split of it, I and C of them, in their order there.
 
     Attributes:
+        ranker: what embeds them.
         splits: whose they are; without a choice all those of which features are there.
         image_ids, file_names: of the images, I.
         caption_ids: the captions' numbers, as text, C; their rows in the store where numbers stand twice.
@@ -116,13 +114,10 @@ class Gallery(Searched):
         CacheError: the split is unknown, empty or not complete.
     """
 
-    def __init__(self, retriever: "Retriever") -> None:
-        self._retriever, cache = retriever, retriever.cache
-        self.dataset, self.splits = (
-            cache.dataset,
-            [retriever.split] if retriever.split else begun_splits(*retriever.sets),
-        )
-        self._batches = batches = retriever.batches(self.splits)
+    def __init__(self, ranker: Ranker, split: str | None, data_root: Path | None) -> None:
+        self.ranker, self._data_root, cache = ranker, data_root, ranker.cache
+        self.dataset, self.splits = cache.dataset, [split] if split else begun_splits(*ranker.sets)
+        self._batches = batches = ranker.batches(self.splits)
         self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         numbers = cache.sentids(begin, end)[batches.caption_rows - begin]
@@ -133,13 +128,13 @@ class Gallery(Searched):
 
     def rows_of_splits(self) -> dict[str, tuple[int, int]]:
         """Return the rows of images [first, last) of each split."""
-        edges, rows = self._retriever.cache.splits, self._batches.image_rows
+        edges, rows = self.ranker.cache.splits, self._batches.image_rows
         return {name: tuple(np.searchsorted(rows, edges[name]).tolist()) for name in self.splits}
 
     @property
     def part(self) -> str:
         """Which part of the store they are, to stand behind its name; empty where it is the whole."""
-        if len(self.splits) == len(self._retriever.cache.splits):
+        if len(self.splits) == len(self.ranker.cache.splits):
             return ""
         return f", split{'s' * (len(self.splits) > 1)} {' and '.join(self.splits)}"
 
@@ -158,10 +153,10 @@ class Gallery(Searched):
 
     def embedded(self, modality: Modality) -> Iterator[Embedding]:
         """Yield the embeddings of a modality batch by batch, for galleries that do not fit in memory."""
-        model, batches, images = self._retriever.model, self._batches, modality == "images"
+        model, batches, images = self.ranker.model, self._batches, modality == "images"
         embed = model.embed_images if images else model.embed_captions
         for features in batches.image_features(BATCH) if images else batches.caption_features(BATCH):
-            with within_memory(self._retriever.device):
+            with within_memory(self.ranker.device):
                 yield model.compare.normalised(embed_all(embed, [features]))
 
     def names(self, modality: Modality) -> tuple[list[str], list[str]]:
@@ -175,7 +170,7 @@ class Gallery(Searched):
     @cached_property
     def pictures(self) -> PictureReader:
         """What opens the images by their file names; CacheError or ManifestError where they are missing."""
-        return find_pictures(self._retriever.cache, self._retriever.data_root)
+        return find_pictures(self.ranker.cache, self._data_root)
 
     def picture(self, row: int) -> PictureFile | Path:
         """Return the content of the image in a row; errors as of `pictures`."""

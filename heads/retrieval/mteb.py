@@ -106,6 +106,6 @@ def _meta(retriever: Retriever, name: str) -> Any:
         "framework": ["PyTorch"],
         "n_parameters": sum(weight.numel() for weight in retriever.model.parameters()),
         "embed_dim": run.recipe.model.dim if residual is None else residual.layer.out_features,
-        "revision": retriever.weights_digest[:40],
+        "revision": run.weights_digest[:40],
     }
     return ModelMeta.create_empty(facts)

@@ -109,17 +109,14 @@ class Retriever(Ranker):
     @cached_property
     def gallery(self) -> Gallery:
         """The images and captions of the split, or of all; errors as for `Gallery`."""
-        return Gallery(self)
+        return Gallery(self, self.split, self.data_root)
 
     @cached_property
     def searched(self) -> Searched:
         """What is searched: the folder of pictures where one was given, else the gallery."""
-        return self.gallery if self._images is None else PictureFolder(self, self._images)
-
-    @cached_property
-    def weights_digest(self) -> str:
-        """The SHA-256 of the run's weights, in hexadecimal; RunError where it has none yet."""
-        return hashlib.sha256(self.run.weights.read_bytes()).hexdigest()
+        if self._images is None:
+            return self.gallery
+        return PictureFolder(self, self._images, lambda: self.image_encoders)
 
     @cached_property
     def text_encoders(self) -> Encoders:
@@ -233,7 +230,7 @@ class Retriever(Ranker):
     def index_of(self, answers: Modality) -> Index | None:
         """Return the index that looks up a modality; None where none was given. RunError as `search`."""
         if self._index is not None and answers not in self._opened:
-            self._opened[answers] = open_index(self._index, answers, self)
+            self._opened[answers] = open_index(self._index, answers, self.index_facts(), self.model.compare)
         return self._opened.get(answers)
 
     def search_elements(self, query: Picture | Query, k: int = 10) -> list[list[Hit]]:
@@ -272,7 +269,7 @@ class Retriever(Ranker):
         """Return what an index of the gallery depends on; rows would mean others if a failed sample was repaired."""
         names = "\n".join((*self.gallery.image_ids, "", *self.gallery.caption_ids))
         samples = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
-        facts = {"store": self.cache.manifest_sha256, "weights": self.weights_digest, "usable samples": samples}
+        facts = {"store": self.cache.manifest_sha256, "weights": self.run.weights_digest, "usable samples": samples}
         return facts | {"split": self.split}
 
     def _encoded(self, modality: Modality, query: Picture) -> Embedding:

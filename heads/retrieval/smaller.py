@@ -4,8 +4,6 @@ The rotation is that of a principal component analysis without a mean, of unit e
 of so many dimensions it keeps most of the squared products.
 """
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,20 +13,18 @@ from ...pipeline.errors import RunError
 from ..evaluation.hubness import LEARN
 from ..evaluation.metrics import block_ranks, recall_table
 from ..evaluation.pairs import Pairs, Part
-from ..evaluation.scoring import BATCH, embed_all, representatives
+from ..evaluation.scoring import BATCH, Ranker, embed_all, representatives
 from ..modules.embedding import Embedding, each
-
-if TYPE_CHECKING:
-    from .retriever import Retriever
+from .gallery import Gallery
 
 
 @torch.no_grad()
-def rotation(retriever: "Retriever", dims: int) -> Tensor:
+def rotation(ranker: Ranker, dims: int) -> Tensor:
     """Return the rotation to so many dimensions, float32 `[D, dims]`, fitted on images and captions of training.
 
     RunError where the embeddings have fewer dimensions.
     """
-    model, batches = retriever.model, retriever.batches(LEARN)
+    model, batches = ranker.model, ranker.batches(LEARN)
     moment = torch.zeros(())
     for embed, parts in (
         (model.embed_images, batches.image_features(BATCH)),
@@ -40,7 +36,7 @@ def rotation(retriever: "Retriever", dims: int) -> Tensor:
             of_side = rows.T @ rows + of_side.to(rows)
         moment = moment.to(of_side) + of_side / of_side.trace().clamp(min=1)  # both sides weigh the same
     if dims > len(moment):
-        raise RunError(f"the embeddings of {retriever.run.path} have {len(moment)} dimensions; take --dims up to that")
+        raise RunError(f"the embeddings of {ranker.name} have {len(moment)} dimensions; take --dims up to that")
     found: Tensor = torch.linalg.eigh(moment).eigenvectors[:, -dims:].flip(1).float()
     return found.contiguous()  # safetensors writes arrays of numpy as they lie in memory
 
@@ -58,26 +54,26 @@ def made_smaller(
     return rows
 
 
-def mean_recall(retriever: "Retriever", images: Embedding, captions: Embedding) -> float:
+def mean_recall(gallery: Gallery, images: Embedding, captions: Embedding) -> float:
     """Return the mean of the six recalls (%) of the last split of a gallery, by the run's similarity of embeddings."""
-    gallery, device = retriever.gallery, retriever.device
+    ranker, device = gallery.ranker, gallery.ranker.device
     first, last = gallery.rows_of_splits()[gallery.splits[-1]]
     begin, end = np.searchsorted(gallery.caption_image, (first, last))
     images = each(lambda t: t[first:last].to(device).float(), images)
     captions = each(lambda t: t[begin:end].to(device).float(), captions)
     owner = torch.from_numpy(gallery.caption_image[begin:end] - first).to(device)
     pairs = Pairs(
-        (Part(retriever.model, (images,), captions),), owner, representatives(captions, gallery.texts[begin:end])
+        (Part(ranker.model, (images,), captions),), owner, representatives(captions, gallery.texts[begin:end])
     )
     return recall_table(*block_ranks(pairs.blocks, last - first, owner)).rsum / 6
 
 
-def require_cosines(retriever: "Retriever") -> None:
+def require_cosines(ranker: Ranker) -> None:
     """Raise RunError where the run's similarity is not one of cosines of vectors or elements."""
-    compare = retriever.model.compare
+    compare = ranker.model.compare
     if not (compare.normalises and compare.embedding in ("vector", "set")):
         raise RunError(
-            f"{retriever.run.path} compares by {retriever.run.recipe.similarity['name']}, and only what cosines compare"
+            f"{ranker.name} compares by {type(compare).__name__}, and only what cosines compare"
             " (vectors, sets) can be made smaller; leave --dims and --dtype out"
         )
 

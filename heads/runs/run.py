@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
@@ -131,6 +132,11 @@ class Run:
             command = "xret finetune" if self.info.finetuned else "xret train-head"
             raise RunError(f"{self.path} has no finished epoch yet; continue it with `{command} … --resume`")
         return self.file(WEIGHTS)
+
+    @property
+    def weights_digest(self) -> str:
+        """The SHA-256 of the weights, in hexadecimal; errors as of `weights`."""
+        return sha256(self.weights.read_bytes()).hexdigest()
 
     @property
     def begun(self) -> bool:

@@ -15,7 +15,8 @@ from small_runs import make_pictures, make_run, make_store
 from xret.heads.modules.embedding import Gaussian, Sequence, each
 from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SampledDistance, SmoothChamfer, Wasserstein
 from xret.heads.retrieval.gallery import best
-from xret.heads.retrieval.index import Index, Items, build, index_run, search_exactly, vectors
+from xret.heads.retrieval.index import Index, Items, build, search_exactly, vectors
+from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import RunError
 

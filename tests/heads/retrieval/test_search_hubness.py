@@ -8,10 +8,10 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn.functional import normalize
 
-from xret.heads.retrieval import index, mteb
+from xret.heads.retrieval import indexing, mteb
 from xret.heads.retrieval import retriever as room
 from xret.heads.retrieval.export import export_embeddings
-from xret.heads.retrieval.index import index_run
+from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Query, Retriever
 from xret.pipeline.errors import QueryError
 
@@ -47,7 +47,7 @@ def test_each_answer_has_its_bias(corrected, made):
 def test_an_index_has_the_biases_itself_and_learns_them_in_parts(corrected, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     retriever, sizes, learn = corrected[0], [], room.learned_bias
-    monkeypatch.setattr(index, "HELD", 4 * 16)  # four vectors
+    monkeypatch.setattr(indexing, "HELD", 4 * 16)  # four vectors
     monkeypatch.setattr(room, "learned_bias", lambda *args: sizes.append((args[1], len(args[2][0]))) or learn(*args))
     index_run(retriever, tmp_path / "index")
     assert [size for modality, size in sizes if modality == "images"] == [4, 2]

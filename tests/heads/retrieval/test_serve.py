@@ -17,7 +17,7 @@ from PIL import Image
 from small_runs import make_pictures, make_run, make_store
 
 from xret.cli import main
-from xret.heads.retrieval.index import index_run
+from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.data.images import PictureFile
 

@@ -10,8 +10,9 @@ from plain_evaluation import plain_rsum
 from safetensors.numpy import load_file
 
 from xret.heads.evaluation import pairs
-from xret.heads.retrieval import index as room
+from xret.heads.retrieval import index, indexing
 from xret.heads.retrieval.export import export_embeddings
+from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Query, Retriever
 from xret.heads.retrieval.smaller import mean_recall, rotation
 
@@ -53,7 +54,7 @@ def test_equal_captions_tie_in_the_mean_recall(made):
     captions = gallery.captions[:1] * (1 + 1e-5 * torch.randn(9, 16, generator=draw))
     score = retriever.similarity(gallery.images, captions[:1]).expand(-1, 9)
     expected = plain_rsum(score, gallery.caption_image.tolist()) / 6
-    assert mean_recall(retriever, gallery.images, captions) == pytest.approx(expected)
+    assert mean_recall(gallery, gallery.images, captions) == pytest.approx(expected)
 
 
 def test_a_collapsed_run_is_made_smaller_as_any_other(made, tmp_path):
@@ -88,7 +89,7 @@ def test_an_index_answers_by_the_ranks_of_the_smaller_embeddings(made, tmp_path,
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     path = made.run(recipe)
     told = export_embeddings(Retriever(path, split="test"), tmp_path / "e.safetensors", dims=5)
-    room.index_run(Retriever(path, split="test"), tmp_path / "index", dims=5)
+    index_run(Retriever(path, split="test"), tmp_path / "index", dims=5)
     small = Retriever(path, split="test", index=tmp_path / "index")
     to_images, to_captions = (answers_of(small, modality) for modality in ("images", "captions"))
     np.testing.assert_allclose(to_images, to_captions.T, atol=1e-5)
@@ -98,11 +99,12 @@ def test_an_index_answers_by_the_ranks_of_the_smaller_embeddings(made, tmp_path,
 
 def test_an_index_of_bytes_ranks_by_them_and_tells_what_that_costs(made, tmp_path, monkeypatch):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    monkeypatch.setattr(room, "K", 2)
+    for module in (index, indexing):
+        monkeypatch.setattr(module, "K", 2)
     path = made.run()
     export_embeddings(Retriever(path, split="test"), tmp_path / "e.safetensors", dims=3, dtype="int8")
     arrays, whole = load_file(tmp_path / "e.safetensors"), Retriever(path, split="test")
-    facts = room.index_run(Retriever(path, split="test"), tmp_path / "index", dims=3, dtype="int8")
+    facts = index_run(Retriever(path, split="test"), tmp_path / "index", dims=3, dtype="int8")
     small = Retriever(path, split="test", index=tmp_path / "index")
     for modality, other in (("images", "captions"), ("captions", "images")):
         asked = unit(unit(whole.gallery.of(other).numpy()) @ arrays["rotation"])

@@ -8,6 +8,7 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
+from random import Random
 
 import click
 import h5py
@@ -29,7 +30,8 @@ from xret.heads.recipes.settings import settings_of
 from xret.heads.training.train import train
 from xret.heads.tuning.space import make_space
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.pipeline.data.scenes.generate import VERSION, generate_scenes
+from xret.pipeline.data.scenes.pictures import random_scene
 from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.extraction.extraction import extract
@@ -300,6 +302,35 @@ def test_an_encoder_of_ones_own_is_run_as_its_page_has_it(tmp_path, monkeypatch)
     pixels, size = encoder.decode("p.png")
     local, global_ = encoder.encode(pixels[None])
     assert (size, local.tolist(), global_.tolist()) == ((30, 20), [[[10, 20, 30]] * 2], [[10, 20, 30]])
+
+
+def answers(sentence, numbers):
+    """Return which of the generated scenes have an object that the sentence names."""
+    scenes = {number: random_scene(Random(f"scene {VERSION} 0 {number}")) for number in numbers}
+    return [number for number, scene in scenes.items() if sentence in [thing.caption for thing in scene.things]]
+
+
+@pytest.mark.parametrize(
+    ("document", "train", "val"),
+    [
+        *[(name, 800, 100) for name in ("README.md", "docs/tutorials/first-head.md", "docs/how-to/search.md")],
+        ("docs/notebooks/loop.ipynb", 300, 50),
+    ],
+)
+def test_a_query_has_its_answer_among_the_test_pictures(document, train, val):
+    queries = set(re.findall(r'search[^"\n]*"(a (?:big|small) [^"\\]*)', text_of(document).replace('\\"', '"')))
+    assert queries
+    for query in queries:
+        found = answers(query, range(train + val + 100))
+        assert found and min(found) >= train + val, (query, found)  # and among these alone
+
+
+def test_the_scenes_are_drawn_of_the_same_numbers(drawn):
+    images = json.loads((drawn.parent / "dataset_scenes.json").read_text())["images"]
+    assert all(
+        int(re.search(r"\d+", image["filename"])[0]) in answers(image["sentences"][0]["raw"], range(16))
+        for image in images
+    )
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import fcntl
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,15 @@ from .space import Space, describe, ends, make_space
 
 logger = logging.getLogger("xret")
 STARTUP = 6  # trials that are drawn at random before the sampler learns from them
-SHOWN = 5  # trials in the table
+SHOWN = 5  # trials in the table, or fewer where it would be wider than
+WIDTH = 80  # columns
+_OWN = "own"  # marks a trial of the recipe's own values
 _STATUS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that is over, ``done``, ``pruned`` or ``failed`` with an `error`; `number` 0 has the recipe's own values.
+    """A trial that is over, ``done``, ``pruned`` or ``failed`` with an `error`; the first has the recipe's own values.
 
     `values` are of the keys that are varied; `rsum` is its best validation RSUM, of 600, None before the first of its
     complete `epochs`.
@@ -99,17 +101,20 @@ class Tuning:
 
     def __str__(self) -> str:
         ranked = sorted(self.trials, key=lambda trial: (trial.status != "done", -(trial.rsum or 0), trial.number))
-        rows = [["trial", "validation RSUM", "status", "epochs", "seconds", *self.space]]
-        for trial in ranked[:SHOWN] + [trial for trial in ranked[SHOWN:] if trial.number == 0]:
+        columns = [["trial", "validation RSUM", "status", "epochs", "seconds", *self.space]]
+        own = [trial for trial in ranked[SHOWN:] if trial.values == self.trials[0].values][:1]
+        for trial in ranked[:SHOWN] + own:
             rsum = "-" if trial.rsum is None else f"{trial.rsum:.2f}"
             values = [trial.values.get(key) for key in self.space]
             shown = [f"{value:.3g}" if isinstance(value, float) else as_text(value) for value in values]
-            rows.append([str(trial.number), rsum, trial.status, str(trial.epochs), f"{trial.seconds:.1f}", *shown])
+            columns.append([str(trial.number), rsum, trial.status, str(trial.epochs), f"{trial.seconds:.1f}", *shown])
+        while len(columns) > 3 and sum(2 + max(map(len, column)) for column in columns) > WIDTH + 2:
+            columns.pop(-2 if own else -1)
         pruned, failed = (sum(trial.status == status for trial in self.trials) for status in ("pruned", "failed"))
         spent = in_time(sum(trial.seconds for trial in self.trials))
         head = f"{self.recipe}: {counted(len(self.trials), 'trial')}, {pruned} pruned, {failed} failed, {spent}"
         failures = [f"failed: trial {trial.number}: {trial.error}" for trial in self.trials if trial.error]
-        return "\n".join([head, *aligned(rows), *failures, "", str(self.evaluation)])
+        return "\n".join([head, *aligned([*zip(*columns, strict=True)]), *failures, "", str(self.evaluation)])
 
 
 @dataclass(frozen=True)
@@ -178,8 +183,7 @@ def tune(
     study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, hubness, device)
     with _locked(root / "lock"):
         claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})
-        if not study.open().trials:
-            study.open().enqueue_trial(first)
+        _begin(study, first)
     for line in (f"space of {loaded.name}:", *aligned([[f"  {key}", of] for key, of in texts.items()])):
         logger.info("%s", line)
     with _locked(root / "working", fcntl.LOCK_SH):
@@ -188,12 +192,29 @@ def tune(
         return _result(study, texts)
 
 
+def _begin(study: _Study, first: dict[str, Any]) -> None:
+    """Let the `first` values, the recipe's own, be tried, unless they were, are or will be."""
+    opened = study.open()
+    with suppress(BlockingIOError), _locked(study.root / "working", fcntl.LOCK_EX | fcntl.LOCK_NB):
+        _count_lost(opened)
+    own = [trial for trial in opened.trials if _OWN in trial.user_attrs]
+    if all(trial.state is TrialState.FAIL and "error" not in trial.user_attrs for trial in own):
+        opened.enqueue_trial(first, user_attrs={_OWN: True})
+
+
+def _count_lost(opened: optuna.Study) -> None:
+    """Count as failed what is still running in the journal where nobody trains: it lost its process."""
+    for lost in opened.get_trials(states=(TrialState.RUNNING,)):
+        opened.tell(lost.number, state=TrialState.FAIL)
+
+
 def _train_trials(study: _Study) -> None:
     resident = Resident()
     while True:
         with _locked(study.root / "lock"):
             opened = study.open()
-            if sum(one.state is not TrialState.WAITING for one in opened.trials) >= study.trials:
+            waiting = [one.state is TrialState.WAITING for one in opened.trials]
+            if len(waiting) >= study.trials and not any(waiting):
                 return
             trial = opened.ask(study.space)
         _train_trial(study, opened, trial, resident)
@@ -245,13 +266,9 @@ def _keep_best(study: optuna.Study, root: Path) -> None:
 
 
 def _result(study: _Study, space: dict[str, str]) -> Tuning:
-    """Count killed trials as failed, evaluate the best one on the test split, and write down all of them.
-
-    Nobody trains now: what is still running in the journal lost its process.
-    """
+    """Evaluate the best trial on the test split, and write down all of them; nobody trains now."""
     opened = study.open()
-    for lost in opened.get_trials(states=(TrialState.RUNNING,)):
-        opened.tell(lost.number, state=TrialState.FAIL)
+    _count_lost(opened)
     _keep_best(opened, study.root)
     trials = tuple(map(Trial.of, opened.get_trials(states=tuple(_STATUS))))
     if all(trial.status != "done" for trial in trials):

@@ -15,7 +15,7 @@ def test_a_table_its_files_and_its_json(store, tmp_path):
     result = run(*words)
     lines = result.stdout.splitlines()
     assert lines[0].startswith("vsepp: 3 trials, ")
-    assert lines[1].split()[-2:] == ["loss.triplet.margin", "data.batch_size"]
+    assert [line.split()[0] for line in lines[6:12]][-2:] == ["loss.triplet.margin", "data.batch_size"]
     assert "split test, protocol full: 4 images, 10 captions (2.50 an image), 0 skipped" in result.stdout
     assert "space of vsepp:" in result.stderr
     assert "trial 0: 1 of 3: done, validation RSUM " in result.stderr

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,12 @@ def test_the_result_is_that_of_the_best_run_on_the_test_split(whole):
     assert result["best"]["number"] == found.best.number
     assert result["results"][0]["rsum"] == found.evaluation.results[0].rsum
     assert str(found).splitlines()[0].startswith(f"vsepp: {TRIALS} trials, ")
-    assert str(found).splitlines()[1].split()[-2:] == ["adapter.words.dropout", "loss.triplet.margin"]
+    table = str(found).partition("\n\n")[0].splitlines()[1:]
+    assert [line.split()[0] for line in table[-2:]] == ["adapter.words.dropout", "loss.triplet.margin"]
+    assert max(map(len, table)) <= 80
+    assert table[0].split()[1] == str(found.best.number)
+    trial = {line.split()[0]: line.split()[1] for line in table}
+    assert float(trial["loss.triplet.margin"]) == pytest.approx(found.best.values["loss.triplet.margin"], rel=0.01)
 
 
 def test_the_best_run_is_evaluated_with_hubness_corrected(stores, whole, tmp_path):
@@ -105,6 +111,25 @@ def test_a_killed_trial_is_lost_and_counted(stores, tmp_path):
     (lost,) = [trial for trial in found.trials if trial.status == "failed"]
     assert lost.error == "its process was killed"
     assert heavy(out) == ["best"]
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_the_recipe_itself_is_tried_where_the_first_trial_was_killed(stores, tmp_path, trials):
+    out = tmp_path / "out"
+    killed_in_second_epoch(tuning, out / "trials" / "0", tuned, stores(), out, trials=trials)
+    found = tuned(stores(), out, trials=trials)
+    lost, again = found.trials[:2]
+    assert (lost.status, again.status, again.values) == ("failed", "done", lost.values)
+    assert len(found.trials) == max(2, trials)
+    assert tuned(stores(), out, trials=trials) == found
+
+
+def test_a_table_of_long_values_fits_a_terminal(whole):
+    _, found = whole
+    long = [dict.fromkeys(trial.values, "a-name-of-many-letters") for trial in found.trials]
+    trials = tuple(replace(trial, values=values) for trial, values in zip(found.trials, long, strict=True))
+    table = str(replace(found, trials=trials)).partition("\n\n")[0].splitlines()[1:]
+    assert max(map(len, table)) <= 80
 
 
 def test_two_commands_share_a_tuning(stores, tmp_path):

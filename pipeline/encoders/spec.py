@@ -89,7 +89,7 @@ class EncoderSpec:
         if spec.source is None or spec.source.startswith("random:"):
             return spec
         if Path(spec.source).exists():
-            return spec.with_source(str(Path(spec.source).resolve()))
+            return spec.with_source(str(_whole(Path(spec.source))))
         return spec.with_source(f"{spec.source.partition('@')[0]}@{commit}") if commit else spec
 
     def without_folders(self) -> "EncoderSpec":
@@ -124,10 +124,15 @@ class EncoderSpec:
         return cls(**values)
 
 
+def _whole(path: Path) -> Path:
+    """Return an absolute path that keeps its own name, also where that is a link."""
+    return path.resolve() if path.name in ("", "..") else path.parent.resolve() / path.name
+
+
 def short_name(source: str) -> str:
     """Return the last part of a hub id or path, as a set's name begins; of a fine-tuned backbone its run and branch."""
     path = Path(source)
-    last = path.resolve().name if path.is_dir() or path.is_absolute() else source.partition("@")[0].rpartition("/")[2]
+    last = _whole(path).name if path.is_dir() or path.is_absolute() else source.partition("@")[0].rpartition("/")[2]
     if last.endswith("_backbone"):
         last = f"{path.resolve().parent.name}-{last.removesuffix('_backbone')}"
     return re.sub(r"[^\w.-]+", "-", last, flags=re.ASCII).strip(".-") or "hf"

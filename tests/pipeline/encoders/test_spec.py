@@ -90,3 +90,7 @@ def test_names_of_folders_and_hub_ids(tmp_path):
     assert short_name("some/Model-v1@main") == "Model-v1"
     assert short_name(str(tmp_path / "run" / "text_backbone")) == "run-text"
     assert short_name("My CLIP (copy)") == "My-CLIP-copy"
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "MiniLM").symlink_to("snapshot")
+    spec = EncoderSpec(f"hf:{tmp_path}/MiniLM").located({})
+    assert short_name(spec.source) == short_name(str(tmp_path / "MiniLM")) == "MiniLM"

@@ -18,6 +18,12 @@ def hidden() -> bool | None:
     return True if _log.level > logging.INFO else None
 
 
+def in_notebook() -> bool:
+    """Return whether this is a notebook, which shows bars although it is no terminal."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
+
+
 class Progress:
     """Counts items of work, from any thread; use as a context manager.
 

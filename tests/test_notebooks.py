@@ -1,5 +1,7 @@
 """The notebooks: each runs from its first cell to its last, is committed without outputs, and is listed on the site."""
 
+import json
+import re
 from pathlib import Path
 
 import nbformat
@@ -20,3 +22,10 @@ def test_a_notebook_runs(path, tmp_path):
     NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
     said = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("RSUM" in text for text in said)
+    if path.stem == "loop":  # the picture that its query finds first shows what it says
+        (query,) = re.findall(r'search\("(a .*?)"', "".join(cell.source for cell in notebook.cells))
+        (first,) = [found for text in said for found in re.findall(r"^1 0\.\d+ (\S+\.jpg)$", text, re.MULTILINE)]
+        images = json.loads((tmp_path / "scenes" / "dataset_scenes.json").read_text())["images"]
+        shown = next(image for image in images if image["filename"] == first)
+        assert query in [sentence["raw"] for sentence in shown["sentences"]]
+        assert any("val RSUM" in text for text in said)  # of the training's progress

@@ -1,6 +1,7 @@
 """The log of a training: a bar, lines for `logging`, and `train.log` in the run's folder."""
 
 import logging
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
+
+from ...pipeline.progress import in_notebook
 
 LOG = "train.log"
 _log = logging.getLogger("xret")
@@ -30,8 +33,10 @@ class TrainLog:
         self.folder, self.title = folder, title
         epochs, items, done = amount
         self.epochs = epochs
-        shown = title is not None and _log.isEnabledFor(logging.INFO) and done < epochs * items
-        hidden = None if shown else True  # None: hidden where there is no terminal
+        # Nobody sets levels of logging in a notebook; None: hidden where there is no terminal.
+        notebook = in_notebook() and _log.level == logging.NOTSET
+        shown = title is not None and (notebook or _log.isEnabledFor(logging.INFO)) and done < epochs * items
+        hidden = (False if notebook else None) if shown else True
         self.bar = tqdm(total=epochs * items, initial=done, unit=f" {unit}s", leave=not title, disable=hidden)
 
     def __enter__(self) -> "TrainLog":
@@ -57,7 +62,10 @@ class TrainLog:
         title = f"epoch {line['epoch']}/{self.epochs}"
         long = f"{title}: {describe(values, terms)}, lr {line['lr']:.3g}, {end}"
         short = long if _log.isEnabledFor(logging.DEBUG) else f"{title}: {describe(values, ())}, {end}"
-        _log.log(logging.INFO if self.title == "" else logging.DEBUG, short)
+        level = logging.INFO if self.title == "" else logging.DEBUG
+        if not self.bar.disable and level == logging.INFO and not _log.isEnabledFor(level):
+            self.bar.write(short, sys.stderr)
+        _log.log(level, short)
         self.write(long)
 
     def say(self, sentence: str, level: int = logging.WARNING) -> None:

@@ -206,7 +206,7 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, dict[s
     if encoder.vocabulary is not None:
         counts.update(unknown_tokens=0, captions_unknown=0)
     shares: dict[str, float] = {}
-    with Progress("tokens", cache.captions, "captions") as progress:
+    with Progress("tokens, before they are encoded", cache.captions, "captions") as progress:
         for split, rows in cache.splits.items():
             (start, stop), before = cache.captions_of(*rows), counts["unknown_tokens"]
             for first in range(start, stop, _CAPTIONS):

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from small_store import make_store
@@ -43,6 +43,21 @@ def test_an_epoch_is_a_line(store, tmp_path, caplog, capfd, monkeypatch, level, 
     assert capfd.readouterr() == ("", "")  # the library prints nothing
     log = (tmp_path / "run" / LOG).read_text()
     assert log.count("val RSUM") == 2 and "begins vsepp on" in log and "ended well: 2 epochs" in log
+
+
+@pytest.mark.parametrize(("level", "lines"), [(logging.NOTSET, 2), (logging.WARNING, 0)])
+def test_a_notebook_shows_progress(store, tmp_path, capfd, monkeypatch, level, lines):
+    shell = SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    logger = logging.getLogger("xret")
+    monkeypatch.setattr(logger, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.WARNING)
+    monkeypatch.setattr(logger, "level", level)
+    logger.manager._clear_cache()
+    train(store, recipe_of("vsepp", 2), tmp_path / "run", device="cpu")
+    said = capfd.readouterr().err
+    assert said.count("val RSUM") == lines
+    assert ("epoch 2/2:" in said) == bool(lines)
 
 
 def test_the_start_says_what_differs_from_the_recipe_and_what_is_too_small(store, tmp_path, caplog):

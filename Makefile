@@ -7,8 +7,8 @@ PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet
 
 .PHONY: demo test check docs dist format clean
 
+# It resumes where it was stopped.
 demo: $(VENV)/.run
-	rm -rf xret-demo
 	$(BIN)/xret demo --out xret-demo
 
 # A process a core, each with one thread: torch would start as many threads as there are cores in every one of them.
@@ -41,7 +41,8 @@ clean:
 	rm -rf $(VENV) .build build dist *.egg-info
 
 $(VENV)/.run: pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing xret and PyTorch into $(VENV), which takes some minutes."
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip setuptools
 	$(PIP) --editable .
 	touch $@

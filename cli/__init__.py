@@ -1,13 +1,14 @@
 """The command line: one file a command. A command parses, calls one function and prints."""
 
 import errno
+import io
 import json
 import logging
 import shlex
 import signal
 import sys
 import warnings
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -24,6 +25,7 @@ from .import_ import import_
 from .index import index
 from .listing import list_
 from .memory import keep_freed_memory
+from .parsing import typed
 from .recipes import recipes
 from .report import report
 from .search import search
@@ -55,6 +57,13 @@ class Lines(logging.Handler):
 
 class Commands(click.Group):
     """Ends a user's mistake in one sentence on standard error: exit code 1 for a failure, 2 for wrong usage."""
+
+    def main(self, *args: Any, **how: Any) -> Any:
+        """Run the command line; what a terminal cannot show is escaped, as ``\\u2026`` on one of Latin-1."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        return super().main(*args, **how)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Remember what was typed, and move the options of ``xret`` itself before the command."""
@@ -105,7 +114,7 @@ def _again(commands: click.Group, words: list[str]) -> list[str]:
     """Return the words that resume what was stopped, or do it again."""
     command = commands.commands.get(_name(commands, words))
     resumes = command is not None and any(option.name == "resume" for option in command.params)
-    return ["xret", *words, *(["--resume"] if resumes and "--resume" not in words else [])]
+    return [typed(), *words, *(["--resume"] if resumes and "--resume" not in words else [])]
 
 
 def _name(commands: click.Group, words: list[str]) -> str:

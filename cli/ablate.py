@@ -5,7 +5,18 @@ from typing import Any
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FILE, NEW_FOLDER, device_option, key_choices, recipe_option, settings_option, show, workers
+from .parsing import (
+    NEW_FILE,
+    NEW_FOLDER,
+    RECIPE,
+    STORE,
+    device_option,
+    key_choices,
+    recipe_option,
+    settings_option,
+    show,
+    workers,
+)
 
 
 def list_grids(context: click.Context, _: click.Parameter, value: str | None) -> str | None:
@@ -22,7 +33,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
 
 
 @click.command()
-@click.argument("store")
+@click.argument("store", type=STORE)
 @recipe_option(required=False)
 @click.option(
     "--vary",
@@ -43,6 +54,7 @@ def list_grids(context: click.Context, _: click.Parameter, value: str | None) ->
     "--baseline",
     "baselines",
     multiple=True,
+    type=RECIPE,
     metavar="NAME|FILE",
     help="A recipe to compare with, such as linear or mlp; only --set changes it. It has a row for each varied "
     "data.image and data.text. Repeatable.",

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..pipeline.wording import counted, in_bytes, printable, some_of
-from .parsing import NEW_FILE, show
+from .parsing import NEW_FILE, STORE, show
 
 
 def _shape(features: dict[str, Any]) -> str:
@@ -51,7 +51,7 @@ def cache() -> None:
 
 
 @cache.command()
-@click.argument("store")
+@click.argument("store", type=STORE)
 def info(store: str) -> None:
     """Show the data set, its splits and the feature sets of STORE.
 
@@ -76,7 +76,7 @@ def info(store: str) -> None:
 
 
 @cache.command()
-@click.argument("store")
+@click.argument("store", type=STORE)
 def verify(store: str) -> None:
     """Read every chunk of STORE and report what is damaged.
 
@@ -149,7 +149,7 @@ def ls(place: str) -> None:
 
 
 @cache.command()
-@click.argument("store")
+@click.argument("store", type=STORE)
 @click.option("--split", default="val", help="The split to compare.")
 def align(store: str, split: str) -> None:
     """Rank pairs of image and caption sets, before any training.
@@ -172,7 +172,7 @@ def _row(features: dict[str, Any]) -> list[str]:
 
 
 @cache.command()
-@click.argument("store")
+@click.argument("store", type=STORE)
 @click.option("--set", "name", default="auto", metavar="PREFIX", help="The image set; needed where there are several.")
 @click.option("--threshold", default=0.7, type=click.FloatRange(-1, 1), help="The least cosine that is listed.")
 @click.option("--out", type=NEW_FILE, help="A CSV file to write, with all pairs.")
@@ -203,7 +203,7 @@ def leaks(store: str, name: str, threshold: float, out: Path | None) -> None:
 
 
 @cache.command()
-@click.argument("store")
+@click.argument("store", type=STORE)
 @click.argument("features", metavar="SET")
 def rm(store: str, features: str) -> None:
     """Delete a feature set of STORE.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .parsing import NEW_FOLDER, show
+from .parsing import NEW_FOLDER, show, typed
 
 if TYPE_CHECKING:
     from ..heads.evaluation.evaluation import Evaluation
@@ -39,6 +39,7 @@ _SETS: dict[str, Any] = {
     "aggregator.image.positions": "none",
     "optimizer.aggregator_lr": 1,
 }
+QUERY = "a big dotted red square at the right"  # that one picture answers, of the test split
 # The recipe and settings of each row of the table, by the name of its run.
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "vsepp": ("vsepp", _COMMON),
@@ -83,9 +84,9 @@ def demo(out: Path) -> None:
     run, scenes = shlex.quote(str(out / "setdiv-k4")), shlex.quote(str(out / "scenes"))
     lines += [
         f"{seconds:.0f} s; go on with",
-        f'  xret search {run} "a big red square at the top"',
-        f"  xret eval {run} --diagnostics --data-root {scenes}",
-        f"  xret serve {run} --data-root {scenes}  # needs pip install 'xret[serve]'",
+        f'  {typed()} search {run} "{QUERY}"',
+        f"  {typed()} eval {run} --diagnostics --data-root {scenes}",
+        f"  {typed()} serve {run} --data-root {scenes}  # needs pip install 'xret[serve]'",
     ]
     recipes = {name: evaluation.to_dict() for name, evaluation in found.items()}
     show({"seconds": round(seconds, 1), "report": str(out / "report.html"), "recipes": recipes}, lines)

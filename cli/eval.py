@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, device_option, other_store_option, show, split_option, trust_option
+from .parsing import FOLDER, RUN_OR_STORE, device_option, other_store_option, show, split_option, trust_option
 
 
 @click.command("eval")
-@click.argument("runs", nargs=-1, required=True, metavar="RUN|STORE [RUN ...]")
+@click.argument("runs", nargs=-1, required=True, type=RUN_OR_STORE, metavar="RUN|STORE [RUN ...]")
 @other_store_option
 @split_option
 @click.option(

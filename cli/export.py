@@ -6,11 +6,11 @@ from typing import Any
 import click
 
 from ..pipeline.wording import counted, in_bytes
-from .parsing import NEW_FOLDER, embedding_options, show
+from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_ID)
 @click.option(
     "--out",
     required=True,

@@ -8,6 +8,7 @@ import click
 
 from .parsing import (
     NEW_FOLDER,
+    RUN,
     comma_list,
     data_root_option,
     device_option,
@@ -20,7 +21,7 @@ from .train_head import format_summary, say_if_new
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN)
 @click.option("--out", required=True, type=NEW_FOLDER, help="The new run folder; must not exist, unless --resume.")
 @data_root_option
 @click.option(

@@ -2,18 +2,29 @@
 
 import json
 import re
+import shutil
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from ..heads.recipes.names import lineage, recipe_names
 from ..heads.recipes.settings import settings_of
-from ..pipeline.files import require_writable
+from ..pipeline.errors import XretError
+from ..pipeline.files import require_run, require_store, require_writable
 from ..pipeline.wording import printable
 
 _WEIGHTS = "HUB_ID|DIR|FILE"
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def typed() -> str:
+    """Return how a shell finds this command: ``xret``, or its path, as in a clone, whose environment is not active."""
+    own = sys.argv[0]
+    return own if Path(own).name == "xret" and shutil.which("xret") is None else "xret"
 
 
 def show(value: Any, lines: str | Iterable[str]) -> None:
@@ -77,6 +88,34 @@ class Output(click.Path):
         return path
 
 
+class _There(click.Path):
+    """What a command reads, which is looked for before anything is imported that takes a second."""
+
+    def __init__(self, *checks: Callable[[str], None]) -> None:
+        super().__init__()
+        self._checks = checks
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path or URL; the error of the last check where it passes none."""
+        found: Any = super().convert(value, param, ctx)
+        for number, check in enumerate(self._checks, 1):
+            try:
+                check(found)
+                break
+            except XretError:
+                if number == len(self._checks):
+                    raise
+        return found
+
+
+def _require_run_or_id(path: str) -> None:
+    """Refuse what is no run, but for a name that may be the hub's."""
+    if Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path):
+        require_run(path)
+
+
+RUN, STORE, RUN_OR_STORE = _There(require_run), _There(require_store), _There(require_store, require_run)
+RUN_OR_ID = _There(_require_run_or_id)
 PLACE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)  # to read from
 NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the command's to say
@@ -106,9 +145,9 @@ split_option = click.option("--split", default="test", help="The split to use.")
 part_option = click.option(
     "--split", show_default="all", help="The split to use, in place of all pictures of the store."
 )
-store_option = click.option("--store", help="The feature store, if it has moved since RUN was trained.")
+store_option = click.option("--store", type=STORE, help="The feature store, if it has moved since RUN was trained.")
 other_store_option = click.option(
-    "--store", help="Another feature store of the same encoders; by default each run's own."
+    "--store", type=STORE, help="Another feature store of the same encoders; by default each run's own."
 )
 hubness_option = click.option("--hubness", is_flag=True, help="Hold back items that answer too many queries (QB-Norm).")
 data_root_option = click.option(
@@ -143,13 +182,27 @@ embedding_options = together(
 )
 
 
+class _Recipe(click.Path):
+    """A recipe's file, or its name, which Tab completes."""
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Return the bundled recipes that begin so, beside files."""
+        names = [name for name in recipe_names() if name.startswith(incomplete)]
+        return [*map(CompletionItem, names), *super().shell_complete(ctx, param, incomplete)]
+
+
+RECIPE = _Recipe()
+
+
 def recipe_option(*, required: bool) -> Callable[[_Command], _Command]:
     """Return the option ``--recipe``; click itself would take the last of several."""
 
     def one(_ctx: click.Context, _parameter: click.Parameter, value: tuple[str, ...]) -> str | None:
         if len(value) > 1:
             raise click.BadParameter(f"give one, not {' and '.join(value)}; `xret ablate --baseline` takes others")
+        for name in value:
+            lineage(name)  # refuses a name that there is not
         return value[0] if value else None
 
-    how: Any = {"required": required, "multiple": True, "callback": one, "metavar": "NAME|FILE"}
+    how: Any = {"required": required, "multiple": True, "callback": one, "metavar": "NAME|FILE", "type": RECIPE}
     return click.option("--recipe", help="A name that `xret recipes` lists, or a YAML file.", **how)

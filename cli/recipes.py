@@ -4,11 +4,12 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import takewhile
+from textwrap import wrap
 from typing import Any
 
 import click
 
-from .parsing import show
+from .parsing import RECIPE, show
 
 
 @click.group(invoke_without_command=True)
@@ -16,7 +17,8 @@ from .parsing import show
 def recipes(context: click.Context) -> None:
     """List the bundled recipes with the RSUM of their paper's row.
 
-    A variant, named SYSTEM/DATA-BACKBONE, is listed below its system and holds the paper's values for that backbone.
+    A variant is listed below its system, as /DATA-BACKBONE, and named SYSTEM/DATA-BACKBONE; it holds the paper's values
+    for that backbone.
     "cache": frozen features can reach the row; "finetune": its backbones are trained as well.
 
     \b
@@ -29,20 +31,22 @@ def recipes(context: click.Context) -> None:
     from ..heads.recipes.names import headlines
 
     known = headlines()
-    width = 2 + max(len(recipe["name"]) for recipe in known)
+    names = {recipe["name"]: re.sub("^.*/", "  /", recipe["name"]) for recipe in known}
+    width = max(map(len, names.values()))
     rows = [name for name, row in ROWS.items() if row.images is not None]  # that recipes expect a value of
     lines = [f"{'RSUM of the paper':{width}}{''.join(f'{ROWS[row].title:>9}' for row in rows)}  reaches"]
     for recipe in known:
         variant = "/" in recipe["name"]
         expected = [recipe["expected"].get(row) for row in rows]
         numbers = "".join(f"{'-' if rsum is None else format(rsum, 'g'):>9}" for rsum in expected)
-        name, paper = f"{variant * '  '}{recipe['name']}", "" if variant else recipe["paper"]
-        lines.append(f"{name:{width}}{numbers}  {recipe['reaches']:8}  {paper}".rstrip())
+        lines.append(f"{names[recipe['name']]:{width}}{numbers}  {recipe['reaches']}")
+        if not variant:
+            lines += wrap(recipe["paper"], 80, initial_indent="    ", subsequent_indent="    ")
     show(known, lines)
 
 
 @recipes.command("show")
-@click.argument("name", metavar="NAME|FILE")
+@click.argument("name", type=RECIPE, metavar="NAME|FILE")
 def show_one(name: str) -> None:
     """Print a recipe with all its values and their sources.
 
@@ -53,10 +57,11 @@ def show_one(name: str) -> None:
     xret recipes show setdiv > mine.yaml
     """
     from ..heads.recipes.names import lineage
+
+    texts = [layer.text for layer in lineage(name)]  # before torch is imported
     from ..heads.recipes.recipe import load_recipe
 
     recipe = load_recipe(name).to_dict()
-    texts = [layer.text for layer in lineage(name)]
     sources: dict[str, str] = {}
     for text in reversed(texts):  # what a variant says overrides what its base says
         sources = {key: one for key, one in sources.items() if not key.startswith("expected.")} | _sources(text)

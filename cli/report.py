@@ -7,11 +7,11 @@ from typing import Any
 import click
 
 from ..pipeline.wording import in_bytes
-from .parsing import data_root_option, device_option, other_store_option, show, split_option, trust_option
+from .parsing import RUN, data_root_option, device_option, other_store_option, show, split_option, trust_option
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN [RUN ...]")
+@click.argument("runs", nargs=-1, required=True, type=RUN, metavar="RUN [RUN ...]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

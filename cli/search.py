@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..pipeline.wording import counted, printable
-from .parsing import PLACE, device_option, hubness_option, part_option, show, store_option, together, weights_options
+from .parsing import (
+    FOLDER,
+    RUN_OR_ID,
+    device_option,
+    hubness_option,
+    part_option,
+    show,
+    store_option,
+    together,
+    weights_options,
+)
 
 if TYPE_CHECKING:
     from ..heads.retrieval.gallery import Hit
@@ -15,10 +25,10 @@ if TYPE_CHECKING:
 
 # Of commands that put a run to work.
 run_options = together(
-    click.option("--images", type=PLACE, metavar="FOLDER", help="Search the pictures in this folder and below."),
+    click.option("--images", type=FOLDER, metavar="FOLDER", help="Search the pictures in this folder and below."),
     store_option,
     part_option,
-    click.option("--index", type=PLACE, metavar="DIR", help="An index of RUN, made by `xret index`."),
+    click.option("--index", type=FOLDER, metavar="DIR", help="An index of RUN, made by `xret index`."),
     weights_options,
     hubness_option,
     device_option,
@@ -26,7 +36,7 @@ run_options = together(
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_ID)
 @click.argument("words", nargs=-1, required=True, metavar="QUERY")
 @click.option("-k", "k", default=10, type=click.IntRange(min=1), help="Number of results.")
 @run_options

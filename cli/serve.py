@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from ..pipeline.errors import XretError
-from .parsing import data_root_option
+from .parsing import RUN_OR_ID, data_root_option
 from .search import run_options
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=RUN_OR_ID)
 @run_options
 @data_root_option
 @click.option("--host", default="127.0.0.1", help="The address or name to listen at.")

@@ -2,22 +2,36 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.wording import counted
-from .parsing import NEW_FOLDER, device_option, recipe_option, seed_option, settings_option, show, trust_option
+from .parsing import (
+    NEW_FOLDER,
+    RUN,
+    STORE,
+    device_option,
+    recipe_option,
+    seed_option,
+    settings_option,
+    show,
+    trust_option,
+    typed,
+)
 
 if TYPE_CHECKING:
     from ..heads.training.trainer import TrainSummary
 
 
 @click.command("train-head")
-@click.argument("stores", nargs=-1, required=True, metavar="STORE [STORE ...]")
+@click.argument("stores", nargs=-1, required=True, type=STORE, metavar="STORE [STORE ...]")
 @recipe_option(required=True)
 @settings_option("of the recipe")
-@click.option("--init-from", metavar="RUN", help="Begin with the best weights of this run; all of them must fit.")
+@click.option(
+    "--init-from", type=RUN, metavar="RUN", help="Begin with the best weights of this run; all of them must fit."
+)
 @click.option("--out", required=True, type=NEW_FOLDER, help="The run folder; must not exist, unless --resume.")
 @trust_option
 @device_option
@@ -40,7 +54,7 @@ def train_head(stores: tuple[str, ...], out: Path, resume: bool, **options: Any)
 
     say_if_new(out, resume)
     summary = train(stores, out=out, resume=resume, **options)
-    show(asdict(summary), format_summary(summary))
+    show(asdict(summary), [format_summary(summary), f"go on with `{typed()} eval {quote(summary.run)}`"])
 
 
 def say_if_new(out: Path, resume: bool) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 import click
 
-from .parsing import NEW_FOLDER, device_option, key_values, recipe_option, seed_option, settings_option, show
+from .parsing import NEW_FOLDER, STORE, device_option, key_values, recipe_option, seed_option, settings_option, show
 
 
 @click.command()
-@click.argument("store")
+@click.argument("store", type=STORE)
 @recipe_option(required=True)
 @click.option(
     "--trials",

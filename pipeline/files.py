@@ -18,7 +18,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from .errors import OutputError, XretError
+from .errors import CacheError, OutputError, RunError, XretError
 
 _without_locks: set[Path] = set()  # folders that were named
 
@@ -165,6 +165,29 @@ def _note_no_locks(path: Path, error: OSError) -> None:
         _without_locks.add(folder)
         way = "let only one process write there at a time"
         log.warning("%s: its file system has no locks (%s); %s", folder, error.strerror, way)
+
+
+def require_store(url: str | Path) -> None:
+    """Raise CacheError where a local path holds no feature store; this imports no library."""
+    if "://" not in str(url) and not Path(url, "zarr.json").exists():
+        raise no_store(url)
+
+
+def no_store(url: str | Path) -> CacheError:
+    """Return the error that says that there is no feature store."""
+    return CacheError(f"{url}: there is no feature store; check the path, or run `xret extract … --store {url}`")
+
+
+def require_run(path: str | Path) -> None:
+    """Raise RunError where a folder is no run; this imports no library."""
+    folder = Path(path)
+    if (folder / "run.json").is_file():
+        return
+    inside = next(folder.glob("[!.]*/run.json"), None) or next(folder.glob("[!.]*/*/run.json"), None)
+    way = f"make one with `xret train-head … --out {path}`"
+    if folder.exists():
+        way = "name the folder of a run" + ("" if inside is None else f", such as {inside.parent}")
+    raise RunError(f"{path} is no run: it has no run.json; {way}")
 
 
 def require_writable(path: Path, option: str) -> None:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...pipeline.device import drawing
 from ...pipeline.errors import RecipeError, RunError
-from ...pipeline.files import locked, making, remove, writing
+from ...pipeline.files import locked, making, remove, require_run, writing
 from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
 from ..model import Model, build_model
@@ -62,12 +62,7 @@ class Run:
         since; unless `trust`.
         """
         self.path, file = Path(path), Path(path, "run.json")
-        if not file.is_file():
-            inside = next(self.path.glob("[!.]*/run.json"), None) or next(self.path.glob("[!.]*/*/run.json"), None)
-            way = f"make one with `xret train-head … --out {path}`"
-            if self.path.exists():
-                way = "name the folder of a run" + ("" if inside is None else f", such as {inside.parent}")
-            raise RunError(f"{path} is no run: it has no run.json; {way}")
+        require_run(path)
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
             if (known := values.pop("format")) != FORMAT:

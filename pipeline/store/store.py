@@ -35,6 +35,7 @@ from ..data.manifest import SPLITS
 from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..errors import CacheError, OutputError, nearest
+from ..files import no_store
 from .folder import DAMAGED, LOCK, Folder
 from .sets import NOT_DONE, CaptionSet, ImageSet
 
@@ -80,7 +81,7 @@ class FeatureCache:
         """
         folder = Folder(url)
         if not folder.exists("zarr.json"):
-            raise CacheError(f"{url}: there is no feature store; check the path, or run `xret extract … --store {url}`")
+            raise no_store(url)
         try:
             with folder.answering():
                 group = zarr.open_group(folder.zarr(writable=writable), mode="r+" if writable else "r", zarr_format=3)

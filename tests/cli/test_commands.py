@@ -3,14 +3,22 @@
 import asyncio
 import gc
 import json
+import os
 import shlex
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import click
+import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from command_line import refused, run
 
-from xret.cli import Commands
+from xret.cli import Commands, main
+from xret.cli.parsing import typed
+from xret.heads.recipes.names import recipe_names
 
 
 def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path, monkeypatch):
@@ -34,6 +42,56 @@ def test_an_interrupt_ends_with_130_and_the_command_that_goes_on(store, tmp_path
     words = ["extract", "coco", "--data-root", str(tmp_path), "--store", "s"]
     monkeypatch.setattr("xret.pipeline.data.manifest.load_manifest", lambda *_: None)
     assert refused(*words, code=130).endswith(f"run again `xret {shlex.join(words)}`")
+
+
+def test_a_command_in_a_clone_is_named_by_its_path(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [".venv/bin/xret"])
+    for path, expected in ((os.defpath, ".venv/bin/xret"), (str(Path(sys.executable).parent), "xret")):
+        monkeypatch.setenv("PATH", path)
+        assert typed() == expected
+
+
+def test_what_a_terminal_cannot_show_is_escaped(store):
+    for words in (["ablate", "--help"], ["eval", "nothing"], ["search", "nothing", "\u4e00"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "xret.cli", *words],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+            check=False,
+        )
+        said = (done.stdout + done.stderr).decode("latin-1")
+        assert "Traceback" not in said and "\\u2026" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "eval nothing", "search nothing x", "serve nothing", "report nothing", "export nothing --out e",
+        "index nothing --out i", "finetune nothing --out f", "train-head nothing --recipe mlp --out r",
+        "train-head . --recipe mpl --out r", "tune nothing --recipe mlp --out t", "cache info nothing",
+        "ablate nothing --recipe mlp --vary model.dim=3 --out a", "recipes show nothing", "eval . --store nothing",
+    ],
+)  # fmt: skip
+def test_a_wrong_path_is_refused_before_libraries_are_imported(words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = f"""if True:
+        import sys
+        from xret.cli import main
+        try:
+            main({words.split()})
+        finally:
+            print(*sys.modules)
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr[:7], list(tmp_path.iterdir())) == (1, "Error: ", [])
+    assert not {"torch", "numpy", "zarr"} & set(done.stdout.split())
+
+
+def test_recipes_complete_by_tab():
+    for words in (["train-head", "s", "--recipe", "setdiv/f30k-b"], ["recipes", "show", "setdiv/f30k-b"]):
+        found = ShellComplete(main, {}, "xret", "").get_completions(words[:-1], words[-1])
+        names = [name for name in recipe_names() if name.startswith("setdiv/f30k-b")]
+        assert names and set(names) <= {one.value for one in found}
 
 
 def test_what_ctrl_c_cut_off_prints_nothing():

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+import xret
 from xret.cli import main
-from xret.cli.demo import ROWS
+from xret.cli.demo import QUERY, ROWS
 from xret.pipeline.data.scenes import generate as scenes
 
 
@@ -66,6 +67,7 @@ def test_the_commands_that_it_ends_with_run_as_printed(small, tmp_path, monkeypa
     assert [line.split()[:1] for line in printed[2:6]] == [[name] for name in ROWS]
     search, diagnostics, serve = (shlex.split(line, comments=True) for line in printed[-3:])
     assert search[:3] == ["xret", "search", "a demo/setdiv-k4"]
+    assert search[3] == QUERY
     for command in (search, diagnostics):
         assert CliRunner().invoke(main, command[1:], catch_exceptions=False).exit_code == 0
     context = main.commands["serve"].make_context("serve", serve[2:])
@@ -96,6 +98,13 @@ def test_four_elements_are_worth_it(tmp_path):
     assert "slot 4" in Path(out["report"]).read_text()
     tables = {name: evaluated["results"][0] for name, evaluated in out["recipes"].items()}
     assert {table["images"] for table in tables.values()} == {100}
+    found = [
+        xret.load(tmp_path / "demo" / "setdiv-k4", split=split).search(QUERY, k=1)[0] for split in ("test", "train")
+    ]
+    images = json.loads((tmp_path / "demo" / "scenes" / "dataset_scenes.json").read_text())["images"]
+    (first,) = [image for image in images if image["filename"] == found[0].file_name]
+    assert QUERY in [sentence["raw"] for sentence in first["sentences"]]
+    assert found[0].score > found[1].score
     others = [tables.pop(name)["rsum"] for name in ("vsepp", "vse-infty", "setdiv-k1")]
     (best,) = tables.values()
     assert best["rsum"] >= max(others) + 30

@@ -13,10 +13,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..data.digests import NONE, digest_of
 from ..data.regions import lay_out
-from ..device import cores, pick_device
+from ..device import cores, pick_device, start_reading
 from ..encoders.base import encode_layers
 from ..encoders.registry import is_own, load_text_layers, load_visual_layers
 from ..encoders.spec import EncoderSpec
@@ -24,11 +26,11 @@ from ..encoders.threads import encoding
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
 from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..store.create import misfit
 from ..store.rows import ranges
 from .options import Options
 from .pictures import Batch, Chunk, Item, Picture, Read, read_in_processes
 from .reuse import Reusable
-from .stored import begin_reading, check_range, stacked
 
 _THREADS = 8  # that read by default at most: 16 on as many cores read less, since they wait for the interpreter
 
@@ -233,7 +235,7 @@ class Filler:
         """Encode pictures, and lay their features out in the arrays of each set that lacks them."""
         names, lacking = [item.picture.name for item in items], [item.chunk.lacking(item.at) for item in items]
         wanted = sorted(set[int]().union(*lacking))
-        batch = stacked(pictures, self.device) if self.encoders[0].kind == "grid" else pictures
+        batch = _stacked(pictures, self.device) if self.encoders[0].kind == "grid" else pictures
         for k, encoded in zip(wanted, self._encode(wanted, batch, (names, names), tally), strict=True):
             for number, (item, of_sets) in enumerate(zip(items, lacking, strict=True)):
                 if (own := of_sets.get(k)) is None:  # the set has that image already
@@ -241,7 +243,7 @@ class Filler:
                 if isinstance(encoded, list):
                     local = encoded[number].local[None]
                     peaks = np.abs(local).max(axis=-1, initial=0)
-                    check_range(peaks, local.__getitem__, self.sets[k].dtype, [item.picture.name])
+                    _check_range(peaks, local.__getitem__, self.sets[k].dtype, [item.picture.name])
                     lay_out(own, item.at, encoded[number])
                 else:
                     own["local"][item.at], own["global"][item.at] = (part[number] for part in encoded)
@@ -297,7 +299,7 @@ class Filler:
                     return encoded
                 dtypes = [self.sets[k].dtype for k in sets]
                 begun = [
-                    [begin_reading(part, dtype) for part in one] for one, dtype in zip(encoded, dtypes, strict=True)
+                    [_begin_reading(part, dtype) for part in one] for one, dtype in zip(encoded, dtypes, strict=True)
                 ]
             return [(local(names[0]), global_(names[1])) for local, global_ in begun]
 
@@ -318,3 +320,48 @@ def _timed(tally: Tally, share: str) -> Iterator[None]:
     began = time.perf_counter_ns()
     yield
     tally[share] += time.perf_counter_ns() - began
+
+
+# From the device to the dtype of a set
+
+
+def _stacked(pictures: list[Tensor], device: str) -> Tensor:
+    """Return pixels [B,…] of the host; from pinned memory a GPU takes them while the host goes on."""
+    if device == "cpu":
+        return torch.stack(pictures)
+    shape, dtype = (len(pictures), *pictures[0].shape), pictures[0].dtype
+    return torch.stack(pictures, out=torch.empty(shape, dtype=dtype, pin_memory=True))
+
+
+def _begin_reading(values: Tensor, dtype: str) -> Callable[[list[str]], np.ndarray]:
+    """Begin to bring features [n,…,C] from their device in the dtype of a set; what is returned waits for them.
+
+    It takes the names of the n samples, and raises CacheError for the first that the dtype cannot hold. The device
+    casts them and finds the peaks that are checked; for the host's threads that is nothing to wait for.
+    """
+    peaks = values.new_zeros(values.shape[:-1])
+    if values.numel():  # on a CPU in a third of the time of `abs` and `amax`
+        peaks = torch.maximum(values.amax(-1), -values.amin(-1))
+    found, stored = start_reading(peaks), start_reading(values.to(getattr(torch, dtype)))
+
+    def rows_where(mask: np.ndarray) -> np.ndarray:
+        with encoding(str(values.device)):
+            return values[torch.from_numpy(mask)].cpu().numpy()
+
+    def read(names: list[str]) -> np.ndarray:
+        _check_range(found().numpy(), rows_where, dtype, names)
+        return stored().numpy()
+
+    return read
+
+
+def _check_range(
+    peaks: np.ndarray, rows_where: Callable[[np.ndarray], np.ndarray], dtype: str, names: list[str]
+) -> None:
+    """Refuse samples that the dtype cannot hold; peaks [n,…] and rows are as `misfit` takes them."""
+    finite = np.isfinite(peaks).reshape(len(peaks), -1).all(axis=1)
+    if not finite.all():
+        raise CacheError(f"'{names[int(finite.argmin())]}': the encoder gave NaN or infinity; check its weights")
+    if (found := misfit(peaks, rows_where, dtype)) is not None:
+        way = "extract with --dtype float32, or other --layers if the encoder has any"
+        raise CacheError(f"'{names[found[0]]}': {found[1]}; {way}")

@@ -12,7 +12,7 @@ from ..data.digests import BYTES
 from ..data.regions import REGION_ARRAYS
 from ..errors import CacheError
 from .sets import NOT_DONE, CaptionSet, ImageSet
-from .store import ArraySpec, FeatureCache
+from .store import FeatureCache
 
 CHUNK_BYTES = 8 << 20  # of a chunk
 GLOBAL_CHUNK_BYTES = 32 << 20  # the same where a sample has a single vector, so that a million make few files
@@ -101,10 +101,10 @@ def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) 
         values = (facts.global_channels or 0) + facts.rows * (facts.channels or 0)
         image_bytes = facts.views * values * np.dtype(facts.dtype).itemsize
         chunk = _chunk_rows(image_bytes, cache.images, most, facts.channels is None)
-        arrays: dict[str, ArraySpec] = {}
+        arrays: dict[str, tuple[Any, ...]] = {}
 
         def add(array: str, dimensions: tuple[str, ...], row: tuple[int, ...], dtype: str, fill: float) -> None:
-            arrays[array] = ArraySpec(("image", *dimensions), (cache.images, *row), chunk, dtype, fill)
+            arrays[array] = (("image", *dimensions), (cache.images, *row), chunk, dtype, fill)
 
         if facts.channels is not None:
             add("local", (*view, "row", "channel"), (*views, facts.rows, facts.channels), facts.dtype, np.nan)
@@ -139,20 +139,20 @@ def caption_set(
         mean = float(lengths.mean()) if lengths is not None and len(lengths) else 0.0
         bytes_of_caption = mean * (4 + (facts.channels or 0) * item) + (facts.global_channels or 0) * item
         chunk = _chunk_rows(bytes_of_caption, captions, most, lengths is None)
-        arrays: dict[str, ArraySpec] = {}
+        arrays: dict[str, tuple[Any, ...]] = {}
         if lengths is not None:
             starts = np.arange(0, captions, chunk)
             tokens = max(1, int(np.add.reduceat(lengths.astype(np.int64), starts).max())) if captions else 1
             total = tokens * len(starts)
-            arrays["token"] = ArraySpec(("token",), (total,), tokens, "int32")
+            arrays["token"] = (("token",), (total,), tokens, "int32")
             if facts.channels is not None:
-                arrays["local"] = ArraySpec(("token", "channel"), (total, facts.channels), tokens, facts.dtype, np.nan)
-            arrays["start"] = ArraySpec(("caption",), (captions,), chunk, "int64", -1)
-            arrays["length"] = ArraySpec(("caption",), (captions,), chunk, "int32", -1)
+                arrays["local"] = (("token", "channel"), (total, facts.channels), tokens, facts.dtype, np.nan)
+            arrays["start"] = (("caption",), (captions,), chunk, "int64", -1)
+            arrays["length"] = (("caption",), (captions,), chunk, "int32", -1)
         if facts.global_channels is not None:
             shape = (captions, facts.global_channels)
-            arrays["global"] = ArraySpec(("caption", "global_channel"), shape, chunk, facts.dtype, np.nan)
-        arrays["status"] = ArraySpec(("caption",), (captions,), chunk, "uint8", NOT_DONE)
+            arrays["global"] = (("caption", "global_channel"), shape, chunk, facts.dtype, np.nan)
+        arrays["status"] = (("caption",), (captions,), chunk, "uint8", NOT_DONE)
         cache.create_set(f"captions/{name}", facts.attributes(), arrays)
     return CaptionSet(cache, name)
 

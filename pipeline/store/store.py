@@ -20,7 +20,6 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -319,16 +318,17 @@ class FeatureCache:
 
     # Writing
 
-    def create_set(self, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, "ArraySpec"]) -> None:
+    def create_set(self, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, tuple[Any, ...]]) -> None:
         """Create an empty feature set at ``images/NAME`` or ``captions/NAME``; what lies there is replaced.
 
-        Of the `attributes` ``fingerprint`` marks it as whole; of the `arrays` ``status`` is the last.
+        Of the `attributes` ``fingerprint`` marks it as whole; of the `arrays`, each as `create_array` takes it,
+        ``status`` is the last.
         """
         self.folder.remove(path)
         with self.folder.answering():
             group = self.group.create_group(path, overwrite=True)
-            for name, spec in arrays.items():
-                create_array(group, name, spec)
+            for name, how in arrays.items():
+                create_array(group, name, *how)
         seal(self.folder, group, {**attributes, "arrays": list(arrays)})
 
     def remove_set(self, path: str) -> None:
@@ -389,29 +389,26 @@ def splits_at(*urls: str | None) -> dict[str, str]:
     return {}
 
 
-@dataclass(frozen=True)
-class ArraySpec:
-    """An array that is to be created; `rows` are those in a chunk."""
-
-    dimensions: tuple[str, ...]
-    shape: tuple[int, ...]
-    rows: int
-    dtype: str
-    fill: float = 0
-
-
-def create_array(group: zarr.Group, name: str, spec: ArraySpec) -> "zarr.Array[Any]":
-    """Create an array, uncompressed, each chunk with a crc32c."""
+def create_array(
+    group: zarr.Group,
+    name: str,
+    dimensions: tuple[str, ...],
+    shape: tuple[int, ...],
+    rows: int,
+    dtype: str,
+    fill: float = 0,
+) -> "zarr.Array[Any]":
+    """Create an array, uncompressed, each chunk of so many rows with a crc32c."""
     return group.create_array(
         name,
-        shape=spec.shape,
-        chunks=(max(1, spec.rows), *spec.shape[1:]),
-        dtype=spec.dtype,
-        fill_value=spec.fill,
+        shape=shape,
+        chunks=(max(1, rows), *shape[1:]),
+        dtype=dtype,
+        fill_value=fill,
         filters=None,
         compressors=[Crc32cCodec()],
         chunk_key_encoding={"name": "default", "separator": "."},
-        dimension_names=spec.dimensions,
+        dimension_names=dimensions,
         config={"write_empty_chunks": True},
         overwrite=True,
     )
@@ -446,7 +443,7 @@ def _create(folder: Folder, samples: Samples, protocols: list[str]) -> None:
         arrays = _sample_arrays(samples)
         for name, (dimensions, values) in arrays.items():
             rows = min(len(values), _SAMPLES_BYTES // max(1, values.itemsize * values[:1].size))
-            array = create_array(group, name, ArraySpec(dimensions, values.shape, rows, values.dtype.name))
+            array = create_array(group, name, dimensions, values.shape, rows, values.dtype.name)
             if len(values):
                 array[:] = values
     seal(folder, group, {"arrays": list(arrays)})

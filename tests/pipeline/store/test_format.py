@@ -18,7 +18,7 @@ from xret.pipeline.errors import CacheError, OutputError
 from xret.pipeline.store import CaptionSet, FeatureCache
 from xret.pipeline.store.inspect import describe, remove_set, stores_at, verify
 from xret.pipeline.store.rows import Rows
-from xret.pipeline.store.store import ArraySpec, open_for_writing
+from xret.pipeline.store.store import open_for_writing
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +160,8 @@ def _created(cache, values, chunk):
     if path in cache.set_paths("images"):
         return cache.set_at(path)
     arrays = {
-        "local": ArraySpec(tuple("abcd"[: values.ndim]), values.shape, chunk, "float16", np.nan),
-        "status": ArraySpec(("image",), (len(values),), chunk, "uint8", 255),
+        "local": (tuple("abcd"[: values.ndim]), values.shape, chunk, "float16", np.nan),
+        "status": (("image",), (len(values),), chunk, "uint8", 255),
     }
     facts = {"kind": "grid", "fingerprint": "f", "identity": {}, "dtype": "float16", "rows": 1}
     cache.create_set(path, {**facts, "channels": 3, "global_channels": 3}, arrays)

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from .errors import CacheError, OutputError, RunError, XretError
 
-_without_locks: set[Path] = set()  # folders that were named
+_without_locks = set[int]()  # devices that were named
 
 log = logging.getLogger("xret")
 
@@ -153,18 +153,13 @@ def locked(
         except OSError as error:
             if strict:
                 raise
-            _note_no_locks(path, error)
+            if (device := os.fstat(handle).st_dev) not in _without_locks:
+                _without_locks.add(device)
+                way = "let only one process write there at a time"
+                log.warning("%s: its file system has no locks (%s); %s", path, error.strerror, way)
         yield handle
     finally:
         os.close(handle)
-
-
-def _note_no_locks(path: Path, error: OSError) -> None:
-    folder = path if path.is_dir() else path.parent
-    if _without_locks.isdisjoint((folder, *folder.parents)):
-        _without_locks.add(folder)
-        way = "let only one process write there at a time"
-        log.warning("%s: its file system has no locks (%s); %s", folder, error.strerror, way)
 
 
 def require_store(url: str | Path) -> None:

@@ -310,5 +310,5 @@ def test_what_does_not_fit_the_store_is_refused_for_all_cells_at_once(stores, tm
 
 
 def test_a_file_system_without_locks_is_a_note(stores, tmp_path, lockless):
-    assert [entry.error for entry in ablated(stores(), plan_of(), tmp_path / "out")] == [None, None]
+    assert [entry.error for entry in ablated(stores(), varied(), tmp_path / "out")] == [None, None]
     assert len(lockless()) == 1

@@ -45,7 +45,7 @@ def block_order(
 def _one_thread(name: str) -> Iterator[ThreadPoolExecutor]:
     """Give a pool that ends with the block; or, if that is left open, with the process, while its modules are there."""
     pool = ThreadPoolExecutor(1, name)
-    end = finalize(_one_thread, pool.shutdown, cancel_futures=True)  # at one time alone
+    end = finalize(_one_thread, pool.shutdown, cancel_futures=True)  # it runs once
     try:
         yield pool
     finally:

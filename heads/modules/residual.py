@@ -71,7 +71,8 @@ class Residual(Part):
 
     A head thereby begins with what the base reaches untrained, and changes it where training gains by that; of a set
     every element begins so. That the last layer of a residual branch begins at zero is ReZero's idea (Bachlechner et
-    al., arXiv 2003.04887) and that of adapters.
+    al., arXiv 2003.04887) and that of adapters. What it gives is divided by the root of D, so that the first steps of
+    an optimiser such as Adam do not drown the base.
 
     Args:
         dim: width D of the head's embedding.
@@ -88,6 +89,6 @@ class Residual(Part):
     def forward(self, embedding: Tensor, features: CachedSets) -> tuple[Tensor, Tensor]:
         """Return the base `[B, W]`, and the sum for a vector `embedding [B, D]` or a set `[B, K, D]`."""
         base = self.base(features).to(self.layer.weight.dtype)
-        added = cast(Tensor, self.layer(embedding))
+        added = cast(Tensor, self.layer(embedding)) / self.layer.in_features**0.5
         unit = normalize(base, dim=-1)
         return base, added + (unit if embedding.ndim == 2 else unit[:, None])

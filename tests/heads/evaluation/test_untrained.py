@@ -101,7 +101,7 @@ def test_the_command_takes_a_store_in_the_place_of_a_run(store, run):
 
 def test_trainings_ablations_and_reports_show_what_is_to_be_beaten(store, run, folder):
     frozen = evaluate(store, device="cpu", split="val").results[0].rsum
-    assert run[1].strip().endswith(f"the frozen encoders alone: {frozen:.1f}")
+    assert f"the frozen encoders alone: {frozen:.1f}\n" in run[1]
     words = ["--recipe", "linear", *SMALL, "--vary", "optimizer.lr=0.001,0.01", "--out", folder / "ablated"]
     (row,) = [line for line in called("ablate", store, *words).splitlines() if line.startswith("untrained grid@")]
     assert f"{evaluate(store, device='cpu').results[0].rsum:.2f}" in row

@@ -58,7 +58,7 @@ def test_the_sum_is_that_of_the_formula(elements):
     torch.nn.init.normal_(residual.layer.weight)
     embedding, frozen = torch.randn(2, *elements, 4), torch.randn(2, 6)
     expected = torch.stack(
-        [normalize(one, dim=0) + own @ residual.layer.weight.T for own, one in zip(embedding, frozen, strict=True)]
+        [normalize(one, dim=0) + own @ residual.layer.weight.T / 2 for own, one in zip(embedding, frozen, strict=True)]
     )
     base, found = residual(embedding, Features(torch.ones(2), global_=frozen))
     torch.testing.assert_close(found, expected)

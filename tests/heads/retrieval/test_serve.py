@@ -159,6 +159,7 @@ def test_without_the_extra_it_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "environ", os.environ.copy())
     monkeypatch.delitem(sys.modules, "xret.heads.retrieval.serve", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
+    (tmp_path / "run.json").touch()
     result = CliRunner().invoke(main, ["serve", str(tmp_path)])
     signal.signal(signal.SIGTERM, handler)
     assert (result.exit_code, result.stdout) == (1, "")

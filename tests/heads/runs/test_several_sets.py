@@ -25,7 +25,7 @@ from xret.pipeline.store import FeatureCache
 CPU = torch.device("cpu")
 BOTH = ["data.image=[grid, roi]", "data.text=words,states"]
 SYSTEMS = [name for name in recipe_names() if "/" not in name]
-BLENDED = ["fusemix"]  # blends features, and words are none
+VECTORS = ["cca", "fusemix"]  # need a vector of each caption, which words have not
 
 
 def small(name, *settings):
@@ -48,7 +48,7 @@ def run(store, tmp_path_factory):
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_every_recipe_trains_on_them_and_is_evaluated(name, store, tmp_path):
-    texts = "longer" if name in BLENDED else "words"
+    texts = "longer" if name in VECTORS else "words"
     summary = train(store, small(name, BOTH[0], f"data.text={texts},states"), tmp_path / "run", device="cpu")
     opened = Run(summary.run)
     (line,) = opened.metrics()

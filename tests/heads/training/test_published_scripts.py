@@ -35,7 +35,7 @@ def test_the_rate_of_each_step_is_set(store, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("augment", [["mask_words=1"], ["text=0.6"], ["text=0.6", "mask_words=1"]])
 def test_a_loss_that_writes_captions_writes_them_whole(store, augment):
-    small = ["model.dim=16", "adapter.words.word_dim=8"]
+    small = ["model.dim=16", "adapter.words.word_dim=8", "adapter.words.ends=false"]
     recipe = load_recipe("vsrn", [*small, *(f"augment.{key}" for key in augment)])
     cache = FeatureCache.open(store)
     model, losses, split = learner(cache, recipe)

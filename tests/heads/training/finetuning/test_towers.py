@@ -169,7 +169,7 @@ def test_tuned_towers_are_extracted_evaluated_and_searched(made, tune, tmp_path,
     result = xret.evaluate(tuned, split="val", device="cpu").results[0]
     assert result.rsum == pytest.approx(info.best_rsum)
 
-    retriever = xret.load(tuned, device="cpu")  # its encoders are its own
+    retriever = xret.load(tuned, device="cpu", split="test")  # its encoders are its own
     path, caption = made.manifest.parent / "images" / "19.jpg", "a picture of thing 19 number 0"
     picture, other = retriever.encode_images([path, path.with_name("20.jpg")])
     (text,) = retriever.encode_text([caption])

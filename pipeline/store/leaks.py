@@ -24,6 +24,7 @@ class Leaks:
     sentence: str  # what of these there is, with an example of each, without a full stop; "" if there is nothing
     pictures: int  # different files that are in more than one split
     captions: int  # of test, whose text stands in train
+    copies: int  # pictures of test whose file is that of another there, each of whose captions has several right images
 
 
 def find_leaks(cache: FeatureCache) -> Leaks:
@@ -48,7 +49,14 @@ def find_leaks(cache: FeatureCache) -> Leaks:
     if captions:
         example = next(text for text in asked if text in taught)
         parts.append(f"{captions:,} of {counted(asked.total(), 'caption')} of test stand in train as well: '{example}'")
-    return Leaks("; ".join(parts), len(shared), captions)
+    held = [digests[row].tobytes() for row in range(*cache.splits.get("test", (0, 0)))]
+    known = [digest for digest in held if digest != NONE]
+    if copies := len(known) - len(set(known)):
+        parts.append(
+            f"{copies:,} of {counted(len(held), 'picture')} of test {'is' if copies == 1 else 'are'} the same file"
+            " as another there"
+        )
+    return Leaks("; ".join(parts), len(shared), captions, copies)
 
 
 @dataclass(frozen=True)

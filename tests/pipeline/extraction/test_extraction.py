@@ -269,7 +269,7 @@ def test_what_splits_share_is_in_the_summary_now_and_when_all_is_done(manifest, 
         shutil.copy(manifest.images / "0.jpg", manifest.images / f"{number}.jpg")
     for _ in range(2):
         found = extract(manifest, tmp_path / "s.zarr", SMALL).to_json()["leaks"]
-        assert (found["pictures"], found["captions"]) == (1, 0)
+        assert (found["pictures"], found["captions"], found["copies"]) == (1, 0, 0)
         assert "0.jpg (train)" in found["sentence"]
     assert verify(str(tmp_path / "s.zarr")).to_json()["leaks"] == found
 

@@ -57,15 +57,16 @@ def test_what_is_in_several_splits_is_counted_once_with_an_example(make):
             ("other", b"c", "four"),
         )
     )
-    assert (found.pictures, found.captions) == (1, 3)
-    pictures, captions = found.sentence.split("; ")
+    assert (found.pictures, found.captions, found.copies) == (1, 3, 2)
+    pictures, captions, copies = found.sentence.split("; ")
+    assert copies.startswith("2 of 5 pictures of test are")
     assert all(word in pictures for word in ("1 picture", "0.jpg (train)", "4.jpg (val)"))
     assert all(word in captions for word in ("3 of 7 captions", "'two'"))
 
 
 def test_nothing_is_said_where_nothing_is_shared(make):
     found = find_leaks(make(("train", b"a", "one"), ("val", b"b", "one"), ("test", b"c", "two")))
-    assert (found.sentence, found.pictures, found.captions) == ("", 0, 0)
+    assert (found.sentence, found.pictures, found.captions, found.copies) == ("", 0, 0, 0)
 
 
 @pytest.mark.parametrize("block", [5, 4096])

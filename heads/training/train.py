@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from numbers import Integral
 from pathlib import Path
 from typing import TypeVar
@@ -133,7 +133,7 @@ def train(
             if title == "":
                 introduce(info, split, val_split)
             if leaks and leaks.sentence:
-                _log.warning(f"{cache.url}: {leaks.sentence}.")
+                _warn_once(f"{cache.url}: {leaks.sentence}.")
             if base is None:
                 look_at_data(model, split)
                 if recipe.model.residual in ("cca", "procrustes"):
@@ -146,6 +146,12 @@ def train(
         untrained = evaluate_untrained(sets, "val", protocol="full", device=str(target))
         rsum = None if untrained is None else untrained.results[0].rsum
         return replace(summary, leaks=leaks, untrained_rsum=rsum)
+
+
+@lru_cache(16)
+def _warn_once(sentence: str) -> None:
+    """Warn, but not again for each of several trainings of this process."""
+    _log.warning(sentence)
 
 
 def opened(kind: type[R], out: str | Path, resume: bool, trust: bool = False) -> R | None:

@@ -11,6 +11,7 @@ WORKDIR /source
 COPY pyproject.toml README.md LICENSE py.typed *.py ./
 COPY cli cli
 COPY data_manifests data_manifests
+COPY demo demo
 COPY heads heads
 COPY pipeline pipeline
 RUN pip install --no-cache-dir '.[parquet,plots,s3]'

@@ -24,7 +24,7 @@ def _path(features: dict[str, Any]) -> str:
 
 def _options(features: dict[str, Any]) -> str:
     """Return what the encoder saw of pictures, where that is known, and the options that tell it from others."""
-    from ..pipeline.reading.origin import grid_side
+    from ..pipeline.encoders.origin import grid_side
 
     found, preprocessing = [], features["identity"].get("preprocessing")
     if features["modality"] == "images" and isinstance(preprocessing, dict):

@@ -94,7 +94,7 @@ def demo(out: Path) -> None:
 
 def _refuse_others(out: Path) -> None:
     """Refuse a folder that holds something other than a demo, whether that was finished or stopped."""
-    from ..pipeline.data.scenes.generate import are_of_seed
+    from ..demo.generate import are_of_seed
     from ..pipeline.files import partials, require_writable
 
     require_writable(out, "--out")
@@ -111,8 +111,8 @@ def run_demo(out: Path) -> "dict[str, Evaluation]":
     Of what is done there already, only the evaluation and the page are repeated.
     """
     from .. import evaluate, extract, train
+    from ..demo.generate import generate_scenes
     from ..heads.report import write_report
-    from ..pipeline.data.scenes.generate import generate_scenes
 
     store = out / "scenes.zarr"
     manifest = generate_scenes(out / "scenes", seed=0)

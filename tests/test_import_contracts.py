@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("importlinter", reason="import-linter is not installed: make check installs it")
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("cli", "heads", "pipeline", "data_manifests")
+FOLDERS = ("cli", "demo", "heads", "pipeline", "data_manifests")
 ROOMS = "Rooms of the heads"
 MATHEMATICS = "The mathematics imports torch, and of ours what sends values to a device"
 CIRCLES = "No circles, also none through an import inside a function"

@@ -24,14 +24,14 @@ from small_runs import make_store as make_pictures_store
 from small_store import make_store
 
 from xret.cli import ANYWHERE, main
+from xret.demo.generate import VERSION, generate_scenes
+from xret.demo.pictures import random_scene
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
 from xret.heads.training.train import train
 from xret.heads.tuning.space import make_space
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.scenes.generate import VERSION, generate_scenes
-from xret.pipeline.data.scenes.pictures import random_scene
 from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.extraction.extraction import extract

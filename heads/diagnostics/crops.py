@@ -30,14 +30,14 @@ from ...pipeline.documents import read_json
 from ...pipeline.errors import CacheError, SampleError
 from ...pipeline.progress import hidden
 from ...pipeline.reading.joined_sets import are_upright
-from ...pipeline.reading.reattachment import find_pictures, manifests_in, unreadable
-from ...pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
+from ...pipeline.reading.pictures import find_pictures, manifests_in, unreadable
 from ...pipeline.wording import counted
 from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
 from ..evaluation.scoring import Scored, Side, embed_side
 from ..modules.embedding import Embedding, each
 from ..runs.encoders import find_encoders
+from ..runs.reencoding import encode_captions_by_all, encode_images_by_all
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5)  # Figure 2: the share of the image that A and B stay below
 LARGEST = 10  # regions of an image that are looked at

@@ -11,7 +11,7 @@ from PIL import Image
 from ...pipeline.data.images import thumbnail
 from ...pipeline.data.sources import PictureReader
 from ...pipeline.errors import CacheError, ManifestError, SampleError, StoreError
-from ...pipeline.reading.reattachment import find_pictures
+from ...pipeline.reading.pictures import find_pictures
 from ...pipeline.store import FeatureCache
 
 SIDE = 240  # pixels of the longer side of a picture

@@ -21,12 +21,12 @@ from ...pipeline.device import cores, within_memory
 from ...pipeline.errors import OutputError, QueryError, SampleError
 from ...pipeline.files import making_file, walk
 from ...pipeline.progress import hidden
-from ...pipeline.reading.reencoding import BATCH, encode_decoded
 from ...pipeline.wording import counted, option, printable, some_of
 from ..evaluation.scoring import Modality, Ranker, embed_all
 from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
 from ..runs.encoders import Encoders
+from ..runs.reencoding import BATCH, encode_decoded
 from ..runs.run import EMBEDDINGS
 from .gallery import Searched
 

@@ -16,7 +16,7 @@ from ...pipeline.data.images import PictureFile
 from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
-from ...pipeline.reading.reattachment import find_pictures
+from ...pipeline.reading.pictures import find_pictures
 from ...pipeline.reading.split import begun_splits
 from ..evaluation.pairs import NOT_FINITE
 from ..evaluation.scoring import BATCH, Modality, Ranker, embed_all

@@ -17,9 +17,9 @@ from typing import Any
 
 from huggingface_hub import HfApi
 
+from ...pipeline.encoders.origin import Origin
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
-from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
 from ..runs.encoders import weights_of_each
 from ..runs.info import BRANCHES, BranchName, RunInfo

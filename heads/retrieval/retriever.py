@@ -18,7 +18,6 @@ from ...pipeline.data.samples import tokenize
 from ...pipeline.device import within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
-from ...pipeline.reading.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ...pipeline.wording import option, some_of
 from ..evaluation.evaluation import choose_scale
 from ..evaluation.hubness import learned_bias, require_bank, unchanged
@@ -28,6 +27,7 @@ from ..modules.embedding import Embedding, each, shape_of
 from ..modules.similarity import in_blocks
 from ..runs.encoders import Encoders, find_encoders, reads_states
 from ..runs.info import BranchName
+from ..runs.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from ..runs.run import Run
 from .download import local_folder
 from .folder import PictureFolder

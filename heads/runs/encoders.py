@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...pipeline.encoders.origin import Origin
 from ...pipeline.encoders.registry import is_own
 from ...pipeline.encoders.spec import EncoderSpec
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError
-from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import option
 from .info import BRANCHES, BranchName
 from .run import Run

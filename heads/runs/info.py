@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 
+from ...pipeline.encoders.origin import Origin
 from ...pipeline.reading.joined_sets import Captions, Images, parts_of
-from ...pipeline.reading.origin import Origin
 from ...pipeline.reading.split import AS_A_WHOLE
 from ..model import Facts, FeatureFacts, feature_facts
 from ..recipes.blocks import Recipe

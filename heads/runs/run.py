@@ -28,9 +28,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ...pipeline.device import drawing
+from ...pipeline.encoders.origin import Origin
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import locked, making, remove, require_run, writing
-from ...pipeline.reading.origin import Origin
 from ...pipeline.wording import reason
 from ..model import Model, build_model
 from ..recipes.blocks import Recipe

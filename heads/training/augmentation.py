@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...pipeline.device import on_host, send
-from ...pipeline.reading.end_to_end import MASKED, REPLACED
 from ...pipeline.reading.features import Features, set_by_set, side_by_side
 from ..modules.padding import mean_rows, zero_padding
 from ..modules.positions import square
 
+MASKED, REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is masked, or replaced; beyond, left out
 _AT_ONCE = 1024  # samples
 _ROWS = 8  # by whose multiples batches differ in length on a GPU
 

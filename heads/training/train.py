@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from ...pipeline.device import drawing, pick_device, within_memory
-from ...pipeline.encoders.word_vectors import read_word_vectors
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches, joined_batches
 from ...pipeline.reading.features import Features
@@ -41,6 +40,7 @@ from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
 from .trainer import Trainer, TrainSummary, stopped_early
+from .word_vectors import read_word_vectors
 
 R = TypeVar("R", bound=Run)
 _WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from ..data.regions import REGION_ARRAYS, Regions
 from ..errors import EncoderError
+from ..store.regions import REGION_ARRAYS, Regions
 from .spec import EncoderSpec
 
 if TYPE_CHECKING:

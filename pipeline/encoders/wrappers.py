@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..data.images import AnyPicture, PictureFile, frame_names, open_image
-from ..data.regions import Regions
 from ..device import to_host
 from ..errors import EncoderError, SampleError
+from ..store.regions import Regions
 from .base import encode_layers
 from .spec import EncoderSpec
 

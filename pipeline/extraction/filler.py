@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..data.digests import NONE, digest_of
-from ..data.regions import lay_out
 from ..device import cores, pick_device, start_reading
 from ..encoders.base import encode_layers
 from ..encoders.registry import is_own, load_text_layers, load_visual_layers
@@ -27,6 +26,7 @@ from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
 from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..store.create import misfit
+from ..store.regions import lay_out
 from ..store.rows import ranges
 from .options import Options
 from .pictures import Batch, Chunk, Item, Picture, Read, read_in_processes

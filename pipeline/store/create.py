@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..data.digests import BYTES
-from ..data.regions import REGION_ARRAYS
 from ..errors import CacheError
+from .regions import REGION_ARRAYS
 from .sets import NOT_DONE, CaptionSet, ImageSet
 from .store import FeatureCache
 

@@ -22,7 +22,7 @@ from sizes import seconds_of, small
 
 import xret
 from xret.cli.demo import ROWS
-from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.demo.generate import generate_scenes
 
 WAYS = ("one thread", "spinning", "xret")
 BUSY = "import os\nwhile os.getppid() == {parent}: sum(range(100000))"  # it ends with its parent

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 import xret
 from xret.cli import main
 from xret.cli.demo import QUERY, ROWS
-from xret.pipeline.data.scenes import generate as scenes
+from xret.demo import generate as scenes
 
 
 def run(out):
@@ -43,7 +43,7 @@ def fail_at(monkeypatch, name, call):
 
 def test_a_stopped_demo_goes_on(small, monkeypatch, tmp_path):
     stops = {
-        "xret.pipeline.data.scenes.generate._write_scene": 5,
+        "xret.demo.generate._write_scene": 5,
         "xret.pipeline.extraction.filler.Filler.fill": 3,
         "xret.heads.training.trainer.recalls": 2,  # after the second epoch of the first head
         "xret.heads.evaluation.evaluation.evaluate": 2,

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from xret.pipeline.data.images import open_image
-from xret.pipeline.data.regions import Regions
+from xret.pipeline.store.regions import Regions
 
 
 class Quarters:

@@ -22,13 +22,12 @@ from torch import Tensor, nn
 
 from ....pipeline.device import pick_device, within_memory
 from ....pipeline.encoders.base import TrainableEncoder
+from ....pipeline.encoders.origin import Origin
 from ....pipeline.encoders.spec import short_name
 from ....pipeline.errors import RecipeError, RunError
 from ....pipeline.files import remove, writing
-from ....pipeline.reading.end_to_end import end_to_end_batches
 from ....pipeline.reading.joined_sets import parts_of
-from ....pipeline.reading.origin import Origin
-from ....pipeline.reading.reattachment import find_pictures, put_back_captions, put_back_images
+from ....pipeline.reading.pictures import find_pictures
 from ....pipeline.reading.split import Split
 from ...model import Model, build_losses, term_of
 from ...recipes.blocks import Recipe
@@ -43,6 +42,8 @@ from ..objective import require_whole_batches
 from ..optimisation import build_optimizer, decay_of, weights_of
 from ..train import on_split, opened, placement_of, ready, require_splits
 from ..trainer import Trainer, TrainSummary
+from .backbones import put_back_captions, put_back_images
+from .end_to_end import end_to_end_batches
 from .reattached import EndToEndModel, EndToEndObjective
 
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)

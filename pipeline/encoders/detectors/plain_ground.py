@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from ...data.images import LONGEST, AnyPicture, open_image
-from ...data.regions import Regions
+from ...store.regions import Regions
 from ..base import VisualEncoder, library_versions
 from ..spec import EncoderSpec
 

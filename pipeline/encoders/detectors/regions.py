@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import box_iou
 
-from ...data.regions import Regions
 from ...errors import EncoderError
+from ...store.regions import Regions
 from ..base import VisualEncoder, library_versions
 
 REGIONS = 36, 36  # fewest and most boxes of an image by default

@@ -10,8 +10,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from ...data.regions import Regions
 from ...errors import nearest
+from ...store.regions import Regions
 from ...wording import reason
 from .source import RegionTable, SourceError, Unreadable, sha256, shown
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.regions import Regions
 from ...documents import DocumentError, read_json
+from ...store.regions import Regions
 from .source import RegionTable, SourceError, map_floats, sha256
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.

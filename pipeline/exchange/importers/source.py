@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...data.regions import REGION_ARRAYS, Regions, lay_out
 from ...errors import CacheError, XretError
 from ...store.create import misfit
+from ...store.regions import REGION_ARRAYS, Regions, lay_out
 
 _SAME = 1e-2  # what one picture's features stay below where it was encoded twice, in other batches or on other devices
 # Peaks of a row beyond which no network's are: float32 read in the wrong order of bytes is mostly beyond them.

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ...data.regions import Regions
 from ...progress import Progress
+from ...store.regions import Regions
 from .source import RegionTable, SourceError, Unreadable
 
 _ORIGINAL = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")

@@ -12,6 +12,7 @@ from oriented import save, shown
 from PIL import Image
 
 import xret
+from xret.demo.generate import generate_scenes
 from xret.heads.diagnostics import crops as crops_module
 from xret.heads.diagnostics import diagnose
 from xret.heads.diagnostics.crops import (
@@ -28,12 +29,11 @@ from xret.heads.diagnostics.crops import (
 from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import find_encoders
+from xret.heads.runs.reencoding import encode_captions_by_all, encode_images_by_all
 from xret.heads.training.train import train
 from xret.pipeline.data.images import image_size, open_image
-from xret.pipeline.data.scenes.generate import generate_scenes
 from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.errors import CacheError
-from xret.pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 
 SIZE = 100, 50
 SMALL = {"model.dim": 16, "data.batch_size": 16, "adapter.words.word_dim": 8, "schedule.epochs": 1}

@@ -17,16 +17,16 @@ from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.modules.embedding import tensors_of
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import batches_of
+from xret.heads.training.finetuning.end_to_end import end_to_end_batches
 from xret.heads.training.finetuning.reattached import EndToEndModel, EndToEndObjective
 from xret.heads.training.gradients import Gradients, mapped
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import average_of, build_optimizer, drop_frozen, weights_of
 from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.encoders.origin import Origin
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
-from xret.pipeline.reading.end_to_end import end_to_end_batches
-from xret.pipeline.reading.origin import Origin
-from xret.pipeline.reading.reattachment import find_pictures
+from xret.pipeline.reading.pictures import find_pictures
 from xret.pipeline.store import FeatureCache
 
 MOST = {"linear": 110, "mlp": 140, "setdiv": 720, "setdiv-small": 740, "maxmatch": 970}  # operations a step

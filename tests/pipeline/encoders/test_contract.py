@@ -18,14 +18,14 @@ from small_bert import save_bert
 from small_checkpoints import save_image_model, save_sentence_model, save_text_model, save_tokenizer
 from small_timm import save_timm_checkpoint
 
+from xret.heads.runs.reencoding import encode_captions_by_all, encode_images_by_all
 from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.encoders.origin import Origin
 from xret.pipeline.encoders.registry import load_text, load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options, build_options
-from xret.pipeline.reading.origin import Origin
-from xret.pipeline.reading.reencoding import encode_captions_by_all, encode_images_by_all
 from xret.pipeline.store import FeatureCache
 
 TEXTS = ["a picture of thing 1 2", "two dogs", "a red square number 3"]

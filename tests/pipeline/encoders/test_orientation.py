@@ -9,10 +9,10 @@ from encoder_contract import image_encoder
 from oriented import save, shown
 from torchvision.transforms.functional import pil_to_tensor
 
+from xret.heads.training.finetuning.end_to_end import read_window
 from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.encoders.detectors.butd import ButdEncoder
 from xret.pipeline.encoders.detectors.torchvision_detector import DetectorEncoder
-from xret.pipeline.reading.end_to_end import read_window
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
 

@@ -24,7 +24,6 @@ from small_extraction import SMALL, files
 import xret
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.regions import Regions
 from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError, SampleError
@@ -34,6 +33,7 @@ from xret.pipeline.extraction.options import build_options
 from xret.pipeline.reading.joined_sets import joined
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.inspect import verify
+from xret.pipeline.store.regions import Regions
 
 IMAGES = replace(SMALL, text=None)
 

@@ -124,7 +124,7 @@ def test_a_backbone_is_frozen_for_the_first_epochs_of_the_head(made, tune):
 
 
 def test_words_are_masked_as_pieces_of_one_word(bert):
-    from xret.pipeline.reading.end_to_end import change_words
+    from xret.heads.training.finetuning.end_to_end import change_words
 
     encoder = text_of(bert)
     text = "a picture of thing 123 number 45"

@@ -18,10 +18,10 @@ from torchvision.transforms import RandomResizedCrop
 import xret
 from xret.heads.retrieval.hub import save_to_folder
 from xret.heads.runs.run import Run
+from xret.heads.training.finetuning.end_to_end import read_window, window_size
 from xret.heads.training.finetuning.reattached import Backbone
 from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.errors import EncoderError, RunError
-from xret.pipeline.reading.end_to_end import read_window, window_size
 
 HEAD = {"model.dim": 16, "data.unit": "image", "data.batch_size": 12, "optimizer.lr": 0.003}  # an epoch is one step
 HEAD |= {"augment": {"image": 0, "text": 0}, "loss.triplet": {"negatives": "all", "reduction": "mean"}}

@@ -9,7 +9,7 @@ from encoder_contract import image_encoder
 from PIL import Image, ImageDraw
 from torchvision.ops import box_iou
 
-from xret.pipeline.data.scenes.generate import generate_scenes
+from xret.demo.generate import generate_scenes
 
 
 def test_a_made_picture():

@@ -9,9 +9,9 @@ from encoder_contract import refused, text_encoder
 from small_bert import save_bert
 
 from xret.pipeline.data.manifest import load_manifest
+from xret.pipeline.encoders.origin import Origin
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
-from xret.pipeline.reading.origin import Origin
 from xret.pipeline.store import FeatureCache
 
 OLD, NEW = "a" * 40, "b" * 40

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xret.pipeline.encoders.word_vectors import read_word_vectors
+from xret.heads.training.word_vectors import read_word_vectors
 from xret.pipeline.errors import VectorsError
 
 WORDS = ("<unk>", "a", "dog", "t-shirt", "naïve", "zebra")

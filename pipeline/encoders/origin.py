@@ -3,13 +3,13 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..encoders.base import TextEncoder, VisualEncoder
-from ..encoders.registry import is_own, load_text, load_visual
-from ..encoders.spec import EncoderSpec
 from ..errors import EncoderError
 from ..store import FeatureSet
 from ..store.create import fingerprint
 from ..wording import option
+from .base import TextEncoder, VisualEncoder
+from .registry import is_own, load_text, load_visual
+from .spec import EncoderSpec
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..errors import VectorsError
-from ..progress import Progress
-from ..wording import reason
+from ...pipeline.errors import VectorsError
+from ...pipeline.progress import Progress
+from ...pipeline.wording import reason
 
 _LINES = 10_000  # between two reports of progress
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ...errors import ManifestError
-from ...files import making
-from ..samples import tokenize
+from ..pipeline.data.samples import tokenize
+from ..pipeline.errors import ManifestError
+from ..pipeline.files import making
 from .pictures import draw, random_scene
 
 VERSION = 2  # rises when the same seed no longer gives the same files

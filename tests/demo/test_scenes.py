@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from xret.demo.generate import generate_scenes
+from xret.demo.pictures import COLOURS
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.data.samples import read_samples
-from xret.pipeline.data.scenes.generate import generate_scenes
-from xret.pipeline.data.scenes.pictures import COLOURS
 from xret.pipeline.errors import ManifestError
 
 COUNTS = {"train": 120, "val": 40, "test": 40}
@@ -101,7 +101,7 @@ def test_a_foreign_folder_is_refused_and_left_alone(tmp_path):
 
 def test_killed_half_way_nothing_looks_whole(tmp_path):
     target = tmp_path / "s"
-    code = f"from xret.pipeline.data.scenes.generate import *; generate_scenes({str(target)!r}, train=20_000)"
+    code = f"from xret.demo.generate import *; generate_scenes({str(target)!r}, train=20_000)"
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         while len(list(tmp_path.glob(".s.*.partial/images/*"))) < 5:
             assert process.poll() is None

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..data.images import PictureFile
-from ..data.regions import Regions, lay_out
-from ..encoders.base import TextEncoder, VisualEncoder, require_declared
-from ..encoders.threads import encoding
-from ..errors import SampleError
-from .features import Features, pad, pad_ids, side_by_side
+from ...pipeline.data.images import PictureFile
+from ...pipeline.encoders.base import TextEncoder, VisualEncoder, require_declared
+from ...pipeline.encoders.threads import encoding
+from ...pipeline.errors import SampleError
+from ...pipeline.reading.features import Features, pad, pad_ids, side_by_side
+from ...pipeline.store.regions import Regions, lay_out
 
 BATCH = 32  # samples that go through an encoder at once
 Picture: TypeAlias = str | Path | PictureFile | Image.Image

@@ -13,18 +13,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..data.images import open_image
-from ..data.sources import PictureReader
-from ..device import cores, send
-from ..encoders import wrappers
-from ..errors import EncoderError, SampleError
-from .batches import Batches
-from .features import Draws, Features, pad_ids
-from .reattachment import read_image, unreadable
+from ....pipeline.data.images import open_image
+from ....pipeline.data.sources import PictureReader
+from ....pipeline.device import cores, send
+from ....pipeline.encoders import wrappers
+from ....pipeline.errors import EncoderError, SampleError
+from ....pipeline.reading.batches import Batches
+from ....pipeline.reading.features import Draws, Features, pad_ids
+from ....pipeline.reading.pictures import unreadable
+from ..augmentation import MASKED, REPLACED
+from .backbones import read_image
 
 _SMALLEST = {"sides": 0.6, "area": 0.08, "large-area": 0.36}  # that a window keeps: of each side, or of the area
 _OF_IMAGE, _OF_CAPTION = 1, 2  # so that each draws numbers of its own
-MASKED, REPLACED = 0.5, 0.6  # up to which of a chosen word's chance it is masked, or replaced; beyond, left out
 
 
 class Pictures:

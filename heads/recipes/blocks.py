@@ -25,6 +25,7 @@ class Data:
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
     batch_size: Annotated[int, at_least(2)] = 128  # in units
     captions: Count | None = None  # unit image: this many of each image, drawn every epoch; null: all
+    share: Annotated[float, between(1e-6, 1)] = 1.0  # of the training images that it learns from, always the same ones
     chunk: Count | None = None  # units embedded at once, with the gradients of the batch; null: all
 
 

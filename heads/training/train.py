@@ -115,7 +115,7 @@ def train(
             losses = build_losses(recipe, info.text_facts).to(target)
         if recipe.data.chunk is not None:
             require_whole_batches(model, "data.chunk")
-        how = {"resident": resident, "views": views_to_draw(sets[0], recipe)}
+        how = {"resident": resident, "views": views_to_draw(sets[0], recipe), "share": recipe.data.share}
         place = placement_of(recipe, run)
         split = joined_batches(
             [batches_of(one, model, "train", target, placement=place, **how) for one in (sets, *others)]

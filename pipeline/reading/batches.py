@@ -182,16 +182,19 @@ def stored_batches(
     placement: Placement = "stream",
     resident: Resident | None = None,
     views: Sequence[int] = (0,),
+    share: float = 1.0,
 ) -> Batches:
     """Return the usable samples of a split, or of several, with what sets of a cache hold, as batches on `device`.
 
     Fields are of ``local``, ``global`` and ``token``; of several sets some for each. `placement` is that of
-    `placement.choose`, and `resident` what lies in memory already. Of several `views` an epoch draws one for each
-    image, which follows from seed, epoch and image alone; `Batches.image_features` gives the first. CacheError: the
-    split is missing or incomplete, or has no usable sample. RunError: it does not fit where `placement` puts it.
+    `placement.choose`, `share` that of `Split.drawn`, and `resident` what lies in memory already. Of several `views` an
+    epoch draws one for each image, which follows from seed, epoch and image alone; `Batches.image_features` gives the
+    first. CacheError: the split is missing or incomplete, or has no usable sample. RunError: it does not fit where
+    `placement` puts it.
     """
     names = [split] if isinstance(split, str) else split
-    samples, cache, device = Split.of(image_set, caption_set, *names), image_set.cache, torch.device(device)
+    samples, cache = Split.of(image_set, caption_set, *names).drawn(share), image_set.cache
+    device = torch.device(device)
     images = _stored(image_set, samples.image_rows, image_fields, views)
     captions = _stored(caption_set, samples.caption_rows, caption_fields, (0,))
     resident = Resident() if resident is None else resident

@@ -1,7 +1,7 @@
 """The samples of a split that can be used: images and captions that could be read when they were extracted."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,17 @@ class Split:
         owner = np.searchsorted(image_rows, cache.caption_image[caption_rows])
         skipped = len(images) - len(image_rows) + int(image_is_good.sum()) - len(caption_rows)
         return cls(image_set, caption_set, image_rows, caption_rows, owner, skipped)
+
+    def drawn(self, share: float) -> "Split":
+        """Return this share of the images, with their captions; a smaller share is a part of a larger one."""
+        if share == 1:
+            return self
+        count = len(self.image_rows)
+        images = np.sort(np.random.default_rng(0).permutation(count)[: max(1, round(share * count))])
+        kept = np.isin(self.caption_image, images)
+        owner = np.searchsorted(images, self.caption_image[kept])
+        rows = self.image_rows[images], self.caption_rows[kept]
+        return replace(self, image_rows=rows[0], caption_rows=rows[1], caption_image=owner)
 
     @property
     def by_chunk(self) -> bool:

@@ -124,7 +124,8 @@ def finetune(
         losses.load_state_dict(before["losses"])
         optimizer = _optimizer(base, before, recipe, model, losses)
     views = views_to_draw(sets[0], recipe)
-    learnt = batches_of(sets, model, "train", target, placement=placement_of(recipe, new), views=views)
+    drawn: dict[str, Any] = {"views": views, "share": recipe.data.share}
+    learnt = batches_of(sets, model, "train", target, placement=placement_of(recipe, new), **drawn)
     how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
     both = learnt, batches_of(sets, model, "val", target)
     split, val = (end_to_end_batches(one, encoders, pictures, *how) for one in both)

@@ -93,3 +93,17 @@ def test_some_captions_of_each_image_are_drawn_anew_in_each_epoch(cache):
     count = np.bincount(batches.caption_image)[batches.caption_image]
     assert (times[count == 2] == 60).all()
     assert np.allclose(times[count == 3], 40, atol=13)  # each as often as another, up to four deviations
+
+
+def test_a_share_has_whole_images_in_their_order_and_lies_in_a_larger_one(cache):
+    whole = stored_batches(cache.image_set(), cache.caption_set(), "train", **FIELDS)
+    before = set()
+    for share, count in ((0.01, 1), (0.25, 5), (0.5, 10), (1, 20)):
+        some = stored_batches(cache.image_set(), cache.caption_set(), "train", share=share, **FIELDS)
+        assert (some.images, len({*some.image_rows.tolist()})) == (count, count)
+        assert before <= (before := {*some.image_rows.tolist()})
+        kept = np.isin(cache.caption_image[whole.caption_rows], some.image_rows)
+        assert some.caption_rows.tolist() == whole.caption_rows[kept].tolist()
+        assert some.image_rows[some.caption_image].tolist() == cache.caption_image[some.caption_rows].tolist()
+        got = torch.cat([features.global_ for features in some.image_features(4)])
+        assert torch.equal(got, torch.from_numpy(cache.image_set().global_(some.image_rows)))

@@ -36,6 +36,11 @@ from .parsing import FOLDER, RUN_OR_STORE, device_option, other_store_option, sh
     "(QB-Norm); the scale is chosen on val.",
 )
 @click.option(
+    "--calibration",
+    is_flag=True,
+    help="Also print, for one run, whether the probabilities that `xret search` shows hold on this split.",
+)
+@click.option(
     "--compare",
     is_flag=True,
     help="Compare two runs query by query, all images against all captions: differences with 95% intervals, "
@@ -97,8 +102,11 @@ def eval_(
     if compare:
         from ..heads.evaluation.comparison import compare_runs
 
-        if len(runs) != 2 or diagnostics or options.pop("hubness") or options.pop("protocol") not in ("auto", "full"):
-            raise click.UsageError("--compare takes two runs, without --diagnostics, --hubness or another --protocol")
+        more = diagnostics or options.pop("hubness") or options.pop("calibration")
+        if len(runs) != 2 or more or options.pop("protocol") not in ("auto", "full"):
+            raise click.UsageError(
+                "--compare takes two runs, without --diagnostics, --hubness, --calibration or another --protocol"
+            )
         comparison = compare_runs(*runs, **options)
         show(comparison.to_dict(), str(comparison))
         return

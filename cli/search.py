@@ -39,13 +39,32 @@ run_options = together(
 @click.argument("run", type=RUN_OR_ID)
 @click.argument("words", nargs=-1, required=True, metavar="QUERY")
 @click.option("-k", "k", default=10, type=click.IntRange(min=1), help="Number of results.")
+@click.option("--like", multiple=True, metavar="QUERY", help="Also like this sentence or picture; repeatable.")
+@click.option("--not", "unlike", multiple=True, metavar="QUERY", help="Unlike this sentence or picture; repeatable.")
+@click.option(
+    "--at-least",
+    type=click.FloatRange(0, 1),
+    metavar="P",
+    help="Only answers with this probability to fit, or a higher one.",
+)
 @run_options
-def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
+def search(
+    run: str,
+    words: tuple[str, ...],
+    k: int,
+    like: tuple[str, ...],
+    unlike: tuple[str, ...],
+    at_least: float | None,
+    **options: Any,
+) -> None:
     """Find images for a sentence, or captions for a picture.
 
     QUERY is a sentence or a picture file; for a run on videos, a folder of frames, such as ./clip. All splits of RUN's
     store are searched. The query goes through the encoder that made the features; if its weights have moved, say where
     they are. A fine-tuned run has its own.
+
+    A probability says how likely an answer fits, among all that are searched, if one of them does; it is fitted on the
+    val split of RUN's store, and kept in RUN.
 
     --images searches a folder of any pictures, without a manifest. Each is embedded once, and again when its file
     changes.
@@ -54,6 +73,8 @@ def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     xret search run "a red square beside a blue circle"
     xret search run photo.jpg -k 5 --json
     xret search run --images holiday "a red boat"
+    xret search run "a dog" --not snow --like photo.jpg
+    xret search run "a dog in the snow" --at-least 0.5
     """
     from ..heads.retrieval.gallery import uncertainty
     from ..heads.retrieval.retriever import Retriever, names_picture
@@ -61,13 +82,19 @@ def search(run: str, words: tuple[str, ...], k: int, **options: Any) -> None:
     if len(words) > 1:
         raise click.UsageError(f'A QUERY of several words needs quotes: "{" ".join(words)}".')
     retriever = Retriever(run, **options)
-    # A folder of frames, or a picture without a known suffix; Path.exists raises for a long sentence.
-    there = "/" in words[0] and os.path.exists(words[0])  # noqa: PTH110
-    encoded = retriever.encode_query(Path(words[0]) if there or names_picture(words[0]) else words[0])
-    hits = retriever.search(encoded, k)
+
+    def asked(query: str) -> str | Path:
+        # A folder of frames, or a picture without a known suffix; Path.exists raises for a long sentence.
+        there = "/" in query and os.path.exists(query)  # noqa: PTH110
+        return Path(query) if there or names_picture(query) else query
+
+    encoded = retriever.encode_query(asked(words[0]))
+    others = {"like": [asked(one) for one in like], "unlike": [asked(one) for one in unlike]}
+    hits = retriever.search(encoded, k, **others, at_least=at_least)
     count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
     where = options["images"] or f"{retriever.cache.url}{retriever.gallery.part}"
-    lines = [f"{run} on {where}: {count}", *format_hits(hits)]
+    nothing = f"nothing here fits with a probability of {at_least} or more"
+    lines = [f"{run} on {where}: {count}", *(format_hits(hits) if hits else [nothing])]
     if (spread := uncertainty(encoded.embedding)) is not None:
         lines.append(f"the query's uncertainty (log-determinant) {float(spread):.2f}")
     show([hit.to_dict() for hit in hits], lines)
@@ -79,9 +106,12 @@ def format_hits(hits: "list[Hit]") -> list[str]:
     width = max(len("id"), *map(len, ids))
     certain = all(hit.uncertainty is None for hit in hits)
     last = "caption" if hits[0].file_name is None else "file"
-    lines = [f"{'rank':>4}{'score':>11}{'' if certain else '  uncertainty'}  {'id':{width}}  {last}"]
+    known = hits[0].probability is not None
+    heads = f"{'  probability' if known else ''}{'' if certain else '  uncertainty'}"
+    lines = [f"{'rank':>4}{'score':>11}{heads}  {'id':{width}}  {last}"]
     for key, hit in zip(ids, hits, strict=True):
+        fits = "" if hit.probability is None else f"{hit.probability:13.2f}"
         spread = "" if hit.uncertainty is None else f"{hit.uncertainty:13.2f}"
         what = printable(" ".join((hit.caption or hit.file_name or "").split()))
-        lines.append(f"{hit.rank:4}{hit.score:11.4f}{spread}  {key:{width}}  {what}")
+        lines.append(f"{hit.rank:4}{hit.score:11.4f}{fits}{spread}  {key:{width}}  {what}")
     return lines

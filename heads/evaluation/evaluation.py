@@ -18,6 +18,7 @@ from ...pipeline.errors import RunError
 from ...pipeline.openmp import waiting_well
 from ...pipeline.wording import counted
 from ..runs.features import Sets
+from .calibration import CalibrationReport, judge_calibration
 from .hubness import CHOOSE, MULTIPLES, biases_of, require_bank, skewness
 from .metrics import WAYS, Ties, chance_rsum, recall_table, require_ties
 from .own_model import Embedder, OwnModel
@@ -125,6 +126,7 @@ class Evaluation:
     views: tuple[int, ...]  # over how many views of an image each takes the mean
     results: tuple[Result, ...]  # one a protocol
     hubness: Hubness | None = None  # where it was asked for
+    calibration: CalibrationReport | None = None  # likewise
 
     @classmethod
     def of_one(cls, content: dict[str, Any]) -> "Evaluation":
@@ -149,13 +151,14 @@ class Evaluation:
             "views": self.views[0] if len(set(self.views)) == 1 else list(self.views),
             "results": [asdict(result) for result in self.results],
             **({} if self.hubness is None else {"hubness": asdict(self.hubness)}),
+            **({} if self.calibration is None else {"calibration": asdict(self.calibration)}),
         }
 
     def __str__(self) -> str:
         first = f"{', '.join(self.runs)} on {'; '.join(self.stores if len(set(self.stores)) > 1 else self.stores[:1])}"
         if max(self.views) > 1:
             first += f", mean over {' and '.join(map(str, dict.fromkeys(self.views)))} views of each image"
-        last = [] if self.hubness is None else [str(self.hubness)]
+        last = [str(one) for one in (self.hubness, self.calibration) if one is not None]
         return "\n".join([first, *map(str, self.results), *last])
 
 
@@ -168,6 +171,7 @@ def evaluate(
     ties: Ties = "pessimistic",
     views: bool = False,
     hubness: bool = False,
+    calibration: bool = False,
     features: str = "auto",
     device: str = "auto",
     trust: bool = False,
@@ -183,6 +187,7 @@ def evaluate(
         ties: how equal scores are counted, see `metrics.recall`.
         views: take the mean over all views that are cached of an image.
         hubness: correct hubness as well, by a bank of training queries; see the module `hubness`.
+        calibration: see of a single run whether the probabilities of a search hold; see the module `calibration`.
         features: of a store with several sets in one space, or for a model, how the names of one of each begin,
             ``IMAGE,TEXT``.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -198,7 +203,10 @@ def evaluate(
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
     rankers = open_rankers(several, store, features, device, trust)
-    return _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
+    if calibration and (len(rankers) > 1 or views):
+        raise RunError("probabilities are those of a single run, of the first view of images; leave calibration out")
+    found = _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
+    return replace(found, calibration=judge_calibration(rankers[0], split)) if calibration else found
 
 
 def open_rankers(

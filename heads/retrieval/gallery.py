@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +18,7 @@ from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.pictures import find_pictures
 from ...pipeline.reading.split import begun_splits
+from ..evaluation.calibration import Calibration
 from ..evaluation.pairs import NOT_FINITE
 from ..evaluation.scoring import BATCH, Modality, Ranker, embed_all
 from ..modules.embedding import Embedding, Gaussian, concatenate, each
@@ -28,12 +29,14 @@ class Hit:
     """One result of a search: an image with its `file_name` below the image folder, or a `caption`, the text.
 
     `rank` counts from 1, `id` is the image's, or the caption's number, `score` the run's similarity (larger is closer),
-    and `uncertainty` that of a Gaussian, see `Gaussian.log_determinant`.
+    `probability` that the answer fits, see the module `calibration`, and `uncertainty` that of a Gaussian, see
+    `Gaussian.log_determinant`.
     """
 
     rank: int
     id: str
     score: float
+    probability: float | None = None
     file_name: str | None = None
     caption: str | None = None
     uncertainty: float | None = None
@@ -92,10 +95,14 @@ class Searched(ABC):
             Hit(rank, ids[row], score, uncertainty=one, **{field: labels[row]}) for rank, (row, score, one) in ranked
         ]
 
-    def best(self, modality: Modality, scores: Tensor, k: int) -> list[Hit]:
+    def best(self, modality: Modality, scores: Tensor, k: int, calibration: Calibration | None = None) -> list[Hit]:
         """Return the k samples of a modality with the largest `scores` [N], best first; see `best`."""
         rows, highest = best(np.arange(len(scores)), scores.cpu().numpy(), k)
-        return self.hits(modality, rows, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
+        hits = self.hits(modality, rows, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
+        if calibration is None:
+            return hits
+        probabilities = calibration.probabilities(scores.cpu())[rows].tolist()
+        return [replace(hit, probability=one) for hit, one in zip(hits, probabilities, strict=True)]
 
 
 class Gallery(Searched):

@@ -19,6 +19,7 @@ from ...pipeline.device import within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.wording import option, some_of
+from ..evaluation.calibration import Calibration, calibrations
 from ..evaluation.evaluation import choose_scale
 from ..evaluation.hubness import learned_bias, require_bank, unchanged
 from ..evaluation.scoring import Modality, Ranker, embed_all
@@ -105,6 +106,7 @@ class Retriever(Ranker):
         self.data_root, self._trust = None if data_root is None else Path(data_root), trust
         self._images, self._index = None if images is None else Path(images), None if index is None else Path(index)
         self._opened: dict[Modality, Index] = {}
+        self._calibrations: dict[str, Calibration] | None = None  # {}: there are none
 
     @cached_property
     def gallery(self) -> Gallery:
@@ -206,26 +208,75 @@ class Retriever(Ranker):
 
         return compare
 
-    def search(self, query: Picture | Query, k: int = 10) -> list[Hit]:
+    def search(
+        self,
+        query: Picture | Query,
+        k: int = 10,
+        *,
+        like: Sequence[Picture] = (),
+        unlike: Sequence[Picture] = (),
+        at_least: float | None = None,
+    ) -> list[Hit]:
         """Return the k best answers, or all if there are fewer: images to a text, captions to a picture.
 
         A query is a text (str), a picture (a Path, or a decoded one), or what `encode_query` made of it. A folder of
         pictures has no captions: a picture finds those that the run embeds alike. Equal scores keep the gallery's
-        order.
+        order. Hits have a probability where the run compares a text with a picture, see the module `calibration`.
+
+        Args:
+            query: what is looked for.
+            k: how many answers.
+            like, unlike: texts and pictures that the images shall be like, too, or shall not. The score is then a sum
+                of standard scores: each query's mean over the gallery is 0, its deviation 1.
+            at_least: only answers with this probability or a higher one, which may be none.
 
         Raises:
-            QueryError: the text is empty, a picture's name, or without a word that the run knows; or k is below 1.
+            QueryError: the text is empty, a picture's name, or without a word that the run knows; k is below 1; or
+                there are no probabilities, and `at_least` is given.
             RunError: a similarity is not finite, or the index is damaged or of something else.
         """
         query = self._query(query, k)
-        compare, answers = self.comparison(query.answers), query.answers
-        if (index := self.index_of(answers)) is None:
-            found = compare(query.embedding, self.searched.of(answers))[0]
-            if not query.alike:
-                found = found + self.bias(answers).to(found)
-            return self.searched.best(answers, found, k)
-        rows, scores = index.search(query.embedding, k, compare)
-        return self.gallery.hits(answers, rows, scores, index.items[rows])
+        answers, index = query.answers, self.index_of(query.answers)
+        calibration = None
+        if like or unlike:
+            if index is not None or answers == "captions":
+                raise QueryError("like and unlike take part in a search for images without an index; leave them out")
+            found = self._standard_scores(query)
+            for sign, several in ((1, like), (-1, unlike)):
+                found = sum((sign * self._standard_scores(self._image_query(one)) for one in several), found)
+        elif index is None:
+            found = self._scores(query)
+            calibration = None if query.alike or self.hubness else self._calibration(answers)
+        if calibration is None and at_least is not None:
+            raise QueryError(
+                "there are no probabilities here, so that at_least cannot be used: they are of a text and a picture,"
+                " without an index, hubness, like and unlike, and fitted on the val split of the run's store"
+            )
+        if index is not None:
+            rows, scores = index.search(query.embedding, k, self.comparison(answers))
+            return self.gallery.hits(answers, rows, scores, index.items[rows])
+        hits = self.searched.best(answers, found, k, calibration)
+        return [hit for hit in hits if at_least is None or (hit.probability or 0) >= at_least]
+
+    def _scores(self, query: Query) -> Tensor:
+        """Return the score of each item that is searched, [N]."""
+        found = self.comparison(query.answers)(query.embedding, self.searched.of(query.answers))[0]
+        return found if query.alike else found + self.bias(query.answers).to(found)
+
+    def _standard_scores(self, query: Query) -> Tensor:
+        found = self._scores(query).double()
+        return (found - found.mean()) / found.std(correction=0).clamp_min(1e-12)
+
+    def _image_query(self, query: Picture) -> Query:
+        """Embed a text or a picture to compare with images."""
+        if isinstance(query, str):
+            return self.encode_query(query)
+        return Query(self._encoded("images", query), "images", alike=True)
+
+    def _calibration(self, answers: Modality) -> Calibration | None:
+        if self._calibrations is None:
+            self._calibrations = calibrations(self) or {}
+        return self._calibrations.get("text_to_image" if answers == "images" else "image_to_text")
 
     def index_of(self, answers: Modality) -> Index | None:
         """Return the index that looks up a modality; None where none was given. RunError as `search`."""

@@ -24,11 +24,14 @@ def folder(tmp_path_factory):
 def test_a_sentence_finds_images(folder):
     found = json.loads(call("search", folder / "run", "red beside blue", "-k", 3, "--json").stdout)
     hits = Retriever(folder / "run", device="cpu").search("red beside blue", 3)
-    assert found == [{"rank": h.rank, "id": h.id, "score": h.score, "file_name": h.file_name} for h in hits]
+    assert found == [
+        {"rank": h.rank, "id": h.id, "score": h.score, "probability": h.probability, "file_name": h.file_name}
+        for h in hits
+    ]
     lines = call("search", folder / "run", "red beside blue", "-k", 3).stdout.splitlines()
     assert lines[0] == f"{folder}/run on {folder}/s.zarr: 22 images"
-    assert lines[1].split() == ["rank", "score", "id", "file"]
-    rows = [[str(hit.rank), f"{hit.score:.4f}", hit.id, hit.file_name] for hit in hits]
+    assert lines[1].split() == ["rank", "score", "probability", "id", "file"]
+    rows = [[str(hit.rank), f"{hit.score:.4f}", f"{hit.probability:.2f}", hit.id, hit.file_name] for hit in hits]
     assert [line.split() for line in lines[2:]] == rows
 
 
@@ -44,7 +47,7 @@ def test_a_picture_finds_captions(folder):
     words = ("search", folder / "run", folder / "pictures/images/17.png", "--split", "test")
     found = json.loads(call(*words, "--json").stdout)
     assert [one["rank"] for one in found] == list(range(1, 10))  # all captions of the split are fewer than ten
-    assert found[0].keys() == {"rank", "id", "score", "caption"}
+    assert found[0].keys() == {"rank", "id", "score", "probability", "caption"}
     lines = call(*words, "-k", 1).stdout.splitlines()
     assert lines[0].endswith("split test: 9 captions")
     assert lines[2].endswith(f"  {found[0]['caption']}")
@@ -62,7 +65,7 @@ def test_what_is_there_is_no_sentence(folder, tmp_path):
 
 def test_gaussians_come_with_their_uncertainty(folder):
     lines = call("search", folder / "gaussian", "red", "-k", 2, "--split", "val").stdout.splitlines()
-    assert lines[1].split() == ["rank", "score", "uncertainty", "id", "file"]
+    assert lines[1].split() == ["rank", "score", "probability", "uncertainty", "id", "file"]
     assert re.fullmatch(r"-?\d+\.\d{2}", lines[2].split()[2])
     assert re.fullmatch(r"the query's uncertainty \(log-determinant\) -?\d+\.\d{2}", lines[-1])
 
@@ -93,3 +96,33 @@ def test_mistakes_end_in_one_sentence(folder, tmp_path):
     ):
         assert sentence in refused("search", *words, code=code)
     assert [path.name for path in tmp_path.iterdir()] == ["broken.jpg"]
+
+
+def test_only_what_fits_may_be_nothing(folder):
+    every = json.loads(call("search", folder / "run", "red beside blue", "--json").stdout)
+    bound = (every[0]["probability"] + every[1]["probability"]) / 2
+    assert (
+        json.loads(call("search", folder / "run", "red beside blue", "--at-least", bound, "--json").stdout) == every[:1]
+    )
+    nothing = call("search", folder / "run", "red beside blue", "--at-least", 1).stdout.splitlines()
+    assert nothing[1] == "nothing here fits with a probability of 1.0 or more"
+    assert json.loads(call("search", folder / "run", "red beside blue", "--at-least", 1, "--json").stdout) == []
+    assert "no probabilities" in refused("search", folder / "run", "red", "--at-least", 0.5, "--like", "blue")
+
+
+def test_like_and_not_add_standard_scores(folder):
+    retriever = Retriever(folder / "run", device="cpu")
+    picture = folder / "pictures/images/17.png"
+
+    def standard(scores):
+        return (scores - scores.mean()) / scores.std()
+
+    texts = retriever.encode_text(["red beside blue", "a green side and a grey side"])
+    red, green = retriever.similarity(retriever.gallery.images, texts).double().numpy().T
+    like = (retriever.encode_images([picture]) @ retriever.gallery.images.T)[0].double().numpy()
+    expected = standard(red) + standard(like) - standard(green)
+    words = ("--like", picture, "--not", "a green side and a grey side", "-k", 30, "--json")
+    found = json.loads(call("search", folder / "run", "red beside blue", *words).stdout)
+    assert [one["id"] for one in found] == [retriever.gallery.image_ids[row] for row in expected.argsort()[::-1]]
+    assert found[0]["score"] == pytest.approx(expected.max(), abs=1e-4)
+    assert "leave them out" in refused("search", folder / "run", picture, "--not", "red")

@@ -160,9 +160,9 @@ def test_gaussians_show_how_uncertain_they_are(made):
     for hit in retriever.search("red beside blue", 3):
         covariance = np.diag(images.log_variance[retriever.gallery.image_ids.index(hit.id)].double().exp().numpy())
         assert hit.uncertainty == pytest.approx(float(np.linalg.slogdet(covariance)[1]), rel=1e-6)
-        assert hit.to_dict().keys() == {"rank", "id", "score", "file_name", "uncertainty"}
+        assert hit.to_dict().keys() == {"rank", "id", "score", "probability", "file_name", "uncertainty"}
     (hit,) = open_run(made, made.run("vsepp")).search("red", 1)
-    assert hit.to_dict().keys() == {"rank", "id", "score", "file_name"}
+    assert hit.to_dict().keys() == {"rank", "id", "score", "probability", "file_name"}
 
 
 def test_elements_search_one_by_one(made):

@@ -1,0 +1,88 @@
+"""Probabilities of answers: against draws from a known softmax, SciPy and values counted by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from command_line import refused, run
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import softmax
+from small_runs import make_pictures, make_run, make_store
+
+from xret import evaluate
+from xret.heads.evaluation.calibration import Calibration, expected_error, fit_calibration, reliability
+
+
+@given(st.integers(2, 300), st.floats(0.1, 40), st.integers(0, 9))
+def test_without_an_offset_it_is_the_softmax_of_the_gallery(items, slope, seed):
+    scores = torch.from_numpy(np.random.default_rng(seed).uniform(-1, 1, (3, items)))
+    found = Calibration(slope, 0.0).probabilities(scores).numpy()
+    np.testing.assert_allclose(found, softmax(slope * scores.numpy(), axis=1), rtol=1e-6, atol=1e-12)
+
+
+def test_extremes_stay_probabilities():
+    scores = torch.tensor([[1.0, -1.0, -1.0], [0.5, 0.5, 0.5]])
+    found = Calibration(1e4, 0.0).probabilities(scores)
+    np.testing.assert_allclose(found, [[1, 0, 0], [1 / 3] * 3], atol=1e-9)
+    assert Calibration(5.0, 0.0).probabilities(torch.tensor([0.3])).tolist() == [1.0]  # nothing else could fit
+
+
+@pytest.mark.parametrize("slope", [4.0, 15.0])
+def test_the_fit_finds_the_softmax_that_answers_were_drawn_from(slope):
+    rng = np.random.default_rng(0)
+    scores = rng.normal(0.2, 0.15, (4000, 60))
+    drawn = np.array([rng.choice(60, p=row) for row in softmax(slope * scores, axis=1)])
+    fits = torch.from_numpy(drawn[:, None] == np.arange(60))
+    found = fit_calibration(torch.from_numpy(scores).float(), fits)
+    assert found.slope == pytest.approx(slope, rel=0.1)
+    assert found.offset == pytest.approx(0, abs=0.15)
+    said = found.probabilities(torch.from_numpy(scores))
+    order = said.argsort(dim=1, descending=True)[:, :10]
+    seen = reliability(60, 1, said.gather(1, order), fits.gather(1, order), said[:, 0])
+    assert seen.ece < 0.01
+    assert seen.first_ece < 0.03
+
+
+def test_reliability_counted_by_hand():
+    said = torch.tensor([[0.95, 0.25], [0.91, 0.05], [0.55, 0.15]])
+    fits = torch.tensor([[True, False], [True, False], [False, True]])
+    found = reliability(7, 1, said, fits, torch.tensor([0.2, 0.5, 0.9]))
+    # Of the first answers two say 0.93 on average and fit, one says 0.55 and does not.
+    assert found.first_ece == pytest.approx((2 * 0.07 + 0.55) / 3)
+    assert found.ece == pytest.approx((2 * 0.07 + 0.55 + 0.25 + 0.85 + 0.05) / 6)
+    assert (found.first, found.fits) == (pytest.approx(2.41 / 3), pytest.approx(2 / 3))
+    assert found.wrong == pytest.approx(2 / 3)
+    assert found.precise == pytest.approx(0.91)
+    assert expected_error([(3, 0.2, 0.5), (0, 0.0, 0.0), (1, 0.9, 1.0)]) == pytest.approx((3 * 0.3 + 0.1) / 4)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("calibration")
+    store = make_store(make_pictures(folder / "pictures", val=12), folder / "s.zarr")
+    return make_run(store, folder / "run")
+
+
+def test_a_run_keeps_what_was_fitted_with_its_weights(trained):
+    path = trained
+    report = evaluate(path, calibration=True, device="cpu").calibration
+    kept = json.loads((path / "calibration.json").read_text())
+    assert kept["text_to_image"] == vars(report.calibrations["text_to_image"])
+    said = evaluate(path, calibration=True, device="cpu").calibration
+    assert said == report
+    (path / "calibration.json").write_text(json.dumps(kept | {"weights": "others"}))
+    assert evaluate(path, calibration=True, device="cpu").calibration == report
+
+
+def test_the_command_line_and_what_is_refused(trained):
+    path = trained
+    found = json.loads(run("eval", path, "--calibration", "--json").stdout)["calibration"]
+    assert [one["images"] for one in found["reliability"]["text_to_image"]] == [6]
+    assert (
+        sum(count for count, _, _ in found["reliability"]["text_to_image"][0]["bins"]) == 6 * 9
+    )  # captions ask for all
+    assert "90% fit from" in run("eval", path, "--calibration").stdout
+    assert "another split" in refused("eval", path, "--calibration", "--split", "val")
+    assert "single run" in refused("eval", path, path, "--calibration")

@@ -10,10 +10,10 @@ from ..pipeline.errors import RecipeError
 from ..pipeline.reading.features import Features
 from ..pipeline.reading.joined_sets import Captions, Images, parts_of
 from .modules.adapters import ADAPTERS, KINDS, Adapter
-from .modules.aggregators import AGGREGATORS, Aggregated
+from .modules.aggregators import AGGREGATORS, Aggregated, Aggregator
 from .modules.embedding import Embedding, Sequence
 from .modules.joined_adapter import JoinedAdapter
-from .modules.losses import LOSSES
+from .modules.losses import LOSSES, Loss
 from .modules.residual import ClosedForm, Frozen, Residual
 from .modules.similarity import SIMILARITIES, Similarity
 from .recipes.blocks import Block, Recipe, arguments
@@ -77,10 +77,10 @@ class Branch(nn.Module):
 
     def __init__(
         self,
-        adapter: nn.Module,
-        aggregator: nn.Module,
+        adapter: Adapter,
+        aggregator: Aggregator,
         residual: Residual | None = None,
-        twin: nn.Module | None = None,
+        twin: Adapter | None = None,
     ) -> None:
         super().__init__()
         self.adapter = adapter
@@ -91,12 +91,12 @@ class Branch(nn.Module):
     @property
     def adapters(self) -> list[Adapter]:
         """That of each feature set."""
-        return _of_each_set(self.adapter)
+        return self.adapter.of_each_set()
 
     @property
     def twins(self) -> list[Adapter]:
         """The second one of each feature set; none where there is no twin."""
-        return [] if self.twin is None else _of_each_set(self.twin)
+        return [] if self.twin is None else self.twin.of_each_set()
 
     @property
     def averages(self) -> tuple[bool, ...]:
@@ -106,19 +106,17 @@ class Branch(nn.Module):
     @property
     def fields(self) -> set[str] | tuple[set[str], ...]:
         """What must be read of the cache, of ``local``, ``global`` and ``token``; of several sets one for each."""
-        found = [adapter.fields(bool(self.aggregator.uses_local)) for adapter in self.adapters]
+        found = [adapter.fields(self.aggregator.uses_local) for adapter in self.adapters]
         if self.residual is not None:
             found = [own | more for own, more in zip(found, self.residual.base.fields, strict=True)]
         return found[0] if len(found) == 1 else tuple(found)
 
     def forward(self, features: Features) -> Aggregated:
         """Return the embeddings of B samples, with the global feature and the word ids for losses that want them."""
-        one = features.length, features.local, features.global_, features.token
-        inputs = (features.parts,) if isinstance(self.adapter, JoinedAdapter) else one
-        adapted = self.adapter(*inputs, uses_local=self.aggregator.uses_local)
+        adapted = self.adapter.adapt(features, uses_local=self.aggregator.uses_local)
         more: dict[str, Any] = {"place": features.place, "grid": features.grid} if self.aggregator.uses_place else {}
         if self.twin is not None:
-            more["twin"] = self.twin(*inputs, uses_local=self.aggregator.uses_local)
+            more["twin"] = self.twin.adapt(features, uses_local=self.aggregator.uses_local)
         made = self.aggregator(adapted.local, adapted.length, adapted.global_, **more)
         if self.residual is not None:  # losses on the global feature then mean the base
             base, embedding = self.residual(made.embedding, features)
@@ -126,11 +124,6 @@ class Branch(nn.Module):
         words = features.words
         token = None if words is None or words.token is None else Sequence(words.token, words.length)
         return made._replace(global_=adapted.global_, token=token)
-
-
-def _of_each_set(adapter: nn.Module) -> list[Adapter]:
-    several: Any = adapter.sets if isinstance(adapter, JoinedAdapter) else [adapter]
-    return list(several)
 
 
 class Model(nn.Module):
@@ -204,6 +197,12 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
     return nn.ModuleDict(losses)
 
 
+def losses_of(losses: nn.ModuleDict) -> list[Loss]:
+    """Return the terms that `build_losses` made."""
+    terms: Any = losses.values()
+    return list(terms)
+
+
 def term_of(key: str) -> str:
     """Return the loss term that a weight belongs to, by its key in the state of what `build_losses` makes."""
     return key.partition(".")[0].replace("/", ".")
@@ -216,15 +215,15 @@ def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
     block = recipe.aggregator[side]
     if block.get("positions") == "grid" and [one.kind for one in sets] != ["grid"]:
         block = {**block, "positions": "none"}  # only the cells of a map lie in rows and columns
-    aggregator = _make(
+    aggregator: Aggregator = _make(
         f"aggregator.{side}", part_of(AGGREGATORS, block["name"], recipe.sources), block, adapter.local_dim, dim
     )
-    _require_rows(recipe, side, sets, bool(aggregator.uses_local))
+    _require_rows(recipe, side, sets, aggregator.uses_local)
     twin = _adapter_of_all(recipe, side, sets) if aggregator.uses_twin else None
     return Branch(adapter, aggregator, twin=twin)
 
 
-def _adapter_of_all(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> Any:
+def _adapter_of_all(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> Adapter:
     adapters = [_adapter(recipe, side, one) for one in sets]
     return adapters[0] if len(adapters) == 1 else JoinedAdapter(adapters, recipe.model.dim)
 
@@ -245,10 +244,11 @@ def _require_base(recipe: Recipe, image: Facts, text: Facts) -> None:
     if any(facts.vocabulary_size is not None for facts in sets):
         faults.append("needs a vector of each caption, which words have not: extract with --text hf:MODEL")
     for side, block in recipe.aggregator.items():
-        if part_of(AGGREGATORS, block["name"], recipe.sources).embedding not in ("vector", "set"):
+        part = part_of(AGGREGATORS, block["name"], recipe.sources)
+        if part.embedding not in ("vector", "set"):
             faults.append(f"adds vectors or sets, which aggregator.{side} '{block['name']}' does not give")
-        if block["name"] == "pcme":  # its losses compare the samples with the Gaussian that they were drawn from
-            faults.append(f"would move the samples that aggregator.{side} 'pcme' draws away from their Gaussian")
+        if part.draws:  # losses compare the samples with the Gaussian that they were drawn from
+            faults.append(f"would move the samples that aggregator.{side} '{block['name']}' draws from their Gaussian")
     if faults:
         raise RecipeError(f"model.residual={kind} {'; it '.join(faults)}; or set model.residual=none")
 

@@ -9,10 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..evaluation.number_table import NumberTable, Rows
 from ..evaluation.scoring import Scored
-from ..modules.adapters import WordsAdapter
-from ..modules.aggregators.gpo import GPO
+from ..modules.adapters import Adapter
+from ..modules.aggregators import Aggregator
 from ..modules.embedding import Embedding, Sequence, each, shape_of
-from ..modules.similarity.attention import CrossAttention
 
 LENGTHS = 4  # the most frequent ones whose coefficients are shown
 RANKS = 10  # columns that a table of coefficients has
@@ -24,26 +23,12 @@ def cost_table(seen: Scored) -> dict[str, NumberTable]:
     macs, image, text = cost(seen.image.embedding, seen.text.embedding, seen.model.compare)
     caption, rows = "What comparing one image with one caption costs.", Rows()
     rows.append(["multiply-accumulates", macs])
-    if isinstance(seen.model.compare, CrossAttention):
-        rows.append(["multiply-accumulates by SCAN's equations", cost_of_attention(image, text, seen.model.compare)])
-        caption += (
-            " Here no attended vector is made: its products follow from those of the rows (Gram matrix), which are made"
-            " once. SCAN's equations make one for each query row. SetDiv, section 4.4, prints 1.24 M for SCAN, which is"
-            " near its equations with 36 regions and 16 words, and 16.4 K for sets of 4."
-        )
+    if paper := seen.model.compare.paper_cost(image, text):
+        rows.append([f"multiply-accumulates by {paper.of}'s equations", paper.macs])
+        caption += f" {paper.why}"
     for what, shape in (("an image", image), ("a caption", text)):
         rows.append([f"shape of {what}", " × ".join(f"{size:,}" for size in shape)])
     return {"cost": NumberTable(caption, ["of a pair", "value"], rows)}
-
-
-def cost_of_attention(image: list[int], text: list[int], similarity: CrossAttention) -> int:
-    """Return what a pair costs as SCAN's section 3.1 writes it, of an image ``[N, D]`` and a caption ``[L, D]``.
-
-    N L D for the cosines, N L D for the vectors that are attended to, and D for the product of each with its query.
-    """
-    (regions, width), (words, _) = image, text
-    queries = words if similarity.direction == "t-i" else regions
-    return (2 * regions * words + queries) * width
 
 
 def cost(
@@ -140,12 +125,12 @@ def gpo_coefficients(branch: nn.Module, length: Tensor) -> dict[str, dict[int, t
     Where a caption is read with its ends, they count as rows. Where every dimension has coefficients of its own, the
     mean over dimensions. A GPO whose coefficients depend on the sample is left out.
     """
-    ends = any(isinstance(part, WordsAdapter) and part.ends for part in branch.modules())
+    ends = any(isinstance(part, Adapter) and part.ends for part in branch.modules())
     lengths, samples = (length.clamp(min=1) + 2 * ends).unique(return_counts=True)
     found = {}
     for name, part in branch.named_modules():
-        if isinstance(part, GPO) and not part.feature_input:
-            weights = part.coefficients(lengths, int(lengths.max()))
+        weights = part.coefficients(lengths, int(lengths.max())) if isinstance(part, Aggregator) else None
+        if weights is not None:
             rows = (weights.mean(2) if weights.ndim == 3 else weights).tolist()
             known = zip(lengths.tolist(), samples.tolist(), rows, strict=True)
             found[name] = {n: (count, row[:n]) for n, count, row in known}

@@ -8,7 +8,7 @@ Sources: VSE++ (one linear layer over the grid; word embedding and GRU), *Learni
 for Visual Semantic Embedding* (VSE-infinity: regions, bi-GRU, BERT, frames of videos) and SetDiv sections 3.1 and 4.2.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
@@ -53,6 +53,14 @@ class Cached(Protocol):
     token: Tensor | None
 
 
+class CachedSets(Cached, Protocol):
+    """Cached features of B samples, and those of each feature set by itself."""
+
+    @property
+    def parts(self) -> Sequence[Cached]:
+        """The features of each set."""
+
+
 class Adapter(Part):
     """Base of adapters, made as `Class(channels, global_channels, dim, **parameters)`, or of words `Class(words, dim)`.
 
@@ -61,14 +69,38 @@ class Adapter(Part):
     Attributes:
         local_dim: width of the rows that it gives.
         global_: what its global feature is made of; `"pooled"` says: of the mean of the cached rows alone.
+        ends: whether a caption gets a row before its words and one after them.
+        vectors: a file of word vectors that a training reads once and hands to `load_vectors`; None: none.
     """
 
     local_dim: int
     global_: str = "cached"
+    ends: bool = False
+    vectors: str | None = None
 
     def fields(self, uses_local: bool) -> set[str]:
         """Return which cached fields it reads, of `local`, `global` and `token`, given what the aggregator reads."""
         return {"global", "local"} if uses_local else {"global"}
+
+    def of_each_set(self) -> "list[Adapter]":
+        """Return the adapter of each feature set that it reads."""
+        return [self]
+
+    def adapt(self, features: CachedSets, *, uses_local: bool) -> Adapted:
+        """Call it on what it reads of cached features."""
+        inputs = features.length, features.local, features.global_, features.token
+        adapted: Adapted = self(*inputs, uses_local=uses_local)
+        return adapted
+
+    def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool = True) -> None:
+        """Take statistics of all samples of a training split before the first step; each call of `parts` reads it."""
+
+    def load_vectors(self, vectors: Tensor, found: Tensor) -> None:
+        """Take the vectors `[V, word_dim]` of the first V ids, where `found [V]`, before the first step."""
+
+    def frozen(self) -> dict[Tensor, int]:
+        """Return weights that do not learn in so many first epochs."""
+        return {}
 
 
 ADAPTERS: Registry[Adapter] = Registry("adapter", Adapter, "xret.nn")
@@ -264,6 +296,10 @@ class WordsAdapter(Adapter):
     def fields(self, uses_local: bool) -> set[str]:
         """Return which cached fields the adapter reads: the token ids, whatever the aggregator uses."""
         return {"token"}
+
+    def frozen(self) -> dict[Tensor, int]:
+        """Return the word embeddings with `vectors_frozen`."""
+        return {self.embedding.weight: self.vectors_frozen}
 
     @torch.no_grad()
     def load_vectors(self, vectors: Tensor, found: Tensor) -> None:

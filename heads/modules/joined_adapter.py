@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .adapters import Adapted, Adapter, Cached
+from .adapters import Adapted, Adapter, Cached, CachedSets
 from .padding import rows_of_all
 from .projections import linear
 
 
-class JoinedAdapter(nn.Module):
+class JoinedAdapter(Adapter):
     """An adapter with weights of its own for each feature set of a side.
 
     The valid rows of all sets follow each other, so that an aggregator sees one larger set. The global feature is the
@@ -29,6 +29,15 @@ class JoinedAdapter(nn.Module):
             nn.Identity() if adapter.local_dim == dim else linear(adapter.local_dim, dim) for adapter in adapters
         )
         self.local_dim = dim
+
+    def of_each_set(self) -> list[Adapter]:
+        """Return the adapters."""
+        return list(self.sets)  # type: ignore[arg-type]
+
+    def adapt(self, features: CachedSets, *, uses_local: bool) -> Adapted:
+        """Call it on the features of each set."""
+        adapted: Adapted = self(features.parts, uses_local=uses_local)
+        return adapted
 
     def forward(self, parts: Sequence[Cached], *, uses_local: bool = True) -> Adapted:
         """Adapt what each set has of B samples.

@@ -1,25 +1,17 @@
 """What a head adds to: frozen global features of one space, or features that a linear map brings into one."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from .adapters import Cached
+from .adapters import CachedSets
 from .padding import mean_rows
 from .parameters import Part
 
 Base = Literal["none", "frozen", "cca", "procrustes"]
-
-
-class CachedSets(Cached, Protocol):
-    """Cached features of B samples, and those of each feature set by itself."""
-
-    @property
-    def parts(self) -> Sequence[Cached]:
-        """The features of each set."""
 
 
 class Frozen(nn.Module):

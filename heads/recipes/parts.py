@@ -50,8 +50,8 @@ def check_parts(
                 _try(f"loss.{term}", part, block, (dim, 2) if takes(part, "vocabulary_size") else (), samples, faults)
             elif samples is not None:
                 _tried(f"loss.{term}", partial(try_loss, part, arguments(block), samples), faults)
-            if hasattr(part, "log_odds") and not hasattr(compare, "log_odds"):
-                fitting = [one for one, part in SIMILARITIES.items() if hasattr(part, "log_odds")]
+            if part.log_odds and not compare.log_odds:
+                fitting = [one for one, part in SIMILARITIES.items() if part.log_odds]
                 faults.append(f"loss.{term} needs a similarity that gives log-odds: {', '.join(fitting)}")
     return faults if terms else [*faults, "loss needs at least one term with a weight above 0"]
 

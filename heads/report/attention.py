@@ -15,7 +15,6 @@ from ...pipeline.reading.joined_sets import JoinedSets, are_upright, parts_of
 from ...pipeline.store import ImageSet
 from ..evaluation.scoring import Scored
 from ..modules.embedding import Sequence
-from ..modules.similarity import CrossAttention
 from .examples import PageRun, drawn, nearest
 from .pictures import Picture, heat_map
 
@@ -70,7 +69,7 @@ class Place(NamedTuple):
 def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Attended], str]:
     """Return what the attention is, in words, how it looks over `count` random images, or why there is none."""
     seen, compare = run.seen, run.seen.model.compare
-    words = isinstance(compare, CrossAttention)
+    words = compare.attends is not None
     images = np.unique(seen.caption_image.numpy()) if words else np.arange(len(seen.ids))
     chosen = drawn(images, count, seed)
     slots = None if words else slot_attention(seen, chosen)
@@ -86,7 +85,7 @@ def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Att
         each = zip(chosen, slots, found, strict=True)
         what = "Each slot at its last iteration; below it its share of all attention and the caption nearest to it."
         return what, [_slots(run, row, places[row], weights, near) for row, weights, near in each if row in places], ""
-    by_word = isinstance(compare, CrossAttention) and compare.direction == "t-i"
+    by_word = compare.attends == "t-i"
     who = "Each word attends to the places" if by_word else "Each place attends to the words"
     what = f"{who} (cross-attention): the weights of each add up to 100 %; below a word is the largest that it has."
     return what, [one for row, place in places.items() for one in _words(run, row, place, by_word)], ""
@@ -102,21 +101,21 @@ def slot_attention(seen: Scored, images: list[int]) -> Tensor | None:
 @torch.no_grad()
 def word_attention(seen: Scored, image: int, caption: int) -> Tensor:
     """Return the cross-attention between the rows of an image and the words of a caption, ``[N, L]``."""
-    images, captions, compare = seen.image.embedding, seen.text.embedding, seen.model.compare
-    assert isinstance(images, Sequence) and isinstance(captions, Sequence) and isinstance(compare, CrossAttention)
+    images, captions = seen.image.embedding, seen.text.embedding
+    assert isinstance(images, Sequence) and isinstance(captions, Sequence), "a similarity that attends compares them"
     one, other = (Sequence(*(t[[row]] for t in side)) for row, side in ((image, images), (caption, captions)))
-    return compare.weights(one, other)[0, 0][: int(one.length), : int(other.length)].cpu()
+    return seen.model.compare.attention(one, other)[0, 0][: int(one.length), : int(other.length)].cpu()
 
 
 def words_of(seen: Scored, caption: int) -> list[str]:
     """Return the words of a caption as the run reads them, with its ends; tokens of a language model are numbered."""
     row, labels = seen.batches.caption_rows[[caption]], list[str]()
-    for features in parts_of(seen.batches.caption_set):
+    for features, adapter in zip(parts_of(seen.batches.caption_set), seen.model.text.adapters, strict=True):
         if features.vocabulary is None:
             labels += [f"token {number + 1}" for number in range(int(features.length[row][0]))]
             continue
         words = [features.vocabulary[number] if number else "(unknown word)" for number in features.token(row).tolist()]
-        labels += ["<start>", *words, "<end>"] if seen.run.recipe.adapter["words"].get("ends") else words
+        labels += ["<start>", *words, "<end>"] if adapter.ends else words
     return labels
 
 

@@ -30,7 +30,6 @@ from ...pipeline.files import making, making_file, require_new
 from ..evaluation.scoring import MODALITIES
 from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
 from ..modules.padding import valid_rows
-from ..modules.similarity import Cosine
 from .gallery import Gallery
 from .retriever import Retriever
 from .smaller import made_smaller, mean_recall, require_cosines, rotation
@@ -109,11 +108,11 @@ def export_embeddings(
         "split": retriever.split,  # None: all
         "splits": gallery.rows_of_splits(),  # the rows of images of each, [first, last)
         "kind": kind_of(gallery.images),
-        "unit": compare.normalises and dtype != "int8",  # whether vectors, elements, rows or means have unit length
+        "unit": compare.of_cosines and dtype != "int8",  # whether vectors, elements, rows or means have unit length
         "measure": f"{run.recipe.similarity['name']}: {compare.score}",
     }
-    if type(compare) is Cosine:
-        about["measure"] = "dot product" if about["unit"] else "cosine"
+    if compare.dot_product:
+        about["measure"] = "cosine" if compare.of_cosines and not about["unit"] else "dot product"
     both: list[Embedding] = [gallery.images, gallery.captions]
     turn = None if dims is None else rotation(retriever, dims)
     if smaller:

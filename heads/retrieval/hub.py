@@ -98,15 +98,17 @@ def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
 
 def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInfo:
     """Return `info` without paths of this machine; `weights` name encoders anew where they are hub ids."""
-    adapter = info.recipe.adapter
-    vectors = Path(adapter["words"].get("vectors") or "").name or None  # it has read them
+    adapter = {  # word vectors were read
+        kind: {**block, "vectors": Path(block["vectors"]).name} if block.get("vectors") else block
+        for kind, block in info.recipe.adapter.items()
+    }
     sides: dict[str, Any] = {}
     for branch in BRANCHES:
         origins, named = info.origins(branch), iter(weights_of_each(weights[branch], info.origins(branch), branch))
         sides[branch] = tuple(one if one.kind == "words" else _naming(one, next(named)) for one in origins)
     return replace(
         info,
-        recipe=replace(info.recipe, adapter={**adapter, "words": {**adapter["words"], "vectors": vectors}}),
+        recipe=replace(info.recipe, adapter=adapter),
         store=Path(info.store).name,
         also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
         head=info.head and Path(info.head).name,

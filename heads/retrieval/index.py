@@ -26,9 +26,9 @@ from torch.nn.utils.rnn import pad_sequence
 from ...pipeline.errors import RunError, require_packages
 from ...pipeline.wording import option
 from ..evaluation.scoring import Modality
-from ..modules.embedding import Embedding, Gaussian, Sequence, each, embedding_of, kind_of, shape_of, tensors_of
+from ..modules.embedding import Embedding, Sequence, each, embedding_of, kind_of, shape_of, tensors_of
 from ..modules.padding import valid_rows
-from ..modules.similarity import MonteCarloMatch, SampledDistance, Wasserstein
+from ..modules.similarity import Similarity
 from .gallery import best
 from .smaller import made_smaller
 
@@ -100,7 +100,7 @@ class Items:
         """Return the scores of the samples in some rows with their biases, if there are any."""
         return scores if self.bias is None else scores + self.bias[rows]
 
-    def vectors(self, similarity: Any, embedding: Embedding, rows: np.ndarray | slice) -> np.ndarray:
+    def vectors(self, similarity: Similarity, embedding: Embedding, rows: np.ndarray | slice) -> np.ndarray:
         """Return `vectors` of the samples in some rows, float32 [T, W].
 
         With biases b another coordinate makes a squared distance larger by 2 (max b - b), and a cosine, which is 1 less
@@ -120,24 +120,12 @@ class Items:
         return ((first, self[first : first + step]) for first in range(0, len(self), step))
 
 
-def vectors(similarity: Any, embedding: Embedding, *, query: bool = False) -> np.ndarray:
+def vectors(similarity: Similarity, embedding: Embedding, *, query: bool = False) -> np.ndarray:
     """Return the vectors that stand for samples in FAISS, float32 [T, W]: all elements of the first, and so on.
 
-    Near ones, by Euclidean distance, have similar samples: elements of sets are normalised, Gaussians give mean and
-    standard deviation or variance for 2-Wasserstein, and for the expected distance of PCME++ the unit mean and the root
-    of the summed variances, which is 0 for a `query`. W is filled up to a multiple of 8.
+    They are the similarity's `points`. W is filled up to a multiple of 8.
     """
-    if not isinstance(embedding, Gaussian):
-        rows = embedding.rows[valid_rows(*embedding)] if isinstance(embedding, Sequence) else embedding.flatten(0, -2)
-        rows = rows if isinstance(similarity, MonteCarloMatch) else functional.normalize(rows, dim=-1)
-    elif isinstance(similarity, Wasserstein):
-        variance = embedding.log_variance.exp()
-        rows = torch.cat([embedding.mean, variance.sqrt() if similarity.form == "closed" else variance], 1)
-    elif isinstance(similarity, SampledDistance):
-        root = embedding.log_variance.exp().sum(1, keepdim=True).sqrt()
-        rows = torch.cat([functional.normalize(embedding.mean, dim=1), 0 * root if query else root], 1)
-    else:
-        rows = embedding.mean
+    rows = similarity.points(embedding, query=query)
     return functional.pad(rows.detach().cpu().float(), (0, -rows.shape[1] % 8)).numpy()
 
 
@@ -162,7 +150,7 @@ def search_exactly(queries: Embedding, items: Items, compare: Compare, k: int) -
 class Index:
     """One modality of an index, opened for searching; `facts` are those that `build` returned."""
 
-    def __init__(self, folder: Path, facts: dict[str, Any], similarity: Any) -> None:
+    def __init__(self, folder: Path, facts: dict[str, Any], similarity: Similarity) -> None:
         faiss, self._similarity, self._factory = load_faiss(), similarity, facts["factory"]
         try:
             self.items, turn = Items(folder, facts), folder / "rotation.npy"
@@ -206,7 +194,7 @@ def build(
     facts: dict[str, Any],
     queries: Embedding,
     compare: Compare,
-    similarity: Any,
+    similarity: Similarity,
     *,
     factory: str | None = None,
     recall: float = 0.99,
@@ -257,7 +245,7 @@ def share_found(found: Iterable[np.ndarray], exact: Iterable[tuple[np.ndarray, n
     return float(np.mean([len(np.intersect1d(some, rows)) / len(rows) for some, (rows, _) in pairs]))
 
 
-def open_index(folder: Path, modality: Modality, facts: dict[str, Any], similarity: Any) -> Index:
+def open_index(folder: Path, modality: Modality, facts: dict[str, Any], similarity: Similarity) -> Index:
     """Open an index for searching; RunError where there is none, or its record has other `facts`."""
     try:
         record: dict[str, Any] = json.loads((folder / RECORD).read_text())

@@ -16,8 +16,6 @@ from PIL import Image
 from ...pipeline.data.images import PictureFile, thumbnail
 from ...pipeline.errors import XretError
 from ...pipeline.wording import some_of
-from ..modules.similarity import SIMILARITIES
-from ..recipes.own import part_of
 from .gallery import Gallery, Hit
 from .retriever import Retriever
 
@@ -86,7 +84,7 @@ def make_page(retriever: Retriever) -> Any:
         return pictures, _as_html(unknown, captions), [hit.to_dict() for hit in hits]
 
     name = run.path.resolve().name
-    score = part_of(SIMILARITIES, run.recipe.similarity["name"], run.recipe.sources).score
+    score = retriever.model.compare.score
     with gradio.Blocks(title=f"xret: {name}", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gradio.Markdown(f"# {name}\n{run.recipe.name} on {len(row_of):,} {what}. A score is {score}.")
         with gradio.Row():

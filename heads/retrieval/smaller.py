@@ -71,7 +71,7 @@ def mean_recall(gallery: Gallery, images: Embedding, captions: Embedding) -> flo
 def require_cosines(ranker: Ranker) -> None:
     """Raise RunError where the run's similarity is not one of cosines of vectors or elements."""
     compare = ranker.model.compare
-    if not (compare.normalises and compare.embedding in ("vector", "set")):
+    if not (compare.of_cosines and compare.embedding in ("vector", "set")):
         raise RunError(
             f"{ranker.name} compares by {type(compare).__name__}, and only what cosines compare"
             " (vectors, sets) can be made smaller; leave --dims and --dtype out"

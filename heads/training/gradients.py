@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ...pipeline.device import start_reading
 from ...pipeline.reading.batches import Batch
+from ..model import losses_of
 from .objective import Objective, Prepared
 from .optimisation import drop_frozen, weights_of
 
@@ -119,7 +120,7 @@ def _refusal(objective: Objective) -> str | None:
         return "data.chunk embeds batches in parts"
     if objective.precision is torch.float16:
         return "float16 scales the loss anew"
-    asking = [name for name, term in objective.losses.items() if getattr(term, "asks_lengths", False)]
+    asking = [name for name, term in zip(recipe.terms, losses_of(objective.losses), strict=True) if term.asks_lengths]
     return f"loss.{asking[0]} asks for lengths" if asking else None
 
 

@@ -6,7 +6,7 @@ each part is computed a second time and takes its embeddings' gradients on. This
 to one part: it also puts back the random state, so that dropout and noise are those of the first pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +19,11 @@ from ...pipeline.device import on_host, send
 from ...pipeline.errors import RecipeError
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.reading.features import Features, set_by_set
-from ..model import Model
+from ..model import Model, losses_of
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence, concatenate
-from ..modules.losses.blocks import BlockLoss, Pairs, compared_pairs, in_blocks, listed
-from ..modules.similarity import Cosine
+from ..modules.losses.blocks import BlockLoss, Pairs, compared_pairs, in_blocks
+from ..modules.similarity import Similarity
 from ..recipes.blocks import Recipe
 from .augmentation import averaged, blend, drop_rows, in_steps, mask_words
 from .optimisation import autocast_dtype
@@ -38,7 +38,7 @@ class Prepared:
     images: Features
     captions: Features
     words: Sequence | None  # of the captions, whole
-    past: tuple[bool, ...]  # of each term, whether its warm-up is over
+    phases: tuple[Hashable, ...]  # of each term, see `Loss.begin`
     positives: Tensor | None = None  # bool [I, C]
     pairs: Pairs | None = None  # the positives, listed; None on a CPU, which finds them itself
     ignored: Tensor | None = None  # pairs that take no part, bool [I, C]; None: all do
@@ -72,9 +72,7 @@ class Objective:
 
     def prepare(self, batch: Batch, now: float) -> Prepared:
         """Do what needs the host: draw the augmentation, and find out which pairs belong together."""
-        for term in self.losses.values():
-            term.epoch = now  # type: ignore[assignment]
-        past = tuple(now >= getattr(term, "warmup_epochs", 0) for term in self.losses.values())
+        phases = tuple(term.begin(now) for term in losses_of(self.losses))
         augment, images, captions = self.recipe.augment, batch.images, batch.captions
         if augment.mix:
             vectors = averaged(images, self.model.image.averages), averaged(captions, self.model.text.averages)
@@ -90,7 +88,7 @@ class Objective:
         if self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses):
             owner = on_host(batch.caption_image)
             pairs = compared_pairs(owner, text, same_is_positive=same_is_positive)
-            return Prepared(images, captions, words, past, blocks=pairs)
+            return Prepared(images, captions, words, phases, blocks=pairs)
         positives, ignored = batch.positives, None
         if text is not None:
             ignored = same_text(on_host(positives), text)
@@ -99,7 +97,7 @@ class Objective:
             else:
                 ignored = send(ignored, positives.device)
         listing = None if positives.is_cpu else Pairs(*send(on_host(positives).nonzero().T, positives.device))
-        return Prepared(images, captions, words, past, positives, listing, ignored)
+        return Prepared(images, captions, words, phases, positives, listing, ignored)
 
     def loss(self, given: Prepared) -> Tensor:
         """Return what calling it does, of a batch that is prepared; on a GPU it asks the host nothing."""
@@ -115,16 +113,19 @@ class Objective:
         return torch.cat([(terms @ self.weights)[None], terms])
 
     def _terms(self, given: Prepared, images: Aggregated, captions: Aggregated) -> Tensor:
-        losses: Any = self.losses.values()
         if given.blocks is not None:
-            sides: tuple[Any, Any] = (images.embedding, captions.embedding)
-            return torch.stack([in_blocks(loss, *sides, *given.blocks) for loss in losses])
+            losses: Any = self.losses.values()
+            left, right = (self.model.compare.normalised(side.embedding) for side in (images, captions))
+            return torch.stack([in_blocks(loss, left, right, *given.blocks) for loss in losses])
         assert given.positives is not None, "either blocks or a mask"
         similarity = self.model.similarity(images.embedding, captions.embedding)
         if given.ignored is not None:
             similarity = similarity.masked_fill(given.ignored, -torch.inf)
-        positives = listed(given.positives, given.pairs)
-        return torch.stack([term(similarity, positives, images, captions) for term in losses])
+        terms = []
+        for term in losses_of(self.losses):
+            more = {"pairs": given.pairs} if term.uses_pairs else {}
+            terms.append(term(similarity, given.positives, images, captions, **more))
+        return torch.stack(terms)
 
     def _parts(self, given: Prepared) -> int:
         """Return in how many parts a batch is embedded: `data.chunk` units at once."""
@@ -177,9 +178,9 @@ def require_whole_batches(model: nn.Module, why: str) -> None:
         )
 
 
-def goes_in_blocks(compare: nn.Module, losses: nn.ModuleDict) -> bool:
-    """Return whether a batch's pairs can be compared block by block: cosines, and losses that are made for it."""
-    return isinstance(compare, Cosine) and all(isinstance(loss, BlockLoss) for loss in losses.values())
+def goes_in_blocks(compare: Similarity, losses: nn.ModuleDict) -> bool:
+    """Return whether a batch's pairs can be compared block by block: dot products, and losses that are made for it."""
+    return compare.dot_product and all(isinstance(loss, BlockLoss) for loss in losses.values())
 
 
 def _cut(features: Features, first: int, last: int) -> Features:

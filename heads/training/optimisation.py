@@ -11,7 +11,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...pipeline.errors import RunError
 from ..model import Model
-from ..modules.adapters import WordsAdapter
 from ..recipes.blocks import Optimizer, Recipe, Schedule
 
 
@@ -22,8 +21,9 @@ def build_optimizer(model: Model, losses: nn.ModuleDict, values: Optimizer) -> t
     appendix A); `frozen` is the number of first epochs in which it does not learn, as backbones and given word vectors
     may not.
     """
-    words = [one for one in model.text.modules() if isinstance(one, WordsAdapter)]
-    frozen = {one.embedding.weight: one.vectors_frozen for one in words}
+    sides = model.image, model.text
+    adapters = (one for side in sides for one in (*side.adapters, *side.twins))
+    frozen = {weight: epochs for one in adapters for weight, epochs in one.frozen().items()}
     groups: dict[tuple[float, float, int], list[nn.Parameter]] = {}
     for component, module in components_of(model, losses).items():
         factor = getattr(values, f"{component}_lr")

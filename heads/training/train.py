@@ -26,7 +26,6 @@ from ...pipeline.wording import counted
 from ..evaluation.closed_form import find_base
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
 from ..model import Model, build_losses, build_model, term_of, without_effect
-from ..modules.adapters import RowsAdapter, WordsAdapter
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.own import remember
@@ -315,9 +314,8 @@ def look_at_data(model: Model, split: Batches) -> None:
     """
     for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
         for number, adapter in (*enumerate(branch.adapters), *enumerate(branch.twins)):
-            if isinstance(adapter, RowsAdapter):
-                adapter.measure(partial(_of_set, parts, number), bool(branch.aggregator.uses_local))
-    words = [one for one in (*model.text.adapters, *model.text.twins) if isinstance(one, WordsAdapter)]
+            adapter.measure(partial(_of_set, parts, number), branch.aggregator.uses_local)
+    words = [one for one in (*model.text.adapters, *model.text.twins) if one.vectors is not None]
     if words and words[0].vectors is not None:
         read = read_word_vectors(words[0].vectors, split.caption_set.vocabulary or ())
         try:

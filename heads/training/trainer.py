@@ -13,7 +13,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from ...pipeline.device import copies, deterministic, drawing
@@ -25,8 +25,7 @@ from ...pipeline.store.leaks import Leaks
 from ...pipeline.wording import counted
 from ..evaluation.metrics import Recalls, recalls
 from ..evaluation.scoring import compare, embed
-from ..model import Model
-from ..modules.losses.triplet import Triplet
+from ..model import Model, losses_of
 from ..runs.run import CHECKPOINT, Run
 from .callbacks import LOGS, Callback, epoch_values, step_values
 from .gradients import Gradients
@@ -64,7 +63,7 @@ class _Taken:
     of_epoch: int  # its number, counted from 1
     step: int  # among all
     rate: float  # its learning rate
-    constant: float | None  # of `collapsed_loss`
+    at_rest: dict[str, float]  # of each term that is watched, see `Loss.at_rest`
 
 
 class Trainer:
@@ -89,7 +88,7 @@ class Trainer:
         self.epoch = 0  # complete ones
         self.steps = 0  # of the epoch that is not complete
         self.step = 0  # all steps together
-        self.at_constant = 0  # for how many steps the loss has sat at its constant, see `collapsed_loss`
+        self.at_constant = 0  # for how many steps a term has sat at its constant, see `Loss.at_rest`
         self.best_epoch, self.best_rsum = 0, -math.inf  # counted from 1, and its validation RSUM
         self.best: dict[str, Tensor] | None = None  # its weights by name, in the host's memory
         self.sums = torch.zeros(1 + len(self.losses), dtype=torch.float64)  # of the loss and its terms over `steps`
@@ -298,10 +297,11 @@ class Trainer:
         for batch in self._split.epoch(**order, seed=self._run.info.seed, epoch=self.epoch, first=self.steps):
             with _repeatable(self.device, precision, self._run.info.seed, self.epoch, self.steps):
                 read = self._step(batch)
-            pairs = len(batch.captions.length)
-            constant = collapsed_loss(self.losses, pairs, self.recipe.loss["same_text"])
+            pairs = None if self.recipe.loss["same_text"] == "positive" else len(batch.captions.length)
+            values = zip(self._terms, (term.at_rest(pairs) for term in losses_of(self.losses)), strict=True)
+            at_rest = {name: value for name, value in values if value is not None}
             self.steps, self.step = self.steps + 1, self.step + 1
-            waiting.append(_Taken(read, batch, self.steps, self.step, self._last_rate, constant))
+            waiting.append(_Taken(read, batch, self.steps, self.step, self._last_rate, at_rest))
             save = every is not None and self.step % every == 0
             while len(waiting) > (self.device.type == "cuda" and not save):
                 yield waiting.popleft()
@@ -318,7 +318,7 @@ class Trainer:
             what = f"the loss is not finite in {where}: {describe(told, self._terms)}"
             raise self._not_finite(what, (taken.batch.images, taken.batch.captions))
         self.sums = self.sums + values
-        self._watch(dict(zip(self._terms, told[1:], strict=True)), taken.constant, log)
+        self._watch(dict(zip(self._terms, told[1:], strict=True)), taken.at_rest, log)
         return told
 
     def _step(self, batch: Batch) -> Callable[[], Tensor]:
@@ -349,16 +349,19 @@ class Trainer:
             read = chain(self._val.image_features(_READ), self._val.caption_features(_READ))
             raise self._not_finite(what, read) from error
 
-    def _watch(self, terms: dict[str, float], constant: float | None, log: TrainLog) -> None:
-        """Count the steps at which a triplet loss sits at its constant, and warn when it has for long."""
-        near = constant is not None and abs(terms["triplet"] - constant) < _NEAR * constant
+    def _watch(self, terms: dict[str, float], at_rest: dict[str, float], log: TrainLog) -> None:
+        """Count the steps at which a term sits at its value for equal similarities, and warn when it has for long."""
+        near = [name for name, value in at_rest.items() if abs(terms[name] - value) < _NEAR * abs(value)]
         self.at_constant = self.at_constant + 1 if near else 0
         if self.at_constant == COLLAPSED:
-            lr, first = self.recipe.optimizer.lr, self.recipe.loss["triplet"]["warmup_epochs"] + 1
+            term, block = near[0], self.recipe.terms[near[0]]
+            warm = (
+                f"loss.{term}.warmup_epochs={block['warmup_epochs'] + 1} or --set " if "warmup_epochs" in block else ""
+            )
             log.say(
-                f"collapse: the triplet loss has sat at {constant:g}, its value for equal similarities, for {COLLAPSED}"
-                f" steps, so that little is learnt; begin another run with --set loss.triplet.warmup_epochs={first} or "
-                f"--set optimizer.lr={lr / 10:g}"
+                f"collapse: the {term} loss has sat at {at_rest[term]:g}, its value for equal similarities, for"
+                f" {COLLAPSED} steps, so that little is learnt; begin another run with --set {warm}optimizer.lr="
+                f"{self.recipe.optimizer.lr / 10:g}"
             )
 
     def _not_finite(self, what: str, read: Iterable[Features]) -> NotFinite:
@@ -387,22 +390,6 @@ class Trainer:
 def stopped_early(epochs: int, best_epoch: int, patience: int | None) -> bool:
     """Return whether the last `patience` epochs have not been better than the best."""
     return patience is not None and epochs - best_epoch >= patience
-
-
-def collapsed_loss(losses: nn.ModuleDict, pairs: int, same_text: str) -> float | None:
-    """Return the triplet loss of a batch if all similarities are equal; None where that tells nothing.
-
-    The hinge of every pair is then the margin, in both directions: 2 x margin in the mean, as many times as there are
-    positive `pairs` in the sum (known of VSE++'s, PVSE's and DivE's public code). While all negatives count, an
-    untrained head is near that value too. Where captions of equal text are positives, `pairs` is not known.
-    """
-    loss = losses["triplet"] if "triplet" in losses else None  # noqa: SIM401 (a ModuleDict has no get)
-    if not isinstance(loss, Triplet) or loss.negatives != "hardest" or loss.epoch < loss.warmup_epochs:
-        return None
-    summed = loss.reduction == "sum"
-    if not loss.margin or (summed and same_text == "positive"):
-        return None
-    return 2 * loss.margin * (pairs if summed else 1)
 
 
 @contextmanager

@@ -46,16 +46,25 @@ class Aggregator(Part):
         uses_place: whether it also takes `place` and `grid`, see `positions.grid_positions`.
         uses_twin: whether it also takes `twin`, what a second adapter with weights of its own makes of the features.
         embedding: what it gives: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
+        draws: whether the elements of a set are samples of `Aggregated.gaussian`.
     """
 
-    uses_local = True
-    uses_global = False
-    uses_place = False
-    uses_twin = False
+    uses_local: bool = True
+    uses_global: bool = False
+    uses_place: bool = False
+    uses_twin: bool = False
     embedding: ClassVar[str] = "vector"
+    draws: ClassVar[bool] = False
 
     def __init__(self, local_dim: int, dim: int) -> None:
         super().__init__()
+
+    def coefficients(self, length: Tensor, number: int) -> Tensor | None:
+        """Return the weights of `number` sorted rows for samples of these lengths, where they follow from these alone.
+
+        `[B, number]`, or `[B, number, D]` where each dimension has its own.
+        """
+        return None
 
 
 AGGREGATORS: Registry[Aggregator] = Registry("aggregator", Aggregator, "xret.nn")

@@ -83,37 +83,33 @@ class GPO(Pooling):
             rows = rows[:, : int(length.max())]
         samples, number = rows.shape[:2]
         if self.feature_input:
-            weights = self.coefficients(length, number, rows)
+            weights = self._coefficients(length, number, rows)
         elif rows.is_cpu:  # samples of the same length share their coefficients
             lengths, which = length.unique(return_inverse=True)
-            weights = self.coefficients(lengths, number).index_select(0, which)
+            weights = self._coefficients(lengths, number).index_select(0, which)
         elif number > samples:
-            weights = self.coefficients(length, number)
+            weights = self._coefficients(length, number)
         else:
             every = torch.arange(1, number + 1, device=length.device)
-            weights = self.coefficients(every, number).index_select(0, length - 1)
+            weights = self._coefficients(every, number).index_select(0, length - 1)
         weights = weights.to(rows.dtype)
         return (weights * rows).sum(1) if self.per_dimension else (weights[:, None] @ rows)[:, 0]
 
-    def coefficients(self, length: Tensor, number: int, rows: Tensor | None = None) -> Tensor:
+    def coefficients(self, length: Tensor, number: int) -> Tensor | None:
         """Return the weight of each rank, from the largest value to the smallest, for samples of these lengths.
 
         Args:
             length: `[B]`; 0 counts as 1.
             number: of ranks N, no less than any length.
-            rows: sorted rows `[B, N, D]`, which are needed (and used) where `feature_input` is true.
 
         Returns:
             `[B, N]`, or `[B, N, D]` where `per_dimension` is true. Every sample's first `length[b]` add up to one, the
-            others are 0.
-
-        Raises:
-            ValueError: `feature_input` is true, but there are no rows.
+            others are 0. None with `feature_input`, where they depend on the sample.
         """
-        if not self.feature_input:
-            rows = None
-        elif rows is None:
-            raise ValueError("GPO: with feature_input the coefficients depend on the sample: give its sorted rows")
+        return None if self.feature_input else self._coefficients(length, number)
+
+    def _coefficients(self, length: Tensor, number: int, rows: Tensor | None = None) -> Tensor:
+        """Return the same, with `feature_input` for sorted rows `[B, N, D]`."""
         length = length.to(next(self.parameters()).device).clamp(min=1)
         scores = self._scores(length, number, rows)
         weights = softmax(scores / TEMPERATURE, valid_rows(scores, length)[..., None], 1)

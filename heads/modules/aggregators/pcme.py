@@ -39,7 +39,7 @@ class PCME(Aggregator):
             code's images); `gru`: the last states of a bi-GRU of its own over the local rows (its captions).
     """
 
-    uses_global = True
+    uses_global = draws = True
     embedding = "set"
     noise: Tensor
 

@@ -15,7 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ....pipeline.device import on_host, send
 from ..aggregators.aggregated import Aggregated
-from ..similarity.shared import check, precise, unit
+from ..embedding import Embedding
+from ..similarity.shared import check, precise
 from .common import Loss
 
 # Images and captions in a block. A block of 36 MiB is above glibc's largest threshold, so that it is given back at once
@@ -51,6 +52,8 @@ class BlockLoss(Loss, ABC):
     One block is the whole matrix, so that both ways have one formula.
     """
 
+    uses_pairs = True
+
     @abstractmethod
     def factor(self) -> Tensor:
         """Return what similarities are multiplied with; their products are called logits here."""
@@ -74,31 +77,18 @@ class BlockLoss(Loss, ABC):
             positives: of the batch, in the order of the blocks.
         """
 
-    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
-        """Return the loss of `similarity [I, C]` under `positives [I, C]`, a scalar."""
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated, pairs: Pairs | None = None) -> Tensor:
+        """Return the loss of `similarity [I, C]` under `positives [I, C]`, which may be listed as `pairs`; a scalar."""
         # Finite before they are multiplied: 0 * inf would reach the gradient of the factor.
         logits = self.factor() * threshold(similarity.to(precise(similarity)), FARTHEST, FARTHEST)
-        own = pairs_of(positives)
+        own = pairs or pairs_of(positives)
         parts = self.of_block(logits, own, Pairs(own.rows[:0], own.columns[:0]))
         return self.total(Parts(parts.own, parts.images[None], parts.captions[None]), own)
 
 
-def listed(mask: Tensor, pairs: Pairs | None) -> Tensor:
-    """Return a mask for which `pairs_of` gives these pairs, without asking a GPU; of None it looks for them."""
-    mask.pairs = pairs  # type: ignore[attr-defined]
-    return mask
-
-
-def transposed(mask: Tensor) -> Tensor:
-    """Return a mask's transpose, whose pairs are known where the mask's are."""
-    pairs = getattr(mask, "pairs", None)
-    return listed(mask.T, None if pairs is None else Pairs(pairs.columns, pairs.rows))
-
-
 def pairs_of(mask: Tensor) -> Pairs:
-    """Return the pairs for which `mask [I, C]` is true, on its device."""
-    pairs: Pairs | None = getattr(mask, "pairs", None)
-    return Pairs(*mask.nonzero().T) if pairs is None else pairs
+    """Return the pairs for which `mask [I, C]` is true, on its device; a GPU has to be waited for."""
+    return Pairs(*mask.nonzero().T)
 
 
 def joined(one: Pairs, other: Pairs) -> Pairs:
@@ -109,14 +99,14 @@ def joined(one: Pairs, other: Pairs) -> Pairs:
 
 
 def in_blocks(
-    loss: BlockLoss, images: Tensor, captions: Tensor, positives: Pairs, ignored: Pairs, side: int | None = None
+    loss: BlockLoss, images: Embedding, captions: Embedding, positives: Pairs, ignored: Pairs, side: int | None = None
 ) -> Tensor:
-    """Return the loss of the cosines of all pairs, a scalar, without ever holding more than a few blocks of them.
+    """Return the loss of the dot products of all pairs, a scalar, and never hold more than a few blocks of them.
 
     Args:
-        loss: of cosine similarities.
-        images: `[I, D]`.
-        captions: `[C, D]`.
+        loss: of these similarities.
+        images: `[I, D]`, of unit length where the similarities are cosines.
+        captions: `[C, D]`, likewise.
         positives: which belong together, listed on the host or sent from there.
         ignored: others that take no part.
         side: images and captions in a block; None: what suits the device.
@@ -125,9 +115,13 @@ def in_blocks(
         ValueError: an embedding is no vector.
     """
     check("vector", images, captions)
+    assert isinstance(images, Tensor) and isinstance(captions, Tensor), "they are vectors"
     side = side or (SIDE if images.device.type == "cpu" else SIDE_ON_GPU)
     with torch.autocast(images.device.type, enabled=False):
-        rows, columns = (loss.factor() * unit(images)).split(side), unit(captions).split(side)
+        rows, columns = (
+            (loss.factor() * images.to(precise(images))).split(side),
+            captions.to(precise(captions)).split(side),
+        )
         positives, own = _by_block(positives, side, len(rows), len(columns), images.device)
         _, others = _by_block(ignored, side, len(rows), len(columns), images.device)
 

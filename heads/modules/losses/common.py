@@ -2,7 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import TypeVar
+from collections.abc import Hashable
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,9 +21,24 @@ class Loss(Part):
 
     Attributes:
         asks_lengths: whether it needs lengths on the host, so that no CUDA graph can hold it.
+        log_odds: whether it takes log-odds for similarities.
+        uses_pairs: whether it also takes `pairs`, the positives as a list where that is known; else None.
     """
 
-    asks_lengths = False
+    asks_lengths: ClassVar[bool] = False
+    log_odds: ClassVar[bool] = False
+    uses_pairs: ClassVar[bool] = False
+
+    def begin(self, now: float) -> Hashable:
+        """Note before a batch that `now` epochs are trained; return what its operations follow from beside shapes."""
+        return None
+
+    def at_rest(self, pairs: int | None) -> float | None:
+        """Return what the loss is where all similarities are equal; None if a head that learns may stay there, too.
+
+        A training that sits there is warned of. `pairs` is the number of positives, None where it is not known.
+        """
+        return None
 
     def needed(self, value: T | None, what: str, side: str, choose: str) -> T:
         """Return `value`; ValueError where it is None, because the `side` aggregator does not give it."""

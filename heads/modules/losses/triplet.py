@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..parameters import at_least
-from .blocks import pairs_of, transposed
+from .blocks import Pairs, pairs_of
 from .common import LOSSES, Loss
 
 Negatives = Literal["hardest", "all", "semi-hard"]
@@ -35,8 +35,10 @@ class Triplet(Loss):
         warmup_epochs: during this many first epochs all negatives count (VSE-infinity).
 
     Attributes:
-        epoch: how much is trained already, in epochs and fractions of one, from 0; the trainer sets it.
+        epoch: how much is trained already, in epochs and fractions of one, from 0; `begin` sets it.
     """
+
+    uses_pairs = True
 
     def __init__(
         self,
@@ -53,17 +55,37 @@ class Triplet(Loss):
         self.warmup_epochs = warmup_epochs
         self.epoch: float = 0
 
-    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
-        """Return the loss of `similarity [I, C]` under `positives [I, C]`, any number a row or column; a scalar."""
+    def begin(self, now: float) -> bool:
+        """Note that `now` epochs are trained; return whether the warm-up is over."""
+        self.epoch = now
+        return now >= self.warmup_epochs
+
+    def at_rest(self, pairs: int | None) -> float | None:
+        """Return the hinges of all pairs, each the margin, in both directions, which PVSE's and DivE's code watch, too.
+
+        While all negatives count, a head that begins to learn is near that value.
+        """
+        if self.negatives != "hardest" or self.epoch < self.warmup_epochs or not self.margin:
+            return None
+        if self.reduction == "mean":
+            return 2 * self.margin
+        return None if pairs is None else 2 * self.margin * pairs
+
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated, pairs: Pairs | None = None) -> Tensor:
+        """Return the loss of `similarity [I, C]` under `positives [I, C]`, any number a row or column; a scalar.
+
+        `pairs` are the positives, where they are listed already.
+        """
         negatives = self.negatives if self.epoch >= self.warmup_epochs else "all"
         ways: dict[str, Callable[..., Tensor]]
         ways = {"hardest": _hardest, "all": _every, "semi-hard": partial(_every, semi_hard=True)}
         one_way = ways[negatives]
-        image_to_text = one_way(similarity, positives, self.margin, self.reduction)
-        return image_to_text + one_way(similarity.T, transposed(positives), self.margin, self.reduction)
+        image_to_text = one_way(similarity, positives, pairs, self.margin, self.reduction)
+        turned = None if pairs is None else Pairs(pairs.columns, pairs.rows)
+        return image_to_text + one_way(similarity.T, positives.T, turned, self.margin, self.reduction)
 
 
-def _hardest(similarity: Tensor, positives: Tensor, margin: float, reduction: str) -> Tensor:
+def _hardest(similarity: Tensor, positives: Tensor, _: Pairs | None, margin: float, reduction: str) -> Tensor:
     """One direction: anchors are rows."""
     # A row without a negative gets -inf, which the hinge turns into zero.
     hardest = similarity.masked_fill(positives, -torch.inf).amax(1, keepdim=True)
@@ -71,9 +93,16 @@ def _hardest(similarity: Tensor, positives: Tensor, margin: float, reduction: st
     return terms.sum() / (positives.sum().clamp(min=1) if reduction == "mean" else 1)
 
 
-def _every(similarity: Tensor, positives: Tensor, margin: float, reduction: str, semi_hard: bool = False) -> Tensor:
+def _every(
+    similarity: Tensor,
+    positives: Tensor,
+    pairs: Pairs | None,
+    margin: float,
+    reduction: str,
+    semi_hard: bool = False,
+) -> Tensor:
     """One direction: each positive pair with each negative of its row."""
-    row, column = pairs_of(positives)
+    row, column = pairs or pairs_of(positives)
     valid = (~positives & (similarity > -torch.inf))[row]
     terms = margin + similarity[row] - similarity[row, column][:, None]
     terms = terms.clamp(0, margin if semi_hard else None).masked_fill(~valid, 0)

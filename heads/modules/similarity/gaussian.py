@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..embedding import Gaussian
+from ..embedding import Embedding, Gaussian
 from .shared import SIMILARITIES, Similarity, check, precise, squared_distances, unit
 
 Direction = Literal["image-caption", "caption-image"]
@@ -77,14 +77,15 @@ class Wasserstein(Similarity):
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
         check("gaussian", images, captions)
-        distances = squared_distances(self._point(images), self._point(captions))
+        distances = squared_distances(self.points(images), self.points(captions))
         apart = distances > 0
         return -(torch.where(apart, distances, 1).sqrt() * apart).to(precise(images.mean))
 
-    def _point(self, gaussian: Gaussian) -> Tensor:
+    def points(self, embedding: Embedding, *, query: bool = False) -> Tensor:
         """Return mean and deviations (`printed`: variances) side by side, float64 `[B, 2 D]`."""
+        mean, log_variance = embedding
         exponent = 0.5 if self.form == "closed" else 1.0
-        return torch.cat([gaussian.mean.double(), (exponent * gaussian.log_variance.double()).exp()], 1)
+        return torch.cat([mean.double(), (exponent * log_variance.double()).exp()], 1)
 
 
 @SIMILARITIES.register("sampled-distance", "Gaussians, in closed form: the fastest with uncertainty")
@@ -96,7 +97,7 @@ class SampledDistance(Similarity):
 
     embedding = "gaussian"
     score = "the negative expected squared distance of samples of both Gaussians, at most 0"
-    normalises = True
+    of_cosines = True
 
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
@@ -105,6 +106,12 @@ class SampledDistance(Similarity):
         spread = [g.log_variance.double().exp().sum(1) for g in (images, captions)]
         distances = squared_distances(*means) + spread[0][:, None] + spread[1]
         return -distances.to(precise(images.mean))
+
+    def points(self, embedding: Embedding, *, query: bool = False) -> Tensor:
+        """Return unit means beside the root of the summed variances, `[B, D + 1]`, which is 0 for a `query`."""
+        mean, log_variance = embedding
+        root = log_variance.exp().sum(1, keepdim=True).sqrt()
+        return torch.cat([unit(mean), 0 * root if query else root], 1)
 
 
 def _negative_kl(first: Gaussian, second: Gaussian) -> Tensor:

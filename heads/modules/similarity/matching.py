@@ -53,7 +53,7 @@ class Assignment(Similarity):
 
     embedding = "set"
     score = "the mean of exp(cosine) - 1 over pairs of elements, from -0.63 to 1.72"
-    normalises = True
+    of_cosines = True
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""

@@ -83,7 +83,7 @@ class MatchProbability(_Learned):
     """`match_probability` of embedding sets."""
 
     score = "the probability that an element of one matches an element of the other, on average, from 0 to 1"
-    normalises = True
+    of_cosines = True
 
     def __init__(self) -> None:
         super().__init__(scale=5.0, shift=0.0)

@@ -17,7 +17,7 @@ class Cosine(Similarity):
 
     embedding = "vector"
     score = "the cosine of both embeddings, from -1 to 1"
-    normalises = True
+    of_cosines = dot_product = True
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, D]` with `captions [C, D]`: `[I, C]`."""
@@ -32,7 +32,7 @@ class MIL(Similarity):
 
     embedding = "set"
     score = "the largest cosine of an element of one with an element of the other, from -1 to 1"
-    normalises = True
+    of_cosines = True
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
@@ -48,7 +48,7 @@ class Chamfer(Similarity):
 
     embedding = "set"
     score = "the mean cosine of each element with its nearest in the other set, from -1 to 1"
-    normalises = True
+    of_cosines = True
 
     def forward(self, images: Tensor, captions: Tensor) -> Tensor:
         """Compare `images [I, K1, D]` with `captions [C, K2, D]`: `[I, C]`."""
@@ -66,7 +66,7 @@ class SmoothChamfer(Similarity):
 
     embedding = "set"
     score = "the smoothed mean cosine of each element with its nearest in the other set, from -1 to 1 + ln(K) / alpha"
-    normalises = True
+    of_cosines = True
 
     def __init__(self, alpha: Positive = 16.0) -> None:
         super().__init__()

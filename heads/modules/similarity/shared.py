@@ -1,14 +1,29 @@
 """What similarities are, and what several share: unit rows, cosines or distances in one product, a check."""
 
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..embedding import Embedding, kind_of, shape_of
+from ..embedding import Embedding, Sequence, kind_of, shape_of
+from ..padding import valid_rows
 from ..parameters import Part
 from ..registry import Registry
+
+
+class PaperCost(NamedTuple):
+    """What comparing a pair costs by a paper's equations.
+
+    Attributes:
+        macs: multiply-accumulates.
+        of: whose equations they are.
+        why: how what is computed here differs, for readers.
+    """
+
+    macs: int
+    of: str
+    why: str
 
 
 class Similarity(Part):
@@ -17,26 +32,53 @@ class Similarity(Part):
     Attributes:
         embedding: what it compares: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
         score: in a line for readers, what a score is.
-        normalises: whether `forward` brings vectors, elements, rows or means to unit length, so that their length does
-            not count. A subclass with a `forward` of its own says so itself.
+        log_odds: whether a score is the log-odds that both match, as some losses need it.
+        of_cosines: whether vectors, elements, rows or means count by their cosines alone, so that neither their lengths
+            nor a rotation of all change a score.
+        dot_product: whether a score is the dot product of two vectors, of unit length where `of_cosines`.
+        attends: which rows attend to which, ``t-i`` (words to places) or ``i-t``; None: there is no `attention`.
+
+    A subclass with a `forward` of its own has to state `of_cosines` and `dot_product` itself.
     """
 
     embedding: ClassVar[str] = "vector"
     score: ClassVar[str] = "the similarity of both embeddings; larger is closer"
-    normalises: ClassVar[bool] = False
+    log_odds: ClassVar[bool] = False
+    of_cosines: ClassVar[bool] = False
+    dot_product: ClassVar[bool] = False
+    attends: str | None = None
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "forward" in vars(cls) and "normalises" not in vars(cls):
-            cls.normalises = False
+        if "forward" in vars(cls):
+            cls.of_cosines, cls.dot_product = (vars(cls).get(name, False) for name in ("of_cosines", "dot_product"))
 
     def normalised(self, embedding: Embedding) -> Embedding:
         """Return an embedding with unit length where it does not count, so that its scores stay what they are."""
-        if not self.normalises:
+        if not self.of_cosines:
             return embedding
         if isinstance(embedding, Tensor):
             return unit(embedding)
         return type(embedding)(unit(embedding[0]), embedding[1])
+
+    def points(self, embedding: Embedding, *, query: bool = False) -> Tensor:
+        """Return points `[T, W]`, all elements or rows of the first sample, then of the next: an index looks them up.
+
+        Samples whose points are near to those of a `query` by Euclidean distance are candidates, which the similarity
+        then ranks. By default they are the elements, rows or means, of unit length where `of_cosines`.
+        """
+        embedding = self.normalised(embedding)
+        if isinstance(embedding, Sequence):
+            return embedding.rows[valid_rows(*embedding)]
+        return embedding.flatten(0, -2) if isinstance(embedding, Tensor) else embedding.mean
+
+    def attention(self, images: Embedding, captions: Embedding) -> Tensor:
+        """Return the weights of I images of N rows and C captions of L words, `[I, C, N, L]`, where it `attends`."""
+        raise NotImplementedError
+
+    def paper_cost(self, image: list[int], caption: list[int]) -> PaperCost | None:
+        """Return what the paper's equations cost, if that is more than `forward` does; of one embedding's shapes."""
+        return None
 
 
 SIMILARITIES: Registry[Similarity] = Registry("similarity", Similarity, "xret.similarities")

@@ -21,7 +21,7 @@ from xret.heads.recipes.blocks import arguments
 from xret.heads.recipes.own import part_of
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
-from xret.heads.retrieval import download, hub
+from xret.heads.retrieval import download, export, hub, indexing
 from xret.heads.runs.run import Run
 
 MINE = """
@@ -111,6 +111,70 @@ def test_a_part_of_ones_own_goes_through_every_command(folder):
     assert (recipe.aggregator["image"]["factor"], recipe.loss["mine:Square"]["shift"]) == (2.0, 0.1)
 
 
+ASKED = """
+import torch
+from torch.nn.functional import normalize
+from xret.losses import Loss
+from xret.nn import Adapted, Adapter
+from xret.similarities import Similarity
+
+
+class Angle(Similarity):
+    of_cosines = True
+    score = "the angle between both, turned around"
+
+    def forward(self, images, captions):
+        return -torch.acos(0.999 * normalize(images, dim=-1) @ normalize(captions, dim=-1).T)
+
+
+class Flat(Loss):
+    def begin(self, now):
+        self.now = now
+
+    def at_rest(self, pairs):
+        return 1.0 if self.now >= 0.5 else None
+
+    def forward(self, similarity, positives, images, captions):
+        return 1 + 0 * similarity.sum()
+
+
+class Centred(Adapter):
+    def __init__(self, channels, global_channels, dim):
+        super().__init__()
+        self.local_dim, self.layer = dim, torch.nn.Linear(channels, dim)
+        self.register_buffer("mean", torch.zeros(channels))
+
+    def fields(self, uses_local):
+        return {"local"}
+
+    def measure(self, parts, uses_local=True):
+        self.mean.copy_(torch.cat([part.local.float().mean(1) for part in parts()]).mean(0))
+
+    def forward(self, length, local=None, global_=None, token=None, *, uses_local=True):
+        return Adapted(None, length, self.layer(local[:, 0].float() - self.mean))
+"""
+
+
+def test_parts_of_ones_own_are_asked_as_bundled_ones_are(folder, caplog):
+    """Statistics before the first step, a warning of a collapse, an index, and fewer dimensions."""
+    (folder / "asked.py").write_text(ASKED)
+    parts = ["aggregator.image=global", "similarity=asked:Angle", "adapter.grid=asked:Centred"]
+    losses = ["loss.asked:Flat.weight=1", "loss.triplet.weight=0", "loss.infonce.weight=0.1"]
+    sizes = ["model.dim=8", "adapter.words.word_dim=8", "data.batch_size=2", "schedule.epochs=8", "optimizer.lr=0.01"]
+    xret.train("s.zarr", recipe="vsepp", out="run", settings=settings_of([*parts, *losses, *sizes]), device="cpu")
+    assert [one for one in caplog.messages if one.startswith("collapse: the asked:Flat loss has sat at 1,")]
+    assert load_file("run/model.safetensors")["image.adapter.mean"].any()
+    retriever = xret.load("run", device="cpu")
+    found = indexing.index_run(retriever, folder / "index", dims=4)
+    assert found["images"]["recall"] >= 0.99
+    query = retriever.encode_query("a red cube")
+    expected = [hit.id for hit in xret.load("run", device="cpu").search(query, k=3)]
+    indexing.index_run(retriever, folder / "whole")
+    assert [hit.id for hit in xret.load("run", device="cpu", index="whole").search(query, k=3)] == expected
+    about = export.export_embeddings(retriever, folder / "exported", dims=4, dtype="int8")
+    assert about["measure"] == "asked:Angle: the angle between both, turned around"
+
+
 def test_settings_name_parts_of_the_working_folder(folder, monkeypatch):
     monkeypatch.chdir(folder / "parts")
     settings = settings_of(["loss.mine:Square.weight=2", "similarity=mine:Dot", "aggregator.image=mine:Scaled"])
@@ -150,6 +214,8 @@ def test_words_may_be_masked_for_an_adapter_of_ones_own(folder):
     xret.train("s.zarr", recipe="vsepp", out="masked", settings=settings_of(settings), device="cpu")
     weights = load_file(folder / "masked" / "model.safetensors")["text.adapter.words.weight"]
     assert len(weights) == len(Run("masked").vocabulary) + 1
+    hub.save_to_folder(xret.load("masked", device="cpu"), "published")
+    assert Run("published").recipe.adapter["words"] == {"name": "bag:Bag"}
 
 
 def test_parameters_may_be_named_as_words_of_python_and_keys_of_losses(tmp_path, monkeypatch):

@@ -10,13 +10,12 @@ import torch
 from small_disk import small_disk
 from small_store import make_store
 from small_trainings import assert_equal, numbers, recipe_of
-from torch import nn
 
 from xret.heads.modules.losses import Diversity, Triplet
 from xret.heads.runs.run import Run
 from xret.heads.training.callbacks import Callback
 from xret.heads.training.train import enough_memory, train
-from xret.heads.training.trainer import COLLAPSED, collapsed_loss
+from xret.heads.training.trainer import COLLAPSED
 from xret.pipeline.errors import CacheError, OutOfMemory, RecipeError, RunError
 from xret.pipeline.reading.batches import Batches
 from xret.pipeline.store import ImageSet
@@ -30,18 +29,17 @@ def test_the_constant_is_the_loss_of_equal_similarities(reduction):
     loss = Triplet(margin=0.3, reduction=reduction)
     positives = torch.arange(12) // 3 == torch.arange(4)[:, None]
     value = loss(torch.full((4, 12), 0.7), positives, None, None)
-    losses = nn.ModuleDict({"diversity": Diversity(), "triplet": loss})
-    assert collapsed_loss(losses, 12, "negative") == pytest.approx(value.item())
+    assert loss.at_rest(12) == pytest.approx(value.item())
 
 
 def test_what_is_not_watched():
     warming = Triplet(warmup_epochs=2)
     for loss in (Triplet(negatives="all"), Triplet(margin=0.0), warming, Diversity()):
-        assert collapsed_loss(nn.ModuleDict({"triplet": loss}), 3, "negative") is None
-    warming.epoch = 2
-    assert collapsed_loss(nn.ModuleDict({"triplet": warming}), 3, "negative") == 0.4
-    summed = nn.ModuleDict({"triplet": Triplet(reduction="sum")})
-    assert collapsed_loss(summed, 3, "positive") is None and collapsed_loss(summed, 3, "excluded") is not None
+        assert loss.at_rest(3) is None
+    warming.begin(2)
+    assert warming.at_rest(3) == 0.4
+    summed = Triplet(reduction="sum")
+    assert summed.at_rest(None) is None and summed.at_rest(3) is not None
 
 
 @pytest.mark.parametrize("collapses", [True, False])

@@ -115,5 +115,3 @@ def test_interpolation_begins_as_average_pooling():
 def test_refuses_what_cannot_be():
     with pytest.raises(ValueError, match="GPO: feature_input is true, but must be false"):
         GPO(3, 3, generator="interpolation", feature_input=True)
-    with pytest.raises(ValueError, match="the coefficients depend on the sample: give its sorted rows"):
-        make(feature_input=True).coefficients(torch.tensor([2]), 2)

@@ -46,7 +46,7 @@ def whole(loss, positives, ignored):
 
 def blockwise(loss, positives, ignored, side):
     pairs = pairs_of(positives), pairs_of(ignored)
-    return lambda images, captions: in_blocks(loss, images, captions, *pairs, side=side)
+    return lambda *sides: in_blocks(loss, *(normalize(one, dim=1) for one in sides), *pairs, side=side)
 
 
 @pytest.mark.parametrize("kind", KINDS)

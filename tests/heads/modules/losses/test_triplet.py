@@ -105,7 +105,7 @@ def test_warmup_uses_all_negatives_for_the_first_epochs():
     loss = Triplet(warmup_epochs=2)
     assert loss.epoch == 0
     for epoch, negatives in ((0, "all"), (1, "all"), (1.99, "all"), (2, "hardest"), (7, "hardest")):
-        loss.epoch = epoch
+        loss.begin(epoch)
         expected = triplet(similarity, positives, negatives=negatives)
         assert loss(similarity, positives, nothing, nothing) == expected
     assert triplet(similarity, positives, negatives="all") != triplet(similarity, positives)

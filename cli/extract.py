@@ -56,16 +56,15 @@ ON_ERROR = click.option(
     default="resnet152",
     metavar="ENCODER",
     help="A torchvision classification network; an image model of transformers, hf:ID or hf:DIR (CLIP, SigLIP, "
-    "DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); timm:NAME or timm:NAME.TAG; open_clip:ARCH/TAG; butd, "
-    "butd-grid, fasterrcnn_resnet50_fpn_v2, plain-ground; none; or your own class, MODULE:CLASS, whose "
-    "code is run.",
+    "DINOv2, DINOv3, ViT, Swin, ConvNeXt, …); timm:NAME or timm:NAME.TAG; open_clip:ARCH/TAG; another that `xret "
+    "list encoders` names; none; or your own class, MODULE:CLASS, whose code is run.",
 )
 @click.option(
     "--text",
     default="bert",
     metavar="ENCODER",
     help="bert, words, none; a text encoder of transformers, hf:ID or hf:DIR (CLIP, SigLIP, RoBERTa, MPNet, "
-    "T5, a folder of sentence-transformers, …); or open_clip:ARCH/TAG.",
+    "T5, a folder of sentence-transformers, …); open_clip:ARCH/TAG; or your own class, MODULE:CLASS.",
 )
 @click.option(
     "--encoder",

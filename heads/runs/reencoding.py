@@ -50,7 +50,7 @@ def encode_decoded(
     for (encoder, dtype), pictures in zip(encoders, decoded, strict=True):
         with encoding(device):
             encoded = encoder.encode(torch.stack(list(pictures)) if encoder.kind == "grid" else list(pictures))
-        require_declared(encoder, len(pictures), encoded)
+        require_declared(encoder, pictures, encoded)
         with np.errstate(over="ignore"):  # found below
             local, global_, length = _laid_out(encoder, dtype, encoded)
         for array in (local, global_):
@@ -76,6 +76,7 @@ def _encode_captions(encoder: TextEncoder, dtype: str, device: str, texts: list[
         encoded = encoder.encode(ids)
     if encoded is None:
         return Features(length.to(device), token=token.to(device))
+    require_declared(encoder, ids, encoded)
     with np.errstate(over="ignore"):  # found below
         states, pooled = (array.astype(dtype) for array in encoded)
     if not (np.isfinite(states).all() and np.isfinite(pooled).all()):

@@ -112,14 +112,14 @@ def encode_layers(encoders: Sequence[Any], batch: Any) -> list[Any]:
             encoded = tuple(torch.from_numpy(np.require(one, np.float32, ["C", "W"])) for one in encoded)
         found = [encoded]
     for encoder, encoded in zip(encoders, found, strict=True):
-        if hasattr(encoder, "rows"):  # of images
-            require_declared(encoder, len(batch), encoded)
+        require_declared(encoder, batch, encoded)
     return found
 
 
-def require_declared(encoder: Any, count: int, encoded: Any) -> None:
-    """Raise EncoderError where the features of so many pictures have other shapes than their encoder declares."""
+def require_declared(encoder: Any, batch: Any, encoded: Any) -> None:
+    """Raise EncoderError where the features of a batch have other shapes than their encoder declares."""
     shapes: list[tuple[str, Any, tuple[int, ...]]] = []  # of what, found and declared
+    count = len(batch)
     if isinstance(encoded, list):
         shapes = [("regions", (len(encoded),), (count,))]
         for one in encoded:
@@ -127,17 +127,17 @@ def require_declared(encoder: Any, count: int, encoded: Any) -> None:
             shapes += [("local", np.shape(one.local), (rows, encoder.channels))]
             shapes += [(key, np.shape(getattr(one, key)), (rows, *REGION_ARRAYS[key][0])) for key in encoder.extras]
     else:
-        pictures = (count, encoder.views) if hasattr(encoder, "views") else (count,)
+        samples = (count, encoder.views) if hasattr(encoder, "views") else (count,)
+        rows = (*samples, encoder.rows) if hasattr(encoder, "rows") else (sum(map(len, batch)),)  # or tokens
         shapes = [
-            ("local", tuple(encoded[0].shape), (*pictures, encoder.rows, encoder.channels)),
-            ("global", tuple(encoded[1].shape), (*pictures, encoder.global_channels)),
+            ("local", tuple(encoded[0].shape), (*rows, encoder.channels)),
+            ("global", tuple(encoded[1].shape), (*samples, encoder.global_channels)),
         ]
     for what, found, declared in shapes:
         if found != declared:
             name = encoder.identity["encoder"]
             raise EncoderError(
-                f"'{name}' gives {what} features of shape {found} and declares {declared}, by its rows, grid and"
-                " channels; correct the encoder"
+                f"'{name}' gives {what} features of shape {found} and declares {declared}; correct the encoder"
             )
 
 

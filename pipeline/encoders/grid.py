@@ -20,7 +20,7 @@ from ..device import to_host
 from ..errors import EncoderError
 from .base import VisualEncoder, library_versions
 from .captured import Captured
-from .registry import unknown
+from .registry import IMAGES, unknown
 from .spec import EncoderSpec
 from .weights import autocast, digest, load_network, noise_images, settle_norms
 
@@ -145,7 +145,7 @@ class GridEncoder(Grid):
         """Build the network and load its weights; errors as of `registry.load_visual`."""
         known = list_models(module=torchvision.models)
         if spec.name not in known:
-            raise unknown(spec.name, [*known, "butd", "butd-grid", "fasterrcnn_resnet50_fpn_v2"])
+            raise unknown(spec.name, [*known, *IMAGES])
         self.name, self.device = spec.name, device
         size, preset = spec.image_size or IMAGE_SIZE, _preset(spec.name)
 

@@ -53,10 +53,7 @@ class Origin:
         `changes` are other options of the spec, with which the features are others. EncoderError: the set was imported,
         its weights are missing, or these are others.
         """
-        spec = replace(self._found(weights, "visual-weights", "pictures"), views=None, trust=trust, **changes)
-        if is_own(spec.name) and not trust:
-            made = f"'{self.name}' was made by {spec.name}, a program of its own"
-            raise EncoderError(f"{made}; to run it, give {option('trust')}")
+        spec = replace(self._found(weights, "visual-weights", "pictures", trust), views=None, **changes)
         encoder = load_visual(spec, device)
         if not changes:
             self._require(encoder.identity, weights, "visual-weights")
@@ -64,11 +61,11 @@ class Origin:
 
     def load_captions(self, weights: str | None, device: str, trust: bool = False) -> TextEncoder:
         """Return the encoder that made a caption set of token states; arguments and errors as of `load_images`."""
-        encoder = load_text(replace(self._found(weights, "text-weights", "captions"), trust=trust), device)
+        encoder = load_text(self._found(weights, "text-weights", "captions", trust), device)
         self._require(encoder.identity, weights, "text-weights")
         return encoder
 
-    def _found(self, weights: str | None, named_by: str, what: str) -> EncoderSpec:
+    def _found(self, weights: str | None, named_by: str, what: str, trust: bool) -> EncoderSpec:
         """Return the spec with weights that are there; the option `named_by` gives another place, `what` is encoded."""
         if self.spec is None or self.kind == "words":
             raise EncoderError(
@@ -81,7 +78,10 @@ class Origin:
                 f"'{self.name}' was made with the weights {spec.source}, which are not there; give their place as"
                 f" {option(named_by)}"
             )
-        return spec
+        if is_own(spec.name) and not trust:
+            made = f"'{self.name}' was made by {spec.name}, a program of its own"
+            raise EncoderError(f"{made}; to run it, give {option('trust')}")
+        return replace(spec, trust=trust)
 
     def _require(self, identity: dict[str, Any], weights: str | None, named_by: str) -> None:
         ours = {key: value for key, value in self.identity.items() if key != "views"}

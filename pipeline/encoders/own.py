@@ -1,59 +1,73 @@
-"""A user's own image encoder: a class, named by its import path, that keeps the contract of `base.VisualEncoder`."""
+"""A user's own encoder: a class, named by its import path, that keeps the contract of its side in `base`."""
 
 import re
 import sys
+from inspect import isfunction
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 from ..errors import EncoderError
 from ..wording import reason
-from .base import Encoder, VisualEncoder
+from .base import Encoder, TextEncoder, VisualEncoder
 from .registry import unknown
 from .spec import EncoderSpec
 
 IMAGE_SIZE = 224  # side of the square input by default, pixels
-_CONTRACT = sorted({"decode", "encode", *Encoder.__annotations__, *VisualEncoder.__annotations__} - {"spec"})
-_EXPLAINED = "`VisualEncoder` in xret's pipeline/encoders/base.py"
 
 
-class OwnEncoder:
-    """Calls a user's class; what that makes takes the place of an instance."""
+class OwnImageEncoder:
+    """Calls a user's class with weights (``imagenet`` by default), the side of the input in pixels and the device."""
 
     takes = frozenset({"weights", "image_size", "pool", "views"})
 
     def __new__(cls, spec: EncoderSpec, device: str) -> Any:
-        """Return an encoder of the class at an import path, ``my_module:MyEncoder``; whatever lies there is run.
-
-        The class is called with weights (``imagenet`` by default), the side of the input in pixels and the device. The
-        module is also looked for in the working folder. The import path joins the identity. EncoderError: there is no
-        such class, or what it makes does not keep the contract.
-        """
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.insert(0, here)
-        try:
-            kind = resolve_name(spec.name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise EncoderError(
-                f"{unknown(spec.name, [])}; a class of your own, MODULE:CLASS, must be installed or lie in the working"
-                f" folder ({reason(error)})"
-            ) from error
-        encoder = kind(spec.weights or "imagenet", spec.image_size or IMAGE_SIZE, device)
-        _check(spec, encoder)
-        encoder.identity = {**encoder.identity, "encoder": spec.name}
-        return encoder
+        """Return what the class at an import path makes; EncoderError: see `_class_at` and `_checked`."""
+        encoder = _class_at(spec.name)(spec.weights or "imagenet", spec.image_size or IMAGE_SIZE, device)
+        more = ["prepare"] if spec.views else []  # it takes a picture to pixels
+        return _checked(encoder, spec, VisualEncoder, more, {"kind": ("grid", "roi")})
 
 
-def _check(spec: EncoderSpec, encoder: Any) -> None:
-    needed = [*_CONTRACT, "prepare"] if spec.views else _CONTRACT  # it takes a picture to pixels
-    if missing := [part for part in needed if not hasattr(encoder, part)]:
-        raise EncoderError(f"'{spec.name}' lacks {', '.join(missing)}, see {_EXPLAINED}")
-    right = {
-        "kind": encoder.kind in ("grid", "roi"),
+class OwnTextEncoder:
+    """Calls a user's class with weights (None by default) and the device."""
+
+    takes = frozenset({"weights"})
+
+    def __new__(cls, spec: EncoderSpec, device: str) -> Any:
+        """Do as `OwnImageEncoder` does."""
+        encoder = _class_at(spec.name)(spec.weights, device)
+        return _checked(encoder, spec, TextEncoder, [], {"kind": ("tokens",), "vocabulary": (None,)})
+
+
+def _class_at(name: str) -> Any:
+    """Return what lies at an import path, ``my_module:MyEncoder``, also in the working folder; its module is run."""
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise EncoderError(
+            f"{unknown(name, [])}; a class of your own, MODULE:CLASS, must be installed or lie in the working folder"
+            f" ({reason(error)})"
+        ) from error
+
+
+def _checked(
+    encoder: Any, spec: EncoderSpec, contract: type, more: list[str], values: dict[str, tuple[Any, ...]]
+) -> Any:
+    """Return an encoder with its import path in its identity; EncoderError where it does not keep the contract."""
+    explained = f"`{contract.__name__}` in xret's pipeline/encoders/base.py"
+    methods = [name for name, value in vars(contract).items() if isfunction(value) and not name.startswith("_")]
+    needed = {*methods, *more, *Encoder.__annotations__, *contract.__annotations__} - {"spec"}
+    if missing := sorted(part for part in needed if not hasattr(encoder, part)):
+        raise EncoderError(f"'{spec.name}' lacks {', '.join(missing)}, see {explained}")
+    grid = getattr(encoder, "grid", None)
+    right = {name: getattr(encoder, name) in allowed for name, allowed in values.items()} | {
         "name": bool(re.fullmatch(r"[\w.-]+", str(encoder.name), flags=re.ASCII)),
-        "grid": encoder.kind != "grid" or (encoder.grid and encoder.grid[0] * encoder.grid[1] == encoder.rows),
+        "grid": encoder.kind != "grid" or (grid and grid[0] * grid[1] == encoder.rows),
         "identity": {"weights", "preprocessing", "layer"} <= set(encoder.identity),
     }
     for what in (what for what, kept in right.items() if not kept):
-        value = getattr(encoder, what)
-        raise EncoderError(f"'{spec.name}': its {what} is {value!r}, which {_EXPLAINED} does not allow")
+        raise EncoderError(f"'{spec.name}': its {what} is {getattr(encoder, what)!r}, which {explained} does not allow")
+    encoder.identity = {**encoder.identity, "encoder": spec.name}
+    return encoder

@@ -1,4 +1,7 @@
-"""Which class makes an encoder, and one function that loads it. Nothing stays loaded: an encoder is its caller's."""
+"""Which class makes an encoder, and one function that loads it. Nothing stays loaded: an encoder is its caller's.
+
+An encoder registers by its line in `IMAGES` or `TEXTS`. Only its own module imports torch or a library.
+"""
 
 import difflib
 import re
@@ -6,39 +9,70 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pkgutil import resolve_name
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import EncoderError, XretError
 from ..wording import raised
-from .base import TextEncoder, VisualEncoder
 from .spec import HUB, EncoderSpec
 from .threads import loading
 
+if TYPE_CHECKING:
+    from .base import TextEncoder, VisualEncoder
+
+
+class Registered(NamedTuple):
+    """An encoder, or a family of them."""
+
+    where: str  # module of this package, and class
+    when: str = ""  # to take it, for `xret list encoders`; none where the same name of the other side says it
+    listed: str = ""  # how that names a family
+
+
 _TIMM, _OPEN_CLIP = "timm:", "open_clip:"
-_FAMILIES = (HUB, _TIMM, _OPEN_CLIP)
-# By name, or by the family that a name begins with, the class that encodes images; or captions.
-_IMAGES = {
-    "butd": ".detectors.butd:ButdEncoder",
-    "butd-grid": ".detectors.butd:ButdGridEncoder",
-    "fasterrcnn_resnet50_fpn_v2": ".detectors.torchvision_detector:DetectorEncoder",
-    "plain-ground": ".detectors.plain_ground:PlainGroundEncoder",
-    HUB: ".libraries.timm_images:HubEncoder",
-    _TIMM: ".libraries.timm_images:TimmEncoder",
-    _OPEN_CLIP: ".libraries.open_clip:ClipImageEncoder",
+_FAMILIES = (HUB, _TIMM, _OPEN_CLIP)  # names begin with them
+_OWN = "MODULE:CLASS"
+_TORCHVISION = "resnet152"  # for all of its classifiers
+IMAGES = {
+    _TORCHVISION: Registered("grid:GridEncoder", "for papers' grids; or another torchvision classifier"),
+    HUB: Registered(
+        "libraries.timm_images:HubEncoder", "for strong features: DINOv2, CLIP, SigLIP and others", f"{HUB}ID"
+    ),
+    _TIMM: Registered(
+        "libraries.timm_images:TimmEncoder", "for a network that transformers does not have", f"{_TIMM}NAME"
+    ),
+    _OPEN_CLIP: Registered(
+        "libraries.open_clip:ClipImageEncoder",
+        "for a CLIP of open_clip, or its weights in a file",
+        f"{_OPEN_CLIP}ARCH/TAG",
+    ),
+    "butd": Registered("detectors.butd:ButdEncoder", "for papers' 36 regions of bottom-up attention"),
+    "butd-grid": Registered("detectors.butd:ButdGridEncoder", "for a grid of that network, without time for boxes"),
+    "fasterrcnn_resnet50_fpn_v2": Registered(
+        "detectors.torchvision_detector:DetectorEncoder", "for regions without the weights of butd"
+    ),
+    "plain-ground": Registered("detectors.plain_ground:PlainGroundEncoder", "for the demo's drawings, without weights"),
+    _OWN: Registered("own:OwnImageEncoder", "for a class that you have written"),
 }
-_TEXTS = {
-    "bert": ".huggingface.texts:HubTextEncoder",
-    HUB: ".huggingface.texts:HubTextEncoder",
-    _OPEN_CLIP: ".libraries.open_clip:ClipTextEncoder",
+TEXTS = {
+    "bert": Registered("huggingface.texts:HubTextEncoder", "pretrained states of tokens, for few training texts"),
+    "words": Registered("words:WordsEncoder", "ids of words for a GRU, for many training texts"),
+    HUB: Registered("huggingface.texts:HubTextEncoder"),
+    _OPEN_CLIP: Registered("libraries.open_clip:ClipTextEncoder"),
+    _OWN: Registered("own:OwnTextEncoder"),
 }
+
+
+def listed() -> dict[str, str]:
+    """Return when to take each encoder, as `xret list encoders` names it."""
+    return {one.listed or name: one.when for side in (IMAGES, TEXTS) for name, one in side.items() if one.when}
 
 
 def is_own(name: str) -> bool:
-    """Return whether the name of an image encoder is the import path of a user's own class."""
+    """Return whether the name of an encoder is the import path of a user's own class."""
     return ":" in name and not name.startswith(_FAMILIES)
 
 
-def load_visual(spec: EncoderSpec, device: str) -> VisualEncoder:
+def load_visual(spec: EncoderSpec, device: str) -> "VisualEncoder":
     """Return a new image encoder on `device`: ``cpu``, ``cuda`` or ``cuda:N``.
 
     Raises:
@@ -47,12 +81,12 @@ def load_visual(spec: EncoderSpec, device: str) -> VisualEncoder:
     return load_visual_layers([spec], device)[0]
 
 
-def load_visual_layers(specs: Sequence[EncoderSpec], device: str) -> list[VisualEncoder]:
+def load_visual_layers(specs: Sequence[EncoderSpec], device: str) -> "list[VisualEncoder]":
     """Return image encoders by specs that differ in their layers alone; they share a network, see `encode_layers`.
 
     Specs of the same layer, as 11 and -1 of twelve, make one encoder. Errors as of `load_visual`.
     """
-    make, (spec, *_) = _class_of(specs[0].name, _IMAGES), specs
+    make, (spec, *_) = _class_of(specs[0].name, IMAGES), specs
     for one in specs:
         one.require(make.takes)
         if one.frames is not None and (one.pool or one.views or one.layer != -1):
@@ -73,7 +107,7 @@ def load_visual_layers(specs: Sequence[EncoderSpec], device: str) -> list[Visual
     return encoders
 
 
-def load_text(spec: EncoderSpec, device: str) -> TextEncoder:
+def load_text(spec: EncoderSpec, device: str) -> "TextEncoder":
     """Return a new caption encoder on `device`; errors as of `load_visual`.
 
     Of ``words``, which have no weights, `words.WordsEncoder.build` makes one.
@@ -81,12 +115,10 @@ def load_text(spec: EncoderSpec, device: str) -> TextEncoder:
     return load_text_layers([spec], device)[0]
 
 
-def load_text_layers(specs: Sequence[EncoderSpec], device: str) -> list[TextEncoder]:
+def load_text_layers(specs: Sequence[EncoderSpec], device: str) -> "list[TextEncoder]":
     """Return caption encoders as `load_visual_layers` does image encoders."""
     spec = specs[0]
-    if spec.name not in _TEXTS and not spec.name.startswith((HUB, _OPEN_CLIP)):
-        raise unknown(spec.name, ["bert", "words"], "text encoder")
-    make = _class_of(spec.name, _TEXTS)
+    make = _class_of(spec.name, TEXTS)
     for one in specs:
         one.require(make.takes)
     with _building(spec):
@@ -134,7 +166,9 @@ def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:
     return EncoderError(f"there is no {what} '{name}'{hint}; `xret list encoders` lists them")
 
 
-def _class_of(name: str, classes: dict[str, str]) -> Any:
-    family = next((start for start in _FAMILIES if name.startswith(start)), name)
-    default = ".own:OwnEncoder" if is_own(name) else ".grid:GridEncoder"
-    return resolve_name(f"{__package__}{classes.get(family, default)}")
+def _class_of(name: str, encoders: dict[str, Registered]) -> Any:
+    family = _OWN if is_own(name) else next((start for start in _FAMILIES if name.startswith(start)), name)
+    found = encoders.get(family, encoders.get(_TORCHVISION))
+    if found is None:
+        raise unknown(name, [*encoders], "text encoder")
+    return resolve_name(f"{__package__}.{found.where}")

@@ -16,10 +16,9 @@ class EncoderSpec:
     """An encoder and its options; an encoder that does not take one of them refuses it when it is loaded.
 
     Attributes:
-        name: of images any torchvision classification network, ``butd``, ``butd-grid``,
-            ``fasterrcnn_resnet50_fpn_v2``, ``plain-ground``, ``hf:ID|DIR``, ``timm:NAME[.TAG]``,
-            ``open_clip:ARCH[/TAG]``, or the import path of a class, ``my_module:MyEncoder``; of captions ``bert``,
-            ``words``, ``hf:ID|DIR`` or ``open_clip:ARCH[/TAG]``. A hub id may end in ``@REVISION``.
+        name: one that ``xret list encoders`` lists, any torchvision classification network, ``hf:ID|DIR``,
+            ``timm:NAME[.TAG]``, ``open_clip:ARCH[/TAG]``, or the import path of a class, ``my_module:MyEncoder``. A hub
+            id may end in ``@REVISION``.
         weights: a file or ``random:SEED``, of ``bert`` a folder or hub id; None: the published ones, which
             ``imagenet`` means, too.
         image_size: side of the square input, pixels; None: the model's own, of torchvision 224.

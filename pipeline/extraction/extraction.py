@@ -140,7 +140,7 @@ def _require_unchanged(cache: FeatureCache, manifest: Manifest, repair: bool) ->
 
 def _finished(cache: FeatureCache, options: Options) -> Extraction | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
-    if options.visual is not None and is_own(options.visual.name):
+    if any(is_own(spec.name) for spec in (options.visual, options.text) if spec):
         return None  # its identity is in its code, which may be another one now
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def _load_text(specs: list[EncoderSpec], samples: Samples, device: str) -> list[
     if without_spaces(texts[:_CAPTIONS]):
         log.warning(
             "The captions of '%s' have no spaces between words, so that --text words takes phrases for words; take"
-            " --text hf:MODEL or bert:MODEL of their language.",
+            " --text hf:MODEL of their language.",
             printable(samples.dataset),
         )
     return [WordsEncoder.build(texts)]

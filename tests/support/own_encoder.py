@@ -1,4 +1,4 @@
-"""A user's own image encoder, as `xret extract --visual own_encoder:Quarters` takes it."""
+"""A user's own encoders, as `xret extract --visual own_encoder:Quarters --text own_encoder:Letters` takes them."""
 
 import numpy as np
 import torch
@@ -79,3 +79,38 @@ class Oblong(Quarters):
 
     def prepare(self, image):
         return torch.zeros(3, 2, 3)
+
+
+class Letters:
+    """The letters of a caption, each by its number and its square, and their mean."""
+
+    name, kind, space, vocabulary = "letters", "tokens", None, None
+    channels = global_channels = 2
+
+    def __init__(self, weights, device):
+        self.identity = {"weights": weights, "preprocessing": {}, "layer": None}
+        self.versions = {}
+
+    def tokenize(self, texts):
+        return [[ord(letter) for letter in text] for text in texts]
+
+    def count_truncated(self, texts):
+        return 0
+
+    def encode(self, ids):
+        states = [np.array([(one / 100, (one / 100) ** 2) for one in caption], np.float32) for caption in ids]
+        return np.concatenate(states), np.stack([rows.mean(0) for rows in states])
+
+
+class Unsure(Letters):
+    """Gives one vector for all captions, which numpy would repeat."""
+
+    def encode(self, ids):
+        states, pooled = super().encode(ids)
+        return states, pooled[:1]
+
+
+class Wordless(Letters):
+    """Has a vocabulary, as only words have."""
+
+    vocabulary = ("a", "b")

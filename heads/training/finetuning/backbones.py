@@ -61,7 +61,7 @@ def put_back_images(
 def put_back_captions(features: CaptionSet, weights: str | None, device: str, trust: bool = False) -> TrainableEncoder:
     """Return the encoder that made a caption set; EncoderError for other weights, CacheError for an unfit set."""
     origin = Origin.of(features)
-    if features.kind != "tokens" or origin.spec is None:
+    if features.kind != "tokens" or origin.spec is None or is_own(origin.spec.name):
         raise CacheError(
             f"'{features.name}' in {features.cache.url} holds no states of a text encoder that xret ran, so there is"
             " no backbone to put back; take --reattach image"

@@ -1,4 +1,4 @@
-"""What every encoder promises, of all encoders at once: an encoder that xret learns to load is one line here."""
+"""What every encoder promises, of all encoders at once."""
 
 import gc
 import json
@@ -73,9 +73,13 @@ TEXT = {family: {"name": f"hf:{family}"} for family in ("clip", "siglip-left", "
     "sentences, by the maximum": {"name": "hf:max"},
     "open_clip": {"name": "open_clip:small-ViT", **RANDOM, "prompt": "a photo of {}"},
     "open_clip, a layer": {"name": "open_clip:small-timm", **RANDOM, "layer": 1},
+    "a user's class": {"name": "own_encoder:Letters"},
 }
 UNTRAINED = ("a user's class", "torchvision transformer")  # the latter is large
-LEARNING = {key: case for key, case in VISUAL.items() if not {"views", "pool"} & case.keys() and key not in UNTRAINED}
+LEARNING, LEARNING_TEXT = (
+    {key: case for key, case in cases.items() if not {"views", "pool"} & case.keys() and key not in UNTRAINED}
+    for cases in (VISUAL, TEXT)
+)
 
 
 def save_tiny_bert(folder, _):
@@ -190,7 +194,7 @@ def test_text_encoders_keep_the_contract(extracted):
     says_what_it_is(encoder)
     assert (features.channels, features.global_channels) == (encoder.channels, encoder.global_channels)
     assert (features.kind, features.space) == (encoder.kind, encoder.space)
-    again = Origin.of(features).load_captions(None, "cpu")
+    again = Origin.of(features).load_captions(None, "cpu", trust=True)
     assert again.identity == encoder.identity
     ids = encoder.tokenize(texts)
     local, global_ = encoder.encode(ids)
@@ -253,7 +257,7 @@ def test_an_image_encoder_learns_and_is_read_back(case, spec_of, tmp_path):
     assert torch.equal(torch.stack([again.prepare(picture) for picture in pictures]), pixels)
 
 
-@pytest.mark.parametrize("case", TEXT.values(), ids=TEXT)
+@pytest.mark.parametrize("case", LEARNING_TEXT.values(), ids=LEARNING_TEXT)
 def test_a_text_encoder_learns_and_is_read_back(case, spec_of, tmp_path):
     encoder = load_text(replace(spec_of(case, save_text_model), dtype="float32"), "cpu")
     ids = encoder.tokenize(TEXTS)
@@ -294,6 +298,25 @@ def test_one_tower_is_no_other(tmp_path):
 )
 def test_a_class_that_is_no_encoder_is_refused(name, weights, options, sentence):
     refused(sentence, image_encoder, name, weights, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("own_encoder:Absent", "no encoder.*a class of your own, .*Absent"),
+        ("own_encoder:Quarters", "Quarters cannot be loaded .TypeError"),
+        ("own_encoder:Wordless", r"its vocabulary is \('a', 'b'\), which `TextEncoder` .* does not allow"),
+        ("timm:resnet18", "no text encoder 'timm:resnet18'"),
+    ],
+)
+def test_a_class_that_is_no_text_encoder_is_refused(name, sentence):
+    refused(sentence, text_encoder, name)
+
+
+def test_states_and_global_features_of_captions_are_as_many_as_declared(tmp_path, tiny_dataset):
+    options = Options(None, EncoderSpec("own_encoder:Unsure"), device="cpu")
+    with pytest.raises(EncoderError, match=r"global features of shape \(1, 2\) and declares \(\d+, 2\)"):
+        extract(load_manifest(tiny_dataset(train=4)), str(tmp_path / "s.zarr"), options)
 
 
 @cases("visual", {"own": VISUAL["a user's class"]})

@@ -2,23 +2,13 @@
 
 import click
 
+from ..pipeline.encoders.registry import listed
 from .parsing import show
 
 PARTS = ("aggregators", "similarities", "losses", "adapters")  # each of which says itself when to take it
-# Names, with when to take each. A test holds them against the registries; encoders stand for many more names.
+# Names, with when to take each. A test holds them against the registries.
 LISTS: dict[str, dict[str, str]] = {
-    "encoders": {
-        "resnet152": "for papers' grids; or another torchvision classifier",
-        "hf:ID": "for strong features: DINOv2, CLIP, SigLIP and others",
-        "timm:NAME": "for a network that transformers does not have",
-        "open_clip:ARCH/TAG": "for a CLIP of open_clip, or its weights in a file",
-        "butd": "for papers' 36 regions of bottom-up attention",
-        "butd-grid": "for a grid of that network, without time for boxes",
-        "fasterrcnn_resnet50_fpn_v2": "for regions without the weights of butd",
-        "plain-ground": "for the demo's drawings, without weights",
-        "bert": "pretrained states of tokens, for few training texts",
-        "words": "ids of words for a GRU, for many training texts",
-    },
+    "encoders": listed(),
     "recipes": {
         "linear": "to see whether a system is worth it: a linear layer a side",
         "cca": "few pairs, or seconds to spend: linear maps in closed form",

@@ -15,9 +15,10 @@ from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.names import headlines, recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.data.manifest import PROTOCOLS
+from xret.pipeline.encoders.registry import listed
 
 NAMES = {
-    "encoders": LISTS["encoders"], "recipes": [name for name in recipe_names() if "/" not in name],
+    "encoders": listed(), "recipes": [name for name in recipe_names() if "/" not in name],
     "protocols": PROTOCOLS, "aggregators": AGGREGATORS, "similarities": SIMILARITIES, "losses": LOSSES,
     "adapters": ADAPTERS,
 }  # fmt: skip

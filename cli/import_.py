@@ -15,14 +15,35 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     return key_values(ctx, parameter, comma_list(ctx, parameter, value))
 
 
-@click.command("import")
+_HELP = """Import features that others extracted into a feature store.
+
+Features are regions, or embeddings of images and captions. DATASET is a manifest's name or path, as for extract;
+without it, the images and captions of embeddings are the data set. The source's ids may be the data set's ids
+(Karpathy's imgid), COCO ids or file names. Pickles are never opened. Run the same command again to resume.
+
+\b
+{formats}
+
+\b
+xret import flickr30k --data-root DIR --store f30k.zarr \\
+    --from scan --source f30k_precomp
+xret import coco --data-root DIR --store coco.zarr \\
+    --from hdf5 --source coco.h5 \\
+    --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
+xret import --store laion.zarr \\
+    --from clip-retrieval --source embeddings --encoder ViT-B/32
+"""
+_FORMATS = (f"{name:16}{one.layout}" for name, one in FORMATS.items())
+
+
+@click.command("import", help=_HELP.format(formats="\n".join(_FORMATS)))
 @click.argument("dataset", required=False)
 @STORE
 @click.option(
     "--from",
     "format_",
     required=True,
-    type=click.Choice(FORMATS),
+    type=click.Choice([*FORMATS]),
     metavar="FORMAT",
     help="The format of the features: one of those above.",
 )
@@ -46,31 +67,10 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @ON_ERROR
 @click.option("--repair", is_flag=True, help="Write damaged chunks and failed samples again.")
 def import_(dataset: str | None, store: str, data_root: Path | None, **options: Any) -> None:
-    """Import features that others extracted into a feature store.
-
-    Features are regions, or embeddings of images and captions. DATASET is a manifest's name or path, as for extract;
-    without it, the images and captions of embeddings are the data set. The source's ids may be the data set's ids
-    (Karpathy's imgid), COCO ids or file names. Pickles are never opened. Run the same command again to resume.
-
-    \b
-    scan            folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt};
-                    in VSE-infinity's data folder that of the data set
-    butd-tsv        bottom-up attention's TSV or LXMERT's, or a folder of them
-    hdf5            one file with arrays local, id, …, or named by --arrays
-    clip-retrieval  folder of img_emb, text_emb and metadata of its inference
-    embeddings      folder of images.npy, captions.npy and index.csv or .jsonl
-
-    \b
-    xret import flickr30k --data-root DIR --store f30k.zarr \\
-        --from scan --source f30k_precomp
-    xret import coco --data-root DIR --store coco.zarr \\
-        --from hdf5 --source coco.h5 \\
-        --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
-    xret import --store laion.zarr \\
-        --from clip-retrieval --source embeddings --encoder ViT-B/32
-    """
+    """Import features that others extracted into a feature store; see `_HELP`."""
     from ..pipeline.data.manifest import load_manifest
-    from ..pipeline.exchange.importing import ImportOptions, import_features
+    from ..pipeline.exchange.importing import import_features
+    from ..pipeline.exchange.options import ImportOptions
 
     options["splits"] = tuple(filter(None, options["splits"].split(",")))
     if not options["splits"]:

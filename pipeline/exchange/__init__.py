@@ -1,4 +1,28 @@
-"""Features that others extracted come into the store."""
+"""Features that others extracted come into the store. A format registers by its line in `FORMATS`."""
 
-# That can be imported.
-FORMATS = ("scan", "butd-tsv", "hdf5", "embeddings", "clip-retrieval")
+from typing import NamedTuple
+
+
+class Format(NamedTuple):
+    """A format of features."""
+
+    where: str  # module of `importers`, and the class or function that opens it: called with the path and the options
+    layout: str  # of its files, for the help of `xret import`
+    pairs: bool = False  # embeddings of images and captions
+    takes_arrays: bool = False  # names of arrays, by ``--arrays``
+
+
+FORMATS = {
+    "scan": Format(
+        "scan:ScanRegions",
+        "folder of *_ims.npy, *_caps.txt and *_ids.txt, as of VSE-infinity",
+    ),
+    "butd-tsv": Format("tsv:TsvRegions", "bottom-up attention's TSV or LXMERT's, or a folder of them"),
+    "hdf5": Format("hdf5:Hdf5Regions", "one file with arrays local, id, …, or named by --arrays", takes_arrays=True),
+    "clip-retrieval": Format(
+        "embeddings:open_clip_retrieval", "folder of img_emb, text_emb and metadata of its inference", pairs=True
+    ),
+    "embeddings": Format(
+        "embeddings:open_folder", "folder of images.npy, captions.npy and index.csv or .jsonl", pairs=True
+    ),
+}

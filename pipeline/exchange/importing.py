@@ -7,59 +7,32 @@ time, because its SHA-256 decides which set it belongs to.
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 
 from ..data.manifest import Manifest
 from ..data.rows import Entry
 from ..data.samples import Kept, Samples, build_samples, read_samples
-from ..errors import CacheError, SampleError
+from ..errors import SampleError
 from ..extraction.extraction import summary_of
-from ..extraction.options import DEFAULT_SPLITS, choose_splits
+from ..extraction.options import choose_splits
 from ..extraction.summary import Extraction, SetSummary
 from ..progress import Progress
 from ..store import FAILED, OK, CaptionSet, ImageSet
-from ..store.create import SetFacts, caption_set, image_set, require_dtype
+from ..store.create import SetFacts, caption_set, image_set
 from ..store.inspect import damaged_chunks
 from ..store.leaks import find_leaks
 from ..store.store import open_for_writing, splits_at
 from ..wording import counted, printable, some_of
-from .importers.embeddings import open_clip_retrieval, open_folder
-from .importers.hdf5 import Hdf5Regions
-from .importers.scan import ScanRegions
+from . import FORMATS
 from .importers.source import Source, SourceError, Table
-from .importers.tsv import TsvRegions
 from .matching import match, match_own
-
-KINDS = ("roi", "frames")  # of features with rows
+from .options import ImportOptions
 
 log = logging.getLogger("xret")
-
-
-@dataclass(frozen=True)
-class ImportOptions:
-    """How to import; the command line's options, with its defaults."""
-
-    format_: str  # one of `FORMATS`
-    source: Path  # file or folder of the features
-    arrays: Mapping[str, str] = field(default_factory=dict)  # for ``hdf5``, the name in the file of each role
-    kind: str = "roi"  # of features with rows: ``roi``, regions of a picture, or ``frames`` of a video
-    encoder: tuple[str, ...] = ()  # the model that made embeddings, or that of the images and that of the captions
-    dtype: str = "float16"  # ``float16`` or ``float32``
-    splits: tuple[str, ...] = DEFAULT_SPLITS  # which splits to write now
-    on_error: str = "fail"  # ``fail`` or ``skip``
-    repair: bool = False  # write chunks again that are damaged or hold samples that failed
-
-    def __post_init__(self) -> None:
-        require_dtype(self.dtype)
-        if self.kind not in KINDS:
-            raise CacheError(f"kind is '{self.kind}'; give {' or '.join(KINDS)}")
-        if self.on_error not in ("fail", "skip"):
-            raise CacheError(f"on_error is '{self.on_error}'; give fail or skip")
 
 
 def import_features(manifest: Manifest | None, url: str, options: ImportOptions) -> Extraction:
@@ -74,58 +47,21 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
         SampleError: the features of a sample are damaged, and `on_error` is ``fail``.
         OutputError, CacheError: the store cannot be written, holds something else, or a value does not fit the dtype.
     """
-    pairs = options.format_ in _PAIRS
-    if manifest is None and not pairs:
-        raise SourceError(f"--from {options.format_} needs the data set: name a manifest as DATASET")
-    encoders = options.encoder or (() if pairs else (options.format_,))
-    if not 1 <= len(encoders) <= 1 + pairs:
-        raise SourceError(
-            f"--from {options.format_} needs the name of the model that made the features, as --encoder ViT-B/32; of"
-            " embeddings by two models --encoder IMAGES,CAPTIONS"
-        )
-    short = {encoder: _short(encoder) for encoder in encoders}
-    source = _open_source(options)
-    if source.left_out:
-        log.warning("%s left out: %s.", counted(len(source.left_out), "row"), "; ".join(some_of(list(source.left_out))))
-    tables = source.tables
-    if (rows := source.images.rows) > source.images.channels:
-        log.warning("an image has %d rows of %d numbers; if these are columns, transpose", rows, source.images.channels)
-    if options.kind == "frames" and (pairs or source.images.extras):
-        found = "embeddings have no rows" if pairs else f"these have {', '.join(source.images.extras)}, as regions do"
-        raise SourceError(f"--kind frames is for features of a video's frames, and {found}; leave it out")
-    widths = [table.channels for table in tables.values()]
-    if len(encoders) < len(tables) and widths[0] != widths[1]:
-        raise SourceError(
-            f"{options.source}: the images' embeddings are {widths[0]} wide and the captions' {widths[1]}, which are"
-            " not of one model; name both with --encoder IMAGES,CAPTIONS"
-        )
+    encoders = _encoders(options, manifest)
+    source = _open_source(options, encoders)
+    kept = partial(splits_at, url)
     if manifest is None:
-        samples, matched_by, unmatched = _own_samples(source, options, partial(splits_at, url)), None, 0
+        samples, matched_by, unmatched = _own_samples(source, options, kept), None, 0
         entries = match_own(source, samples)
     else:
-        samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url))
+        samples = read_samples(manifest, options.on_error == "skip", kept)
         entries, matched_by, unmatched = match(source, samples)
     splits = choose_splits(samples, options.splits)
     _require_all(entries, splits, samples, options)
     with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
         filled = []
-        for (modality, table), encoder in zip(tables.items(), (encoders[0], encoders[-1]), strict=False):
-            identity = {"encoder": encoder, "imported": options.format_, **table.identity}
-            kind, local = (options.kind, table.channels) if table.rows else ("global", None)
-            identity |= {"kind": kind} if kind == "frames" else {}  # another set than the same rows as regions
-            space = encoder if len(encoders) < len(tables) else None  # one model's images and captions compare
-            arrays = ("size", *table.extras) if table.rows else ()
-            facts = SetFacts(
-                short[encoder],
-                kind,
-                identity,
-                options.dtype,
-                local,
-                table.channels,
-                space=space,
-                rows=table.rows,
-                arrays=arrays,
-            )
+        for (modality, table), encoder in zip(source.tables.items(), (encoders[0], encoders[-1]), strict=False):
+            facts = _facts(table, encoder, options, one_model=len(encoders) < len(source.tables))
             features = image_set(cache, facts) if modality == "images" else caption_set(cache, facts, None)
             filled.append(_fill(features, table, entries[modality], splits, options))
         counts, leaks = (cache.images, cache.captions), find_leaks(cache)
@@ -134,33 +70,72 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
         )
 
 
-_REGIONS: dict[str, Callable[[Path], Table]] = {
-    "scan": ScanRegions,
-    "butd-tsv": TsvRegions,
-}
-_PAIRS = {"embeddings": open_folder, "clip-retrieval": open_clip_retrieval}
+def _encoders(options: ImportOptions, manifest: Manifest | None) -> tuple[str, ...]:
+    """Return the names of the models that made the features: one, or one of the images and one of the captions."""
+    pairs = FORMATS[options.format_].pairs
+    if manifest is None and not pairs:
+        raise SourceError(f"--from {options.format_} needs the data set: name a manifest as DATASET")
+    encoders = options.encoder or (() if pairs else (options.format_,))
+    if not 1 <= len(encoders) <= 1 + pairs:
+        raise SourceError(
+            f"--from {options.format_} needs the name of the model that made the features, as --encoder ViT-B/32; of"
+            " embeddings by two models --encoder IMAGES,CAPTIONS"
+        )
+    for name in encoders:
+        if not _short(name):
+            raise SourceError(
+                f"--encoder '{name}' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
+            )
+    return encoders
+
+
+def _open_source(options: ImportOptions, encoders: Sequence[str]) -> Source:
+    """Return what the source holds, with notes of what may be wrong with it."""
+    path, format_ = options.source.absolute(), FORMATS[options.format_]
+    if not path.exists():
+        raise SourceError(f"{path} is not there; give the file or folder of the features as --source")
+    if options.arrays and not format_.takes_arrays:
+        raise SourceError(f"--arrays names the arrays of an HDF5 file, but --from is {options.format_}; leave it out")
+    opened = resolve_name(f"{__package__}.importers.{format_.where}")(path, options)
+    source = opened if isinstance(opened, Source) else Source(opened)
+    if source.left_out:
+        log.warning("%s left out: %s.", counted(len(source.left_out), "row"), "; ".join(some_of(list(source.left_out))))
+    images = source.images
+    if images.rows > images.channels:
+        log.warning("an image has %d rows of %d numbers; if these are columns, transpose", images.rows, images.channels)
+    if options.kind == "frames" and (format_.pairs or images.extras):
+        found = "embeddings have no rows" if format_.pairs else f"these have {', '.join(images.extras)}, as regions do"
+        raise SourceError(f"--kind frames is for features of a video's frames, and {found}; leave it out")
+    widths = [table.channels for table in source.tables.values()]
+    if len(encoders) < len(widths) and widths[0] != widths[1]:
+        raise SourceError(
+            f"{options.source}: the images' embeddings are {widths[0]} wide and the captions' {widths[1]}, which are"
+            " not of one model; name both with --encoder IMAGES,CAPTIONS"
+        )
+    return source
 
 
 def _short(encoder: str) -> str:
     """Return a model's name as that of a feature set begins."""
-    short = re.sub(r"[^a-z0-9_.]+", "-", encoder.lower()).strip("-.")
-    if not short:
-        raise SourceError(
-            f"--encoder '{encoder}' cannot name a feature set; use letters from a to z, digits, '.', '_', '-'"
-        )
-    return short
+    return re.sub(r"[^a-z0-9_.]+", "-", encoder.lower()).strip("-.")
 
 
-def _open_source(options: ImportOptions) -> Source:
-    path = options.source.absolute()
-    if not path.exists():
-        raise SourceError(f"{path} is not there; give the file or folder of the features as --source")
-    if options.arrays and options.format_ != "hdf5":
-        raise SourceError(f"--arrays names the arrays of an HDF5 file, but --from is {options.format_}; leave it out")
-    if options.format_ in _PAIRS:
-        return _PAIRS[options.format_](path, options.on_error == "skip")
-    regions = Hdf5Regions(path, options.arrays) if options.format_ == "hdf5" else _REGIONS[options.format_](path)
-    return Source(regions)
+def _facts(table: Table, encoder: str, options: ImportOptions, *, one_model: bool) -> SetFacts:
+    """Return what is known of a table's set; embeddings of images and captions by `one_model` compare."""
+    identity = {"encoder": encoder, "imported": options.format_, **table.identity}
+    if options.kind == "frames":
+        identity["kind"] = options.kind  # another set than the same rows as regions
+    return SetFacts(
+        _short(encoder),
+        options.kind if table.rows else "global",
+        identity,
+        options.dtype,
+        table.channels if table.rows else None,
+        table.channels,
+        space=encoder if one_model else None,
+        rows=table.rows,
+        arrays=("size", *table.extras) if table.rows else (),
+    )
 
 
 def _own_samples(source: Source, options: ImportOptions, kept: Kept) -> Samples:

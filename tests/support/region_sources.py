@@ -119,6 +119,8 @@ class World:
         return path
 
 
+# The formats of regions that the parametrised tests write.
+WRITERS = {"butd-tsv": World.tsv, "scan": World.scan, "hdf5": World.hdf5}
 ARRAYS = {
     "local": "regions/local", "boxes": "regions/boxes", "classes": "regions/classes", "scores": "regions/scores",
     "id": "name", "length": "count", "size": "size",

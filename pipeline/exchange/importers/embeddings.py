@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from ...data.caption_files import caption_rows
 from ...data.rows import RowReader
 from ...errors import require_pyarrow
 from ...wording import reason, some_of
+from ..options import ImportOptions
 from .source import Source, SourceError, Table, Unreadable, map_floats, require_fitting, sha256
 
 _AT_ONCE = 1 << 14  # rows that are read
@@ -99,16 +101,16 @@ class Matrix(Table):
         return faults
 
 
-def open_folder(folder: Path, skip: bool) -> Source:
+def open_folder(folder: Path, options: ImportOptions) -> Source:
     """Look through a folder of ``images``, ``captions`` and ``index``; SourceError if one is missing or of no use.
 
-    `skip`: lines without an image and a caption are left out with their rows.
+    To skip failures leaves out lines without an image and a caption, with their rows.
     """
     index = [path for name in ("index.csv", "index.jsonl") if (path := folder / name).is_file()]
     images, captions = folder / "images.npy", folder / "captions.npy"
     if len(index) != 1 or not images.is_file() or not captions.is_file():
         raise SourceError(f"--from embeddings needs images.npy, captions.npy and index.csv or index.jsonl in {folder}")
-    return _source(Matrix([images]), Matrix([captions]), _index_lines(index[0], skip), index)
+    return _source(Matrix([images]), Matrix([captions]), _index_lines(index[0], options.on_error == "skip"), index)
 
 
 def _index_lines(index: Path, skip: bool) -> Iterator[Line]:
@@ -129,12 +131,12 @@ def _normal(name: str) -> str:
     return name if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) else posixpath.normpath(name)
 
 
-def open_clip_retrieval(folder: Path, skip: bool) -> Source:
-    """Look through clip-retrieval's folder; `skip` as of `open_folder`.
+def open_clip_retrieval(folder: Path, options: ImportOptions) -> Source:
+    """Look through clip-retrieval's folder; failures as in `open_folder`.
 
     SourceError if files are missing or not of their form, or do not fit each other; or pyarrow is not installed.
     """
-    parts = {kind: _parts(folder, kind) for kind in _KINDS}
+    skip, parts = options.on_error == "skip", {kind: _parts(folder, kind) for kind in _KINDS}
     numbers = sorted(set().union(*parts.values()))
     if not numbers:
         raise SourceError(f"{folder} holds no img_emb_*.npy of clip-retrieval's inference; check --source")
@@ -158,36 +160,44 @@ def _parts(folder: Path, kind: str) -> dict[int, Path]:
 def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path], skip: bool) -> Iterator[Line]:
     """Yield image and caption of each row of the metadata, whose parts have as many rows as those of the matrices."""
     pa = require_pyarrow(SourceError, "clip-retrieval's metadata needs")
-    for path, image, caption in zip(index, images.lengths, captions.lengths, strict=True):
+    for path, *rows in zip(index, images.lengths, captions.lengths, strict=True):
         try:
             with pa.parquet.ParquetFile(path) as file:
-                if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
-                    there = ", ".join(file.schema_arrow.names)
-                    raise SourceError(f"{path} has no column '{missing[0]}', but {there}; infer images and texts")
-                if not image == caption == file.metadata.num_rows:
-                    raise SourceError(
-                        f"{path} has {file.metadata.num_rows:,} rows, and the parts of that number {image:,} images and"
-                        f" {caption:,} captions; they do not belong together"
-                    )
-                split = [name for name in file.schema_arrow.names if name.strip().lower() == "split"]
-                if len(split) > 1:
-                    raise SourceError(f"{path} has the columns {' and '.join(split)}; leave one")
-                for batch in file.iter_batches(columns=[*_COLUMNS, *split]):
-                    found = [batch.column(column).to_pylist() for column in (*_COLUMNS, *split)]
-                    for name, text, *own in zip(*found, strict=True):
-                        if own and not isinstance(own[0], str):
-                            raise SourceError(
-                                f"{path}: '{split[0]}' is no text in a row ({name!r}, {own[0]!r}); correct it"
-                            )
-                        good = bool(name) and isinstance(name, str) and isinstance(text, str)
-                        if not good and not skip:
-                            raise SourceError(
-                                f"{path}: image_path or caption is no text in a row ({name!r}, {text!r}); leave it out"
-                                " with --on-error skip"
-                            )
-                        yield (_normal(name), text, own[0] if own else None) if good else _NOTHING
+                columns = _columns(path, file, rows)
+                for batch in file.iter_batches(columns=columns):
+                    for values in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
+                        yield _line(path, columns, values, skip)
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"{path} cannot be read as Parquet ({reason(error)}); copy it again") from error
+
+
+def _columns(path: Path, file: Any, rows: list[int]) -> list[str]:
+    """Return the columns of a part that are read; `rows` are those of the images' and the captions' part."""
+    names = file.schema_arrow.names
+    if missing := [name for name in _COLUMNS if name not in names]:
+        raise SourceError(f"{path} has no column '{missing[0]}', but {', '.join(names)}; infer images and texts")
+    if {*rows} != {file.metadata.num_rows}:
+        raise SourceError(
+            f"{path} has {file.metadata.num_rows:,} rows, and the parts of that number {rows[0]:,} images and"
+            f" {rows[1]:,} captions; they do not belong together"
+        )
+    split = [name for name in names if name.strip().lower() == "split"]
+    if len(split) > 1:
+        raise SourceError(f"{path} has the columns {' and '.join(split)}; leave one")
+    return [*_COLUMNS, *split]
+
+
+def _line(path: Path, columns: list[str], values: tuple[Any, ...], skip: bool) -> Line:
+    name, text, *split = values
+    if split and not isinstance(split[0], str):
+        raise SourceError(f"{path}: '{columns[-1]}' is no text in a row ({name!r}, {split[0]!r}); correct it")
+    if name and isinstance(name, str) and isinstance(text, str):
+        return _normal(name), text, split[0] if split else None
+    if skip:
+        return _NOTHING
+    raise SourceError(
+        f"{path}: image_path or caption is no text in a row ({name!r}, {text!r}); leave it out with --on-error skip"
+    )
 
 
 def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Source:
@@ -203,32 +213,39 @@ def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequ
             kept.append(row)
             texts.append(text)
             splits.append(split and sys.intern(split))
-    once = list(dict.fromkeys(name for name in every if name is not None))
-    if not kept or len(captions) != len(every) or len(images) not in (len(every), len(once)):
-        raise SourceError(
-            f"{images.paths[0]} has {len(images):,} rows, {captions.paths[0]} {len(captions):,}, and {where}"
-            f" {len(every):,} captions of {len(once):,} images; an image has a row, or each caption its image's"
-        )
-    a_line = len(images) == len(every)
-    left_out: list[str] = []
-    if len(kept) < len(every):
-        good = set(kept)
-        left_out = [captions.place(row) for row in range(len(every)) if row not in good]
+    once = list(dict.fromkeys(filter(None, every)))
+    a_line = _has_row_a_line(images, captions, len(every), len(once), where)
+    gone = [captions.place(row) for row in sorted({*range(len(every))}.difference(kept))]
+    if gone:
         for matrix in (images, captions) if a_line else (captions,):
             matrix.select(kept)
     below = dict(zip(once, _within_folder(once, where), strict=True))
-    names = [below[name] for row in kept if (name := every[row]) is not None]
+    names = [below[name] for name in map(every.__getitem__, kept) if name is not None]
     images.keys, captions.keys, captions.splits = names if a_line else list(below.values()), texts, splits
-    if a_line and len(set(names)) < len(names):
+    if a_line and len(below) < len(names):
         _require_equal(images, names)
         images.compared = True
+    _give_captions(images, names, texts, str(where))
+    for matrix in (images, captions):
+        matrix.identity = {"files": {path.name: sha256(path) for path in sorted([*matrix.paths, *index])}}
+    return Source(images, captions, names, [f"{place} has no image and caption" for place in gone])
+
+
+def _has_row_a_line(images: Matrix, captions: Matrix, lines: int, names: int, where: Path) -> bool:
+    """Return whether images have a row a line, and not one a name."""
+    if not names or len(captions) != lines or len(images) not in (lines, names):
+        raise SourceError(
+            f"{images.paths[0]} has {len(images):,} rows, {captions.paths[0]} {len(captions):,}, and {where}"
+            f" {lines:,} captions of {names:,} images; an image has a row, or each caption its image's"
+        )
+    return len(images) == lines
+
+
+def _give_captions(images: Matrix, names: Sequence[str], texts: Sequence[str], where: str) -> None:
     of_each: dict[str, list[str]] = {}
     for name, text in zip(names, texts, strict=True):
         of_each.setdefault(name, []).append(text)
-    images.captions = [(str(where), of_each[name]) for name in images.keys]
-    for matrix in (images, captions):
-        matrix.identity = {"files": {path.name: sha256(path) for path in sorted([*matrix.paths, *index])}}
-    return Source(images, captions, names, [f"{place} has no image and caption" for place in left_out])
+    images.captions = [(where, of_each[name]) for name in images.keys]
 
 
 def _require_equal(images: Matrix, names: list[str]) -> None:

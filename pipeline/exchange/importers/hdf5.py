@@ -13,6 +13,7 @@ import numpy as np
 from ...errors import nearest
 from ...store.regions import Regions
 from ...wording import reason
+from ..options import ImportOptions
 from .source import RegionTable, SourceError, Unreadable, sha256, shown
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
@@ -29,12 +30,13 @@ _ROLES: dict[str, tuple[str, tuple[int | None, ...]]] = {
 
 
 class Hdf5Regions(RegionTable):
-    """An HDF5 file; `arrays` has the array of each role, such as ``{"local": "features", "id": "image_id"}``.
+    """An HDF5 file; `options.arrays` has the array of each role, such as ``{"local": "features", "id": "image_id"}``.
 
     SourceError if it is none, a role is unknown or missing, or an array is absent or has a wrong shape.
     """
 
-    def __init__(self, path: Path, arrays: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, options: ImportOptions) -> None:
+        arrays = options.arrays
         if unknown := [role for role in arrays if role not in _ROLES]:
             hint = nearest(unknown[0], list(_ROLES))
             raise SourceError(f"--arrays: '{unknown[0]}' is unknown{hint}; known are {', '.join(_ROLES)}")

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...documents import DocumentError, read_json
 from ...store.regions import Regions
+from ..options import ImportOptions
 from .source import RegionTable, SourceError, map_floats, sha256
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.
@@ -27,7 +28,7 @@ class ScanRegions(RegionTable):
     SourceError if a file is missing or has a wrong shape, or the numbers of rows, captions and ids do not fit.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, _options: ImportOptions) -> None:
         folder = folder / "precomp" if (folder / "precomp").is_dir() else folder
         paths = [path for name in _SPLITS if (path := folder / f"{name}_ims.npy").exists()]
         if not paths:

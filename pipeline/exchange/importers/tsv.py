@@ -19,6 +19,7 @@ import numpy as np
 
 from ...progress import Progress
 from ...store.regions import Regions
+from ..options import ImportOptions
 from .source import RegionTable, SourceError, Unreadable
 
 _ORIGINAL = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
@@ -38,7 +39,7 @@ class TsvRegions(RegionTable):
     SourceError if there is none, or no line of them has an image's features.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, _options: ImportOptions) -> None:
         paths = sorted(path.glob("*.tsv*")) if path.is_dir() else [path]
         if not paths:
             raise SourceError(f"{path} holds no file *.tsv; give the file of the features as --source")

@@ -3,12 +3,13 @@
 import pickle
 import subprocess
 import sys
+from itertools import cycle
 
 import h5py
 import numpy as np
 import pytest
 from imported import Bomb, assert_holds, bring, refused
-from region_sources import ARRAYS, World
+from region_sources import ARRAYS, WRITERS, World
 
 from xret.pipeline.errors import CacheError, SampleError
 from xret.pipeline.exchange.importers.source import SourceError
@@ -18,10 +19,10 @@ from xret.pipeline.store.inspect import verify
 
 def damage_features(world, format_, value, image=4):
     world.images[image]["regions_of_test"]["local"][1, 2] = value
-    return {"butd-tsv": world.tsv, "scan": world.scan, "hdf5": world.hdf5}[format_]()
+    return WRITERS[format_](world)
 
 
-@pytest.mark.parametrize(("format_", "value"), [("butd-tsv", np.nan), ("scan", np.inf), ("hdf5", -np.inf)])
+@pytest.mark.parametrize(("format_", "value"), [*zip(WRITERS, cycle([np.nan, np.inf, -np.inf]), strict=False)])
 def test_values_that_are_no_numbers(world, format_, value):
     source, name = damage_features(world, format_, value), f"val2014/{world.images[4]['filename']}"
     sentence = f"{name}: its features hold NaN or infinity; .* --on-error skip"

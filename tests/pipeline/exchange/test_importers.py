@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from imported import assert_holds, bring, refused
 from memory import peak_of
-from region_sources import ARRAYS, CHANNELS, World
+from region_sources import ARRAYS, CHANNELS, WRITERS, World
 from small_extraction import files
 
 from xret.pipeline.errors import CacheError
@@ -155,7 +155,7 @@ def test_a_tsv_of_any_type_of_float(world, features, boxes, values):
     assert_holds(cache, world.stored, ["boxes"], dtype=np.float32)
 
 
-@pytest.mark.parametrize("format_", ["butd-tsv", "hdf5", "scan"])
+@pytest.mark.parametrize("format_", WRITERS)
 def test_rows_of_zeros_that_fill_up_are_no_regions(tmp_path, format_):
     world, filled = World(tmp_path / "w", ragged=True), World(tmp_path / "f", ragged=True)
     for image in filled.images:
@@ -164,7 +164,7 @@ def test_rows_of_zeros_that_fill_up_are_no_regions(tmp_path, format_):
             values = regions[name]
             regions[name] = np.concatenate([values, np.zeros((5 - len(values), *values.shape[1:]), values.dtype)])
     roles = {role: name for role, name in ARRAYS.items() if role != "length"}
-    source = {"butd-tsv": filled.tsv, "hdf5": filled.hdf5, "scan": filled.scan}[format_]()
+    source = WRITERS[format_](filled)
     summary, cache = bring(filled, source, format_, **{"arrays": roles} if format_ == "hdf5" else {})
     extras = {"butd-tsv": ["boxes"], "hdf5": ["boxes", "classes", "scores"], "scan": []}[format_]
     assert_holds(cache, world.stored, extras, size=format_ != "scan")
@@ -255,12 +255,12 @@ def bring_in_small_chunks(*source):
     bring(*source)
 
 
-@pytest.mark.parametrize("format_", ["butd-tsv", "scan", "hdf5"])
+@pytest.mark.parametrize("format_", WRITERS)
 def test_memory_is_that_of_a_chunk_not_of_the_source(tmp_path, format_):
     world = World(tmp_path / "w", train=120, val=1, test=1)
     for image in world.images:
         image["regions_of_test"]["local"] = np.full((4, 8192), image["imgid"] + 1, dtype=np.float32)
-    source = {"butd-tsv": world.tsv, "scan": world.scan, "hdf5": world.hdf5}[format_]()
+    source = WRITERS[format_](world)
     small = World(tmp_path / "small")
     peak = peak_of(bring_in_small_chunks, (small, small.tsv(), "butd-tsv"), (world, source, format_))
     assert peak < 122 * 4 * 8192 * 4 / 2  # of the source's 16 MB

@@ -15,7 +15,7 @@ class Format(NamedTuple):
 FORMATS = {
     "scan": Format(
         "scan:ScanRegions",
-        "folder of *_ims.npy, *_caps.txt and *_ids.txt, as of VSE-infinity",
+        "folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}",
     ),
     "butd-tsv": Format("tsv:TsvRegions", "bottom-up attention's TSV or LXMERT's, or a folder of them"),
     "hdf5": Format("hdf5:Hdf5Regions", "one file with arrays local, id, …, or named by --arrays", takes_arrays=True),

@@ -36,7 +36,6 @@ from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
 from ..evaluation.scoring import Scored, Side, embed_side
 from ..modules.embedding import Embedding, each
-from ..runs.encoders import find_encoders
 from ..runs.reencoding import encode_captions_by_all, encode_images_by_all
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5)  # Figure 2: the share of the image that A and B stay below
@@ -74,7 +73,7 @@ class Found(NamedTuple):
 
 
 def crop_tables(
-    seen: Scored, data_root: Path | None, ties: Ties, visual_genome: Path | None = None, trust: bool = False
+    seen: Scored, data_root: Path | None, ties: Ties, visual_genome: Path | None = None
 ) -> dict[str, NumberTable]:
     """Embed crops and captions A and C of triplets, and compare the ones with the others.
 
@@ -100,8 +99,7 @@ def crop_tables(
     device = str(seen.ranker.device)
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
-    image_encoders = find_encoders(seen.run, "image", None, device, trust)
-    text_encoders = find_encoders(seen.run, "text", None, device, trust)
+    image_encoders, text_encoders = seen.ranker.encoders("image"), seen.ranker.encoders("text")
     upright, found, odd = are_upright(seen.batches.image_set), [], []
     for name in names:
         size = read_picture(image_size, pictures, name, upright)

@@ -14,6 +14,7 @@ from ...pipeline.errors import XretError
 from ...pipeline.wording import printable
 from ..evaluation.metrics import Ties, require_ties
 from ..evaluation.number_table import NumberTable
+from ..evaluation.own_model import Embedder
 from ..evaluation.scoring import Ranker, Scored, compare, embed_split
 from .crops import crop_tables
 from .elements import element_tables
@@ -40,30 +41,34 @@ class Diagnosis:
 
 @torch.no_grad()
 def diagnose(
-    run: str | Path,
+    run: str | Path | Embedder,
     *,
-    store: str | None = None,
+    store: str | Path | None = None,
     split: str = "test",
     ties: Ties = "pessimistic",
     data_root: str | Path | None = None,
     visual_genome: str | Path | None = None,
+    features: str = "auto",
     device: str = "auto",
     trust: bool = False,
 ) -> Diagnosis:
-    """Look into a run: what its embeddings are like on a split.
+    """Look into a run or a user-defined model: what its embeddings are like on a split.
 
     Arguments and errors are those of `evaluate`. Crops are made of the data set in `data_root`, the folder of its
     manifest, images and caption file, or of the JSON files and pictures in a folder of `visual_genome`.
     """
     require_ties(ties)
-    seen = embed_split(Ranker(run, store=store, device=device, trust=trust), split)
+    seen = embed_split(Ranker(run, store=store, features=features, device=device, trust=trust), split)
     root, genome = (None if folder is None else Path(folder) for folder in (data_root, visual_genome))
     questions: dict[str, tuple[Callable[[], Tables], str]] = {
         "cost": (partial(cost_table, seen), ""),
         "elements": (partial(_elements, seen, ties), "the embeddings are no sets of several elements"),
         "uncertainty": (partial(uncertainty_tables, seen), "the embeddings are no Gaussians"),
-        "coefficients": (partial(coefficient_tables, seen), "no aggregator is a GPO with coefficients of its own"),
-        "crops": (partial(crop_tables, seen, root, ties, genome, trust), ""),
+        "coefficients": (
+            partial(coefficient_tables, seen) if seen.ranker.run else Tables,
+            "no aggregator is a GPO with coefficients of its own",
+        ),
+        "crops": (partial(crop_tables, seen, root, ties, genome), ""),
     }
     tables, reasons = Tables(), {}
     with within_memory(seen.ranker.device):

@@ -21,7 +21,7 @@ from ..runs.features import Sets
 from .calibration import CalibrationReport, judge_calibration
 from .hubness import CHOOSE, MULTIPLES, biases_of, require_bank, skewness
 from .metrics import WAYS, Ties, chance_rsum, recall_table, require_ties
-from .own_model import Embedder, OwnModel
+from .own_model import Embedder
 from .paper_rows import ROWS, row_of
 from .protocols import Measure, load_protocol
 from .scoring import Frozen, Ranker, Scored, embed_split, in_one_space, is_store, open_frozen
@@ -221,7 +221,7 @@ def open_rankers(
 
     def opened(one: str | Path | Embedder, frozen: bool) -> Ranker:
         if not isinstance(one, str | Path):
-            return OwnModel(one, store, features, device)
+            return Ranker(one, store=store, features=features, device=device)
         if frozen:
             return open_frozen(str(one), device, features)
         return Ranker(one, store=store, device=device, trust=trust)

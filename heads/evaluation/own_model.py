@@ -1,21 +1,18 @@
-"""A user-defined model as a ranker: anything that embeds the images and captions of a store, and compares them."""
+"""A user-defined model in the place of a head: anything that embeds the images and captions of a store."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from hashlib import sha256
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
-from ...pipeline.device import pick_device
 from ...pipeline.errors import RunError
-from ...pipeline.reading.dataset import fields_there
 from ...pipeline.reading.features import Features
-from ...pipeline.store import FeatureCache
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, shape_of
-from ..runs.features import sets_named
-from .scoring import Ranker
+from ..modules.similarity import Similarity
 
 METHODS = ("embed_images", "embed_captions", "similarity")
 
@@ -36,43 +33,46 @@ class Embedder(Protocol):
         """Return the similarity ``[I, C]`` of I and C embeddings; larger is closer."""
 
 
-class OwnModel(Ranker):
-    """A user-defined model, which reads all fields of an image and a caption set.
-
-    `features` is how the names of the sets begin, ``IMAGE,TEXT``; ``auto``: the only ones there. A `device` of ``auto``
-    is that of the model's weights. RunError where the model lacks a method, or there is no `store`.
-    """
-
-    def __init__(self, model: Embedder, store: str | Path | None, features: str = "auto", device: str = "auto") -> None:
+def require_methods(model: object) -> None:
+    """Raise RunError where something is no `Embedder`."""
+    if missing := [method for method in METHODS if not callable(getattr(model, method, None))]:
         name = type(model).__name__
-        if missing := [method for method in METHODS if not callable(getattr(model, method, None))]:
-            raise RunError(f"{name} is no run, no store and no model: it has no {' and no '.join(missing)}")
-        if store is None:
-            raise RunError(f"{name} is a model and needs store=…, whose features it embeds")
-        weights = [*model.parameters()] if isinstance(model, nn.Module) else []
-        self.device = weights[0].device if weights and device == "auto" else pick_device(device)
-        self.run, self.name, self.cache = None, name, FeatureCache.open(store)
-        image, _, text = features.partition(",")
-        self.sets = sets_named(self.cache, image.strip(), text.strip() or "auto")
-        checked: Any = _Checked(model, *fields_there(*self.sets))
-        self.model = checked
+        raise RunError(f"{name} is no run, no store and no model: it has no {' and no '.join(missing)}")
 
 
-class _Checked:
-    """A user-defined model called as a head is: in evaluation mode, and what it returns has the right shape."""
+def digest_of(model: object) -> str:
+    """Return the SHA-256 of a model's class and weights, in hexadecimal."""
+    found = sha256(type(model).__qualname__.encode())
+    for name, values in model.state_dict().items() if isinstance(model, nn.Module) else ():
+        found.update(name.encode())
+        found.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+class CheckedModel:
+    """A user-defined model called as a head is: in evaluation mode, and what it returns has the right shape.
+
+    Attributes:
+        compare: its similarity, asked as those of heads are; where it is one of xret's, that one.
+    """
 
     def __init__(self, model: Embedder, image_fields: tuple[set[str], ...], text_fields: tuple[set[str], ...]) -> None:
         self._model, self.image_fields, self.caption_fields = model, image_fields, text_fields
+        given = model.similarity
+        self.compare = given if isinstance(given, Similarity) else _Compare(given)
 
     def embed_images(self, features: Features) -> Aggregated:
+        """Return the embeddings of I images."""
         return self._embed("embed_images", features)
 
     def embed_captions(self, features: Features) -> Aggregated:
+        """Return the embeddings of C captions."""
         return self._embed("embed_captions", features)
 
     def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
+        """Return their similarity ``[I, C]``."""
         with _evaluating(self._model):
-            found = self._model.similarity(images, captions)
+            found: Tensor = self.compare(images, captions)
         wanted = [shape_of(images)[0], shape_of(captions)[0]]
         if list(found.shape) != wanted:
             raise RunError(f"similarity gives {list(found.shape)} in the place of {wanted}, images by captions")
@@ -87,6 +87,17 @@ class _Checked:
             given = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
             raise RunError(f"{method} gives {given} for {count} samples; return [{count}, D] or [{count}, K, D]")
         return made
+
+
+class _Compare(Similarity):
+    """Any function of images and captions as a similarity of which nothing more is known."""
+
+    def __init__(self, compare: Callable[[Any, Any], Tensor]) -> None:
+        super().__init__()
+        self._compare = compare
+
+    def forward(self, images: Any, captions: Any) -> Tensor:
+        return self._compare(images, captions)
 
 
 @contextmanager

@@ -20,16 +20,22 @@ from torch.nn import functional
 from ...pipeline.device import pick_device, within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches
+from ...pipeline.reading.dataset import fields_there
 from ...pipeline.reading.features import Features
+from ...pipeline.reading.joined_sets import parts_of
+from ...pipeline.reading.origin import Origin
 from ...pipeline.store import FeatureCache
 from ..model import Model
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Gaussian, Sequence, concatenate, each
 from ..modules.padding import mean_rows, zero_padding
 from ..modules.similarity import SIMILARITIES, in_blocks
-from ..runs.features import Sets, batches_of, open_store, sets_of_run
+from ..runs.encoders import Encoders, find_encoders, origins_of
+from ..runs.features import Sets, batches_of, open_store, sets_named, sets_of_run
+from ..runs.info import BRANCHES, BranchName
 from ..runs.run import Run
 from .metrics import Ranks, block_ranks, log_circular_variance, ranks
+from .own_model import CheckedModel, Embedder, digest_of, require_methods
 from .pairs import NOT_FINITE, Pairs, Part
 
 BATCH = 256  # samples embedded in one go
@@ -39,26 +45,52 @@ WHOLE = 1 << 28  # pairs, whose similarities take a gibibyte; those of more are 
 
 
 class Ranker:
-    """A run with the feature sets that it reads of a store; store, sets and model are opened at their first use.
+    """A run or a user-defined model, with the feature sets that it reads of a store.
+
+    Store, sets and model of a run are opened at their first use.
 
     Args:
-        run: its folder.
-        store: another feature cache, with features of the same encoders; None: the one that it was trained on.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        trust: let parts of somebody's own in a run that was not trained here run code.
+        ranks: the run's folder, or a model, see `own_model.Embedder`, which reads all fields of its sets.
+        store: of a run another feature store, with features of the same encoders; None: the one that it was trained
+            on. A model needs it.
+        features: of a model, how the names of its sets begin, ``IMAGE,TEXT``; ``auto``: the only ones there.
+        device: ``auto``, ``cpu`` or ``cuda``; of a model ``auto`` is that of its weights.
+        trust: let parts of somebody's own in a run that was not trained here, and encoders of theirs, run code.
 
     Raises:
-        RunError: there is no such run, or it is damaged; later, where its own store or its sets are not there.
-        CacheError: later, where `store` cannot be used.
+        RunError: there is no such run, or it is damaged; a model lacks a method, or has no store; later, where a run's
+            own store or its sets are not there.
+        CacheError: `store` cannot be used; of a run later.
     """
 
-    run: Run | None  # None: another model ranks
+    run: Run | None = None  # None: another model ranks
 
     def __init__(
-        self, run: str | Path, *, store: str | Path | None = None, device: str = "auto", trust: bool = False
+        self,
+        ranks: str | Path | Embedder,
+        *,
+        store: str | Path | None = None,
+        features: str = "auto",
+        device: str = "auto",
+        trust: bool = False,
     ) -> None:
-        self.run, self.device, self._store = Run(run, trust), pick_device(device), store
-        self.name = str(self.run.path)
+        self._store, self._trust = store, trust
+        if isinstance(ranks, str | Path):
+            self.run, self.device = Run(ranks, trust), pick_device(device)
+            self.name, self.title = str(self.run.path), self.run.recipe.name
+            return
+        self.name = self.title = type(ranks).__name__
+        require_methods(ranks)
+        if store is None:
+            raise RunError(f"{self.name} is a model and needs store=…, whose features it embeds")
+        weights = [*ranks.parameters()] if isinstance(ranks, nn.Module) else []
+        self.device = weights[0].device if weights and device == "auto" else pick_device(device)
+        self.cache = FeatureCache.open(store)
+        image, _, text = features.partition(",")
+        self.sets = sets_named(self.cache, image.strip(), text.strip() or "auto")
+        self._given = ranks
+        checked: Any = CheckedModel(ranks, *fields_there(*self.sets))
+        self.model = checked
 
     @cached_property
     def cache(self) -> FeatureCache:
@@ -83,13 +115,35 @@ class Ranker:
         """Return what the model reads of a split, or of several; `how` and errors as of `stored_batches`."""
         return batches_of(self.sets, self.model, split, self.device, **how)
 
+    def origins(self, branch: BranchName) -> tuple[Origin, ...]:
+        """Return what made each feature set of ``image`` or ``text``; RunError where a run has lost a backbone."""
+        if self.run is not None:
+            return origins_of(self.run, branch)
+        return tuple(map(Origin.of, parts_of(self.sets[BRANCHES.index(branch)])))
+
+    @property
+    def vocabulary(self) -> Several[str]:
+        """The words by which captions are read; none where they are states of a text encoder."""
+        return (self.sets[1] if self.run is None else self.run).vocabulary or ()
+
+    def encoders(self, branch: BranchName, weights: str | None = None) -> Encoders:
+        """Return the encoder of each feature set of ``image`` or ``text``; see `find_encoders`."""
+        origins = self.origins(branch)
+        return find_encoders(origins, self.vocabulary, branch, weights, str(self.device), self._trust)
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the weights, in hexadecimal."""
+        return digest_of(self._given) if self.run is None else self.run.weights_digest
+
 
 class Frozen(Ranker):
     """Frozen encoders, whose global features are compared by cosine."""
 
     def __init__(self, sets: Sets, device: str) -> None:
-        self.run, self.device, self.sets, self.cache = None, pick_device(device), sets, sets[0].cache
-        self.model, self.name = cosine_model().to(self.device), f"untrained {sets[0].name} and {sets[1].name}"
+        self.device, self.sets, self.cache = pick_device(device), sets, sets[0].cache
+        self.model = cosine_model().to(self.device)
+        self.name = self.title = f"untrained {sets[0].name} and {sets[1].name}"
 
 
 def cosine_model() -> Model:
@@ -201,12 +255,6 @@ class Scored:
     def deviation(self) -> float:
         """Return the standard deviation of the similarities."""
         return float(self.similarity.double().std(correction=0)) if self.pairs is None else self.pairs.deviation()
-
-    @property
-    def run(self) -> Run:
-        """The run; frozen encoders have none."""
-        assert self.ranker.run is not None
-        return self.ranker.run
 
     @property
     def model(self) -> Model:

@@ -69,7 +69,7 @@ class Place(NamedTuple):
 def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Attended], str]:
     """Return what the attention is, in words, how it looks over `count` random images, or why there is none."""
     seen, compare = run.seen, run.seen.model.compare
-    words = compare.attends is not None
+    words = compare.attends is not None and seen.ranker.run is not None  # of another model, the words are not known
     images = np.unique(seen.caption_image.numpy()) if words else np.arange(len(seen.ids))
     chosen = drawn(images, count, seed)
     slots = None if words else slot_attention(seen, chosen)

@@ -13,6 +13,7 @@ from ...pipeline.files import require_writable, write_text
 from ...pipeline.progress import hidden
 from ..evaluation.evaluation import evaluate_untrained, load_measures, tables
 from ..evaluation.number_table import shown
+from ..evaluation.own_model import Embedder
 from ..evaluation.scoring import Ranker, embed_split
 from ..runs.info import versions
 from .attention import attention_of_run
@@ -29,17 +30,18 @@ log = logging.getLogger("xret")
 
 
 def write_report(
-    runs: Several[str | Path],
+    runs: Several[str | Path | Embedder],
     out: str | Path,
     *,
-    store: str | None = None,
+    store: str | Path | None = None,
     split: str = "test",
     data_root: str | Path | None = None,
     seed: int = 0,
+    features: str = "auto",
     device: str = "auto",
     trust: bool = False,
 ) -> int:
-    """Write a page about a run, or about several of one data set side by side; return its bytes.
+    """Write a page about a run or a user-defined model, or about several of one data set; return its bytes.
 
     The same runs, `seed` and device give the same page; the seed picks what is shown. An earlier report at `out` is
     replaced. Pictures are in `data_root`; without it, ids and captions replace them. Other arguments are those of
@@ -50,15 +52,16 @@ def write_report(
         CacheError: a store cannot be read.
     """
     require_place(Path(out))
-    paths = [Path(path) for path in runs]
-    opened = tqdm(paths, "report", unit=" runs", disable=hidden())
-    embedded = [embed_split(Ranker(path, store=store, device=device, trust=trust), split) for path in opened]
+    opened = tqdm(runs, "report", unit=" runs", disable=hidden())
+    how: dict[str, Any] = {"store": store, "features": features, "device": device, "trust": trust}
+    embedded = [embed_split(Ranker(one, **how), split) for one in opened]
     if len(datasets := {one.ranker.cache.dataset for one in embedded}) > 1:
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
         log.warning("the page will have no pictures: %s", pictures.why_not)
-    shown_runs = [PageRun(name, one, pictures) for name, one in zip(names(paths), embedded, strict=True)]
+    named = zip(names([one.ranker.name for one in embedded]), embedded, strict=True)
+    shown_runs = [PageRun(name, one, pictures) for name, one in named]
     text = render(_content(shown_runs, pictures, seed, device))
     if pictures.unreadable:
         first = next(iter(pictures.unreadable.values()))
@@ -76,9 +79,9 @@ def require_place(out: Path) -> None:
         raise RunError(f"{out} exists and is no report of xret; take another --out, or delete it")
 
 
-def names(paths: Several[Path]) -> list[str]:
+def names(paths: Several[str]) -> list[str]:
     """Return names that tell runs apart: their folders', or where two are alike, their paths with a number."""
-    short = [path.resolve().name for path in paths]
+    short = [Path(path).resolve().name for path in paths]
     return short if len(set(short)) == len(short) else [f"{path} ({number})" for number, path in enumerate(paths, 1)]
 
 

@@ -10,6 +10,7 @@ from ..evaluation.metrics import WAYS
 from ..evaluation.number_table import NumberTable, Rows, shown
 from ..recipes.blocks import Recipe
 from ..recipes.schema import flat
+from ..runs.info import BRANCHES
 from ..runs.run import MAY_CHANGE
 from .examples import PageRun
 
@@ -29,34 +30,34 @@ def facts_table(runs: Sequence[PageRun]) -> NumberTable:
     """Return what was trained on what: a row a fact, a column a run."""
     columns = []
     for run in runs:
-        recipe, info = run.seen.run.recipe, run.seen.run.info
-        columns.append(
-            {
+        ranker = run.seen.ranker
+        names = (" + ".join(origin.name for origin in ranker.origins(branch)) for branch in BRANCHES)
+        facts = {"recipe": f"{ranker.title} (a user-defined model)"}
+        if ranker.run is not None:
+            recipe, info = ranker.run.recipe, ranker.run.info
+            facts = {
                 "recipe": f"{recipe.name} ({recipe.paper})",
                 "aggregators": f"{recipe.aggregator['image']['name']} / {recipe.aggregator['text']['name']}",
                 "similarity": recipe.similarity["name"],
                 "losses": ", ".join(recipe.terms),
-                "features": f"{' + '.join(info.names('image'))} / {' + '.join(info.names('text'))}",
                 "seed": str(info.seed),
                 "best epoch": f"{info.best_epoch} (validation RSUM {shown(info.best_rsum)})",
-                "store": run.seen.ranker.cache.url,
             }
-        )
-    rows = [[fact, *(column[fact] for column in columns)] for fact in columns[0]]
-    rows += differing_settings([run.seen.run.recipe for run in runs])
+        columns.append(facts | {"features": " / ".join(names), "store": ranker.cache.url})
+    rows = [[fact, *(column.get(fact, "–") for column in columns)] for fact in max(columns, key=len)]
+    opened = [run.seen.ranker.run for run in runs]
+    rows += differing_settings([None if run is None else run.recipe for run in opened])
     return NumberTable("Runs", ["run", *(run.name for run in runs)], rows)
 
 
-def differing_settings(recipes: Sequence[Recipe]) -> list[list[str]]:
+def differing_settings(recipes: Sequence[Recipe | None]) -> list[list[str]]:
     """Return a row for each key in which recipes of one name differ: the key, and the value of each as `--set` has it.
 
     Keys that no number depends on are left out, and the feature sets, which have a fact of their own.
     """
-    values = [flat(recipe.to_dict()) for recipe in recipes]
+    values = [{} if recipe is None else flat(recipe.to_dict()) for recipe in recipes]
     first: dict[str, dict[str, Any]] = {}
-    for recipe, own in zip(recipes, values, strict=True):
-        first.setdefault(recipe.name, own)
-    pairs = [(own, first[recipe.name]) for recipe, own in zip(recipes, values, strict=True)]
+    pairs = [(own, first.setdefault(own["name"], own)) for own in values if own]
     keys = dict.fromkeys(key for own in values for key in own if key not in (*MAY_CHANGE, "data.image", "data.text"))
     differing = [key for key in keys if any(own.get(key) != other.get(key) for own, other in pairs)]
     cells = {key: [own.get(key, "–") for own in values] for key in differing}
@@ -104,7 +105,8 @@ def training_charts(runs: Sequence[PageRun]) -> list[Chart]:
     for key, caption in (("rsum", "Validation RSUM (sum of six %) by epoch"), ("loss", "Mean loss of each epoch")):
         lines = {}
         for run in runs:
-            if known := [line for line in run.seen.run.metrics() if isinstance(line.get(key), int | float)]:
+            metrics = run.seen.ranker.run.metrics() if run.seen.ranker.run else []
+            if known := [line for line in metrics if isinstance(line.get(key), int | float)]:
                 lines[run.name] = [float(line["epoch"]) for line in known], [float(line[key]) for line in known]
         if lines:
             charts.append(line_chart(caption, lines))

@@ -97,19 +97,20 @@ def export_embeddings(
     if out.suffix == ".parquet":
         _pyarrow()
     gallery, run, compare = retriever.gallery, retriever.run, retriever.model.compare
+    similarity = {"name": type(compare).__name__} if run is None else dict(run.recipe.similarity)
     about: About = {
         "format": "xret-embeddings",
         "version": 1,
-        "run": run.path.resolve().name,
-        "recipe": run.recipe.name,
-        "similarity": dict(run.recipe.similarity),
+        "run": Path(retriever.name).resolve().name,
+        "recipe": retriever.title,
+        "similarity": similarity,
         "dataset": gallery.dataset,
         "manifest_sha256": retriever.cache.manifest_sha256,
         "split": retriever.split,  # None: all
         "splits": gallery.rows_of_splits(),  # the rows of images of each, [first, last)
         "kind": kind_of(gallery.images),
         "unit": compare.of_cosines and dtype != "int8",  # whether vectors, elements, rows or means have unit length
-        "measure": f"{run.recipe.similarity['name']}: {compare.score}",
+        "measure": f"{similarity['name']}: {compare.score}",
     }
     if compare.dot_product:
         about["measure"] = "cosine" if compare.of_cosines and not about["unit"] else "dot product"
@@ -131,7 +132,7 @@ def export_embeddings(
             bias = retriever.bias_of(side, gallery.of(side), gallery.owners(side), turn)
             arrays[f"{side}.bias"] = bias.cpu().numpy()
     if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise RunError(f"{run.path} gives embeddings that are not finite: it is damaged, train it again")
+        raise RunError(f"{retriever.name} gives embeddings that are not finite: it is damaged, train it again")
     with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
         writers.get(out.suffix, _write_folder)(partial, gallery, arrays, about)
     return about | {

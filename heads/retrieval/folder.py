@@ -23,7 +23,6 @@ from ...pipeline.files import making_file, walk
 from ...pipeline.progress import hidden
 from ...pipeline.wording import counted, option, printable, some_of
 from ..evaluation.scoring import Modality, Ranker, embed_all
-from ..model import facts_of_each
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
 from ..runs.encoders import Encoders
 from ..runs.reencoding import BATCH, encode_decoded
@@ -42,7 +41,7 @@ class PictureFolder(Searched):
 
     Making it embeds, with the `encoders` of a run, those that are new or whose files have changed. Those that cannot be
     read are left out, and a warning names them. The embeddings of the folder are kept in one file in the run's folder,
-    where that is writable.
+    where that is writable; a user-defined model has none.
 
     Attributes:
         file_names, images: of the pictures that can be read, and their embeddings.
@@ -54,17 +53,18 @@ class PictureFolder(Searched):
     """
 
     def __init__(self, ranker: Ranker, folder: Path, encoders: Callable[[], Encoders]) -> None:
-        self._ranker, self._folder, self._encoders, run = ranker, folder, encoders, ranker.run
-        assert run is not None, "a head embeds pictures"
-        if any(facts.kind == "frames" for facts in facts_of_each(run.image_facts)):
+        self._ranker, self._folder, self._encoders, origins = ranker, folder, encoders, ranker.origins("image")
+        if any(origin.kind == "frames" for origin in origins):
             remedy = f"leave {option('images')} out"
-            raise QueryError(f"{run.path} searches videos, and a folder of pictures holds none; {remedy}")
+            raise QueryError(f"{ranker.name} searches videos, and a folder of pictures holds none; {remedy}")
         self.unreadable: dict[str, str] = {}
         stamps = self._stamps()
-        key = "\n".join((run.weights_digest, *run.info.fingerprints("image"), str(folder.resolve())))
+        key = "\n".join((ranker.digest, *(origin.fingerprint for origin in origins), str(folder.resolve())))
         digest = sha256(key.encode("utf-8", "replace")).hexdigest()
-        self._file = run.path / EMBEDDINGS / f"{digest[:32]}.safetensors"
-        known, embedding = _load(self._file)
+        self._file: Path | None = None
+        if ranker.run is not None:
+            self._file = ranker.run.path / EMBEDDINGS / f"{digest[:32]}.safetensors"
+        known, embedding = _load(self._file) if self._file else ({}, None)
         same = {name: row for row, (name, stamp) in enumerate(known.items()) if stamps.get(name) == stamp}
         self._names = list(same)
         self._parts = [] if embedding is None or not same else [_rows(embedding, list(same.values()))]
@@ -165,7 +165,7 @@ class PictureFolder(Searched):
             self._parts.append(_rows(embedding, usable.nonzero()[0].tolist()))
 
     def _save(self, stamps: dict[str, Stamp]) -> None:
-        if not self._parts:
+        if not self._parts or self._file is None:
             return
         self._parts = [concatenate(self._parts)]
         known = json.dumps({name: stamps[name] for name in self._names})

@@ -61,6 +61,8 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     written; or the run has no finished epoch, or is damaged.
     """
     folder, run = Path(folder), retriever.run
+    if run is None:
+        raise RunError(f"{retriever.name} is a model without a run folder, which is what the hub gets")
     if folder.exists():
         raise RunError(f"{folder} exists; take another folder")
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded
@@ -87,7 +89,7 @@ def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
         try:
             hub = HfApi()
             address = hub.create_repo(repo, private=private, exist_ok=True)
-            hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{retriever.run.recipe.name} by xret")
+            hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{retriever.title} by xret")
         except HUB_ERRORS as error:
             raise RunError(
                 f"{repo} cannot be pushed to the hub ({reason(error)}); check the name, the connection and"

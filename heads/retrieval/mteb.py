@@ -6,6 +6,7 @@ It is a `SearchProtocol` of mteb 2, so that every kind of embedding is compared 
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class MtebModel:
 
     def __init__(self, retriever: Retriever, name: str | None = None) -> None:
         self.retriever = retriever
-        self.mteb_model_meta = _meta(retriever, name or f"xret/{retriever.run.path.resolve().name}")
+        self.mteb_model_meta = _meta(retriever, name or f"xret/{Path(retriever.name).resolve().name}")
         self._ids: list[str] = []
         self._items: Embedding | None = None
 
@@ -98,14 +99,16 @@ def _meta(retriever: Retriever, name: str) -> Any:
     require_packages("this model needs", {"mteb": "mteb"}, "mteb")
     from mteb.models import ModelMeta
 
-    run = retriever.run
-    residual = retriever.model.image.residual
+    run, model, more = retriever.run, retriever.model, dict[str, Any]()
+    if run is not None:
+        residual = model.image.residual
+        more["embed_dim"] = run.recipe.model.dim if residual is None else residual.layer.out_features
+        more["n_parameters"] = sum(weight.numel() for weight in model.parameters())
     facts = {
         "name": name,
         "modalities": ["text", "image"],
         "framework": ["PyTorch"],
-        "n_parameters": sum(weight.numel() for weight in retriever.model.parameters()),
-        "embed_dim": run.recipe.model.dim if residual is None else residual.layer.out_features,
-        "revision": run.weights_digest[:40],
+        "revision": retriever.digest[:40],
+        **more,
     }
     return ModelMeta.create_empty(facts)

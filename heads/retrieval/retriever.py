@@ -22,14 +22,13 @@ from ...pipeline.wording import option, some_of
 from ..evaluation.calibration import Calibration, calibrations
 from ..evaluation.evaluation import choose_scale
 from ..evaluation.hubness import learned_bias, require_bank, unchanged
+from ..evaluation.own_model import Embedder
 from ..evaluation.scoring import Modality, Ranker, embed_all
-from ..model import facts_of_each
 from ..modules.embedding import Embedding, each, shape_of
 from ..modules.similarity import in_blocks
-from ..runs.encoders import Encoders, find_encoders, reads_states
+from ..runs.encoders import Encoders
 from ..runs.info import BranchName
 from ..runs.reencoding import Picture, encode_captions_by_all, encode_images_by_all
-from ..runs.run import Run
 from .download import local_folder
 from .folder import PictureFolder
 from .gallery import Gallery, Hit, Searched
@@ -54,8 +53,10 @@ class Retriever(Ranker):
     Encoders and gallery are loaded at their first use.
 
     Args:
-        run: its folder, or a model of the Hugging Face hub, ``user/name``, that `heads.retrieval.hub.push` put there.
-        store: where the feature store is now; None: where the run was trained.
+        run: its folder; the name ``user/name`` of one on the Hugging Face hub, where `heads.retrieval.hub.push` put it;
+            or a user-defined model, anything with `embed_images`, `embed_captions` and `similarity`.
+        store: where the feature store is now; None: where the run was trained. A model needs it.
+        features: of a model, how the names of its sets begin, ``IMAGE,TEXT``; ``auto``: the only ones there.
         split: whose images and captions are searched; None: all of the store.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: finds the image files of the gallery.
@@ -73,13 +74,12 @@ class Retriever(Ranker):
         DeviceError: the device is missing.
     """
 
-    run: Run
-
     def __init__(
         self,
-        run: str | Path,
+        run: str | Path | Embedder,
         *,
         store: str | Path | None = None,
+        features: str = "auto",
         split: str | None = None,
         device: str = "auto",
         data_root: str | Path | None = None,
@@ -90,8 +90,9 @@ class Retriever(Ranker):
         hubness: bool = False,
         trust: bool = False,
     ) -> None:
-        super().__init__(local_folder(run), store=store, device=device, trust=trust)
-        if text_weights is not None and not reads_states(self.run):
+        ranks = local_folder(run) if isinstance(run, str | Path) else run
+        super().__init__(ranks, store=store, features=features, device=device, trust=trust)
+        if text_weights is not None and not self._reads_states:
             raise EncoderError(
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out {option('text-weights')}"
                 f" '{text_weights}'"
@@ -103,7 +104,7 @@ class Retriever(Ranker):
             raise QueryError(f"an index says by itself whether hubness is corrected; leave {how} to `xret index`")
         self.split, self.hubness, self._biases = split, hubness, dict[Modality, Tensor]()
         self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
-        self.data_root, self._trust = None if data_root is None else Path(data_root), trust
+        self.data_root = None if data_root is None else Path(data_root)
         self._images, self._index = None if images is None else Path(images), None if index is None else Path(index)
         self._opened: dict[Modality, Index] = {}
         self._calibrations: dict[str, Calibration] | None = None  # {}: there are none
@@ -123,12 +124,12 @@ class Retriever(Ranker):
     @cached_property
     def text_encoders(self) -> Encoders:
         """The encoder of captions for each feature set, and the dtype of its features."""
-        return find_encoders(self.run, "text", self.weights["text"], str(self.device), self._trust)
+        return self.encoders("text", self.weights["text"])
 
     @cached_property
     def image_encoders(self) -> Encoders:
         """The encoder of images for each feature set, and the dtype of its features."""
-        return find_encoders(self.run, "image", self.weights["image"], str(self.device), self._trust)
+        return self.encoders("image", self.weights["image"])
 
     @cached_property
     def scale(self) -> float | None:
@@ -203,8 +204,8 @@ class Retriever(Ranker):
             queries, items = (each(lambda t: t.to(self.device), some) for some in (queries, items))
             with within_memory(self.device):
                 if answers == "captions":
-                    return in_blocks(self.model.compare, queries, items)
-                return in_blocks(self.model.compare, items, queries).T
+                    return in_blocks(self.model.similarity, queries, items)
+                return in_blocks(self.model.similarity, items, queries).T
 
         return compare
 
@@ -294,7 +295,7 @@ class Retriever(Ranker):
         items = self.searched.of(query.answers)
         if not (isinstance(query.embedding, Tensor) and isinstance(items, Tensor) and items.ndim == 3):
             raise QueryError(
-                f"the embeddings of {self.run.path} are not sets, so they have no elements to search with one by one;"
+                f"the embeddings of {self.name} are not sets, so they have no elements to search with one by one;"
                 " take a run of a recipe such as setdiv"
             )
         elements = functional.normalize(query.embedding[0], dim=-1)
@@ -308,20 +309,25 @@ class Retriever(Ranker):
             alike = self._images is not None
             return Query(self._encoded("images", query), "images" if alike else "captions", alike)
         _require_query(query)
-        if not reads_states(self.run):
+        if not self._reads_states:
             _require_known_word(query, self.unknown_words([query]))
         return Query(self._encoded("captions", query), "images")
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
         """Return the words of texts that are not in the run's vocabulary, each once; [] if it reads parts of words."""
-        return [] if self.run.vocabulary is None else WordsEncoder(self.run.vocabulary).unknown_words(texts)
+        return WordsEncoder(tuple(self.vocabulary)).unknown_words(texts) if self.vocabulary else []
 
     def index_facts(self) -> dict[str, str | None]:
         """Return what an index of the gallery depends on; rows would mean others if a failed sample was repaired."""
         names = "\n".join((*self.gallery.image_ids, "", *self.gallery.caption_ids))
         samples = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
-        facts = {"store": self.cache.manifest_sha256, "weights": self.run.weights_digest, "usable samples": samples}
+        facts = {"store": self.cache.manifest_sha256, "weights": self.digest, "usable samples": samples}
         return facts | {"split": self.split}
+
+    @property
+    def _reads_states(self) -> bool:
+        """Whether captions are read by a text encoder, and not by a vocabulary alone."""
+        return any(origin.kind != "words" for origin in self.origins("text"))
 
     def _encoded(self, modality: Modality, query: Picture) -> Embedding:
         """Embed a text or a picture; imported embeddings, which have no encoder, are looked up in the gallery."""
@@ -329,8 +335,8 @@ class Retriever(Ranker):
         try:
             return self.encode_text([str(query)]) if texts else self.encode_images([query])
         except EncoderError as error:
-            facts = facts_of_each(self.run.text_facts if texts else self.run.image_facts)
-            if self._images is not None or any(one.kind != "global" for one in facts):
+            origins = self.origins("text" if texts else "image")
+            if self._images is not None or any(one.kind != "global" for one in origins):
                 raise
             named = query.name if isinstance(query, PictureFile) else query
             path = f"/{Path(named).as_posix()}" if isinstance(named, str | Path) else ""

@@ -50,7 +50,7 @@ def make_page(retriever: Retriever) -> Any:
 
     Model and gallery, or the index in its place, are loaded here, so that no query waits for them.
     """
-    run, searched = retriever.run, retriever.searched
+    searched = retriever.searched
     row_of = {id_: row for row, id_ in enumerate(searched.names("images")[0])}
     what, image_of, texts = f"{len(row_of):,} pictures", dict[str, int](), dict[int, str]()
     if isinstance(searched, Gallery):
@@ -101,7 +101,7 @@ def make_page(retriever: Retriever) -> Any:
         pictures = gradio.Gallery([] if captions else pictures_of(hits), visible=bool(hits) and not captions)
         return pictures, _as_html(unknown, captions), [hit.to_dict() for hit in hits]
 
-    name = run.path.resolve().name
+    name = Path(retriever.name).resolve().name
     mark = files("xret.heads").joinpath("mark.svg").read_text(encoding="utf-8")
     with gradio.Blocks(title=f"xret: {name}", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         gradio.HTML(f"<header>{mark}<h1>xret</h1><p>Search {escape(what)}.</p></header>")
@@ -115,7 +115,7 @@ def make_page(retriever: Retriever) -> Any:
         found = gradio.Gallery(
             label="Answers", show_label=False, columns=5, format="jpeg", interactive=False, visible=False
         )
-        gradio.HTML(HELP.format(run=escape(f"{name} ({run.recipe.name})"), score=escape(retriever.model.compare.score)))
+        gradio.HTML(HELP.format(run=escape(f"{name} ({retriever.title})"), score=escape(retriever.model.compare.score)))
         with gradio.Accordion("Options, and the answers as JSON", open=False):
             count = gradio.Slider(1, MOST_RESULTS, 10, step=1, label="Results")
             with gradio.Row():

@@ -1,4 +1,4 @@
-"""The encoders that the features of a run came from, for pictures and captions that no store holds.
+"""The encoders that features came from, for pictures and captions that no store holds.
 
 `run.json` says what made the features; a run that was fine-tuned carries its own backbones.
 """
@@ -21,24 +21,32 @@ from .run import Run
 Encoders = tuple[tuple[Any, str], ...]
 
 
-def find_encoders(run: Run, branch: BranchName, weights: str | None, device: str, trust: bool = False) -> Encoders:
-    """Return the encoder of each of a run's feature sets of ``image`` or ``text``; words are read by its vocabulary.
+def find_encoders(
+    origins: Sequence[Origin],
+    vocabulary: Sequence[str],
+    branch: BranchName,
+    weights: str | None,
+    device: str,
+    trust: bool = False,
+) -> Encoders:
+    """Return the encoder of each feature set of ``image`` or ``text``.
 
     Args:
-        weights: a file, ``imagenet``, ``random:SEED``, or a checkpoint's folder or hub id; None: as the run names
+        origins: what made the sets, see `origins_of`.
+        vocabulary: by which words are read.
+        branch: the side.
+        weights: a file, ``imagenet``, ``random:SEED``, or a checkpoint's folder or hub id; None: as `origins` name
             them. Of several sets one for each but words, separated by commas; an empty one counts as None.
         trust: let a file of weights, or a program that a checkpoint comes with, run code.
 
     Raises:
-        EncoderError: the weights are not named, or are others than the run's; or the features were imported.
-        RunError: the run is damaged.
+        EncoderError: the weights are not named, or are others than those; or the features were imported.
     """
-    origins = origins_of(run, branch)
     named = iter(weights_of_each(weights, origins, branch))
     found: list[tuple[Any, str]] = []
     for origin in origins:
         if origin.kind == "words":
-            found.append((WordsEncoder(run.vocabulary or ()), "int32"))
+            found.append((WordsEncoder(tuple(vocabulary)), "int32"))
         else:
             load = origin.load_images if branch == "image" else origin.load_captions
             found.append((load(next(named), device, trust), origin.dtype))
@@ -53,11 +61,6 @@ def origins_of(run: Run, branch: BranchName) -> tuple[Origin, ...]:
     if (path := run.backbone(branch)) is None:
         raise RunError(f"{run.path} has lost a backbone; restore it, or fine-tune with another --out")
     return tuple(replace(one, spec=one.spec and one.spec.with_source(str(path))) for one in origins)
-
-
-def reads_states(run: Run) -> bool:
-    """Return whether a run reads captions by a text encoder, and not by its own vocabulary alone."""
-    return any(origin.kind != "words" for origin in run.info.text)
 
 
 def weights_of_each(given: str | None, origins: Sequence[Origin], branch: BranchName) -> list[str | None]:

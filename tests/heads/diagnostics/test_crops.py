@@ -28,7 +28,6 @@ from xret.heads.diagnostics.crops import (
 )
 from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.runs.encoders import find_encoders
 from xret.heads.runs.reencoding import encode_captions_by_all, encode_images_by_all
 from xret.heads.training.train import train
 from xret.pipeline.data.images import image_size, open_image
@@ -177,7 +176,7 @@ def test_crops_of_the_scenes_are_what_a_plain_loop_makes_of_them(scenes, monkeyp
     run = scenes / "gaussian-vsepp"
     found = diagnose(run, device="cpu", data_root=scenes / "scenes").tables
     seen = embed_split(Ranker(run, device="cpu"), "test")
-    image_encoders, text_encoders = (find_encoders(seen.run, branch, None, "cpu") for branch in ("image", "text"))
+    image_encoders, text_encoders = map(seen.ranker.encoders, ("image", "text"))
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     images = [image for image in document["images"] if image["split"] == "test"]
     rows, uncertain = (iter(found[name].rows) for name in ("crops", "uncertainty of crops"))

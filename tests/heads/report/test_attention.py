@@ -138,7 +138,7 @@ def test_weights_are_those_that_the_run_compares_with(run_of, shown, folder, dir
     words = torch.nn.functional.normalize(captions.rows[caption, : captions.length[caption]], dim=1)
     assert weights.shape == (len(regions), len(words))
     asked, found = (words, weights.T @ regions) if direction == "t-i" else (regions, weights @ words)
-    scale = seen.run.recipe.similarity["lambda_lse"]
+    scale = seen.ranker.run.recipe.similarity["lambda_lse"]
     relevance = scale * torch.cosine_similarity(asked, found)
     torch.testing.assert_close(relevance.logsumexp(0) / scale, seen.similarity[image, caption])
 

@@ -138,7 +138,8 @@ def test_training_with_gaps():
         {"epoch": 1, "loss": 2.0, "rsum": 50.0},
         {"epoch": 2, "loss": 0.0, "rsum": None},
     ]
-    run = SimpleNamespace(name="a", seen=SimpleNamespace(run=SimpleNamespace(metrics=lambda: lines)))
+    ranker = SimpleNamespace(run=SimpleNamespace(metrics=lambda: lines))
+    run = SimpleNamespace(name="a", seen=SimpleNamespace(ranker=ranker))
     rsum, loss = training_charts([run])
     assert (rsum.lines, loss.lines) == ({"a": [(0, 1)]}, {"a": [(0, 0), (1, 1)]})
     lines.clear()

@@ -14,9 +14,10 @@ from small_bert import save_bert
 from small_extraction import OPTIONS
 from small_trainings import state_of
 
+from xret.heads.evaluation.scoring import Ranker
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
-from xret.heads.runs.encoders import find_encoders, specs_of_run
+from xret.heads.runs.encoders import specs_of_run
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
 from xret.heads.training.train import train
@@ -178,7 +179,7 @@ def test_after_any_kill_it_goes_on_as_if_there_was_none(made, tune, tmp_path, st
         for file in (*whole.glob("*.safetensors"), *whole.glob("text_backbone/*")):
             assert (resumed / file.relative_to(whole)).read_bytes() == file.read_bytes()
         for branch in ("image", "text"):  # refuses a backbone of other weights than run.json says
-            find_encoders(Run(resumed), branch, None, "cpu")
+            Ranker(resumed, device="cpu").encoders(branch)
 
 
 def test_the_moving_average_of_head_and_backbone_is_kept(made, tune):

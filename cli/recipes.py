@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .parsing import RECIPE, show
+from .parsing import RECIPE, STORE, settings_option, show
 
 
 @click.group(invoke_without_command=True)
@@ -47,26 +47,35 @@ def recipes(context: click.Context) -> None:
 
 @recipes.command("show")
 @click.argument("name", type=RECIPE, metavar="NAME|FILE")
-def show_one(name: str) -> None:
-    """Print a recipe with all its values and their sources.
+@click.option("--for", "store", type=STORE, help="Show what counts for the features of this store alone.")
+@settings_option("of the recipe")
+def show_one(name: str, store: str | None, settings: dict[str, Any]) -> None:
+    """Print a recipe with all values that count, and their sources.
 
     The output is a recipe file itself. A value without a source is the recipe's own, or a default of its part.
 
     \b
-    xret recipes show setdiv
+    xret recipes show setdiv --for rsicd.zarr
     xret recipes show setdiv > mine.yaml
     """
     from ..heads.recipes.names import lineage
 
     texts = [layer.text for layer in lineage(name)]  # before torch is imported
+    from ..heads.model import feature_facts, fitted
     from ..heads.recipes.recipe import load_recipe
+    from ..heads.runs.features import sets_named
+    from ..pipeline.store import FeatureCache
 
-    recipe = load_recipe(name).to_dict()
+    recipe = load_recipe(name, settings)
+    if store is not None:
+        sets = sets_named(FeatureCache.open(store), recipe.data.image, recipe.data.text)
+        recipe = fitted(recipe, *map(feature_facts, sets))
     sources: dict[str, str] = {}
     for text in reversed(texts):  # what a variant says overrides what its base says
         sources = {key: one for key, one in sources.items() if not key.startswith("expected.")} | _sources(text)
     head = takewhile(lambda line: line.startswith("#"), texts[0].splitlines())
-    show(recipe, [*head, *_lines(recipe, sources)])
+    values = recipe.to_dict()
+    show(values, [*head, *_lines(values, {key: source for key, source in sources.items() if key not in settings})])
 
 
 def _sources(text: str) -> dict[str, str]:

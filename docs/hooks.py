@@ -50,8 +50,6 @@ def _commands(command: click.Command = main, words: tuple[str, ...] = ("xret",))
 
 def _tables() -> Iterator[str]:
     for name, section in SECTIONS.items():
-        if name == "expected":  # the paper's results, no setting
-            continue
         yield from (
             "",
             f"## `{name}`",

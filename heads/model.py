@@ -1,6 +1,6 @@
 """The head: two branches, adapter and aggregator each, and the similarity that compares what they give."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from .modules.residual import ClosedForm, Frozen, Residual
 from .modules.similarity import SIMILARITIES, Similarity
 from .recipes.blocks import Block, Recipe, arguments
 from .recipes.own import part_of
+from .recipes.recipe import block_of, with_kinds
 from .recipes.schema import takes
 from .recipes.trial import try_adapter
 
@@ -45,27 +46,22 @@ def feature_facts(features: Images | Captions) -> Facts:
     return found[0] if len(found) == 1 else tuple(found)
 
 
-def block_of(side: str, facts: FeatureFacts) -> str:
-    """Return the kind whose block of ``adapter`` counts: their own, and for global features alone grid or tokens."""
-    if facts.kind != "global":
-        return facts.kind
-    return "grid" if side == "image" else "tokens"
-
-
 def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
     """Return the facts of each set."""
     return facts if isinstance(facts, tuple) else (facts,)
 
 
-def adapters_in_use(image: Facts, text: Facts) -> set[str]:
-    """Return the kinds whose blocks of ``adapter`` count for features with these facts."""
-    return {block_of(side, one) for side, facts in (("image", image), ("text", text)) for one in facts_of_each(facts)}
+def fitted(recipe: Recipe, image: Facts, text: Facts) -> Recipe:
+    """Return a recipe for features with these facts: it names their kinds, and has the adapters of these alone.
 
-
-def without_effect(keys: Iterable[str], image: Facts, text: Facts) -> list[str]:
-    """Return which of a recipe's keys are of adapters that features with these facts do not use."""
-    kinds = adapters_in_use(image, text)
-    return [key for key in keys if key.startswith("adapter.") and key.split(".")[1] not in kinds]
+    RecipeError where it takes other kinds.
+    """
+    kinds: dict[str, Any] = {}
+    for side, facts in (("image", image), ("text", text)):
+        require_kinds(recipe, side, facts_of_each(facts))
+        several = sorted({one.kind for one in facts_of_each(facts)})
+        kinds[f"{side}_kind"] = several[0] if len(several) == 1 else several
+    return with_kinds(recipe, replace(recipe.data, **kinds))
 
 
 class Branch(nn.Module):
@@ -265,10 +261,12 @@ def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], use
 def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:
     """Raise RecipeError where a recipe takes other features, or features of other kinds together."""
     wanted = getattr(recipe.data, f"{side}_kind")
+    wanted = [wanted] if isinstance(wanted, str) else wanted
     for facts in sets:
-        if wanted is not None and facts.kind != wanted:
+        if wanted is not None and facts.kind not in wanted:
+            kinds = " and ".join(f"'{kind}'" for kind in wanted)
             raise RecipeError(
-                f"recipe '{recipe.name}' holds its paper's values for {side} features of kind '{wanted}', not "
+                f"recipe '{recipe.name}' holds the values for {side} features of kind {kinds}, not "
                 f"'{facts.kind}'; take '{recipe.name.split('/')[0]}', or --set data.{side}_kind="
                 f"{facts.kind if len(sets) == 1 else 'null'}"
             )
@@ -290,7 +288,7 @@ def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> 
 
 
 def _adapter(recipe: Recipe, side: str, facts: FeatureFacts) -> Adapter:
-    dim, kind = recipe.model.dim, block_of(side, facts)
+    dim, kind = recipe.model.dim, block_of(side, facts.kind)
     block = recipe.adapter[kind]
     if facts.kind == "global":
         block, facts = {**block, "global": "cached"}, replace(facts, channels=facts.global_channels)

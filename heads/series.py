@@ -13,13 +13,9 @@ from ..pipeline.reading.joined_sets import parts_of
 from ..pipeline.reading.split import Split
 from ..pipeline.store import FeatureCache
 from .model import build_losses, build_model, feature_facts
-from .recipes.blocks import Recipe
-from .recipes.recipe import NOT_LEARNT
-from .recipes.schema import difference, flat
+from .recipes.blocks import Recipe, role
+from .recipes.schema import difference
 from .runs.features import Sets, sets_named
-from .runs.run import MAY_CHANGE
-
-_FREE = ("data.image", "data.text", *MAY_CHANGE)  # no number depends on these; feature sets are compared by name
 
 
 def make_folder(root: Path) -> None:
@@ -46,12 +42,12 @@ def claim(root: Path, what: str, description: Mapping[str, Any]) -> None:
 
 def decisive(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return those values, by dotted key of a recipe, that numbers depend on, feature sets left out."""
-    return {key: value for key, value in values.items() if key not in _FREE and key.split(".")[0] not in NOT_LEARNT}
+    return {key: value for key, value in values.items() if role(key) in ("learnt", "rounded")}
 
 
 def identity(recipe: Recipe) -> dict[str, Any]:
-    """Return the `decisive` values of a recipe."""
-    return decisive(flat(recipe.to_dict()))
+    """Return the `decisive` values of a recipe and of its runtime."""
+    return decisive(recipe.flat())
 
 
 def fitting_sets(cache: FeatureCache, recipe: Recipe, splits: Iterable[str]) -> Sets:

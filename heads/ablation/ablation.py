@@ -28,11 +28,12 @@ from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untra
 from ..evaluation.hubness import require_bank
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
-from ..model import feature_facts, without_effect
+from ..model import feature_facts, fitted
 from ..recipes.blocks import Recipe
 from ..recipes.own import remember
-from ..recipes.recipe import unused_terms
+from ..recipes.recipe import without_effect
 from ..recipes.schema import difference
+from ..recipes.settings import normalised
 from ..runs.features import Sets
 from ..runs.info import absolute
 from ..runs.run import Run
@@ -190,14 +191,15 @@ def ablate(
     cells = {}
     for variant in plan.variants:
         views = plan.views and sets_of[variant.name][0].views > 1
+        used = fitted(variant.recipe, *map(feature_facts, sets_of[variant.name]))
         for seed in range(seeds):
             run = str(root / variant.name / f"seed={seed}")
             names = tuple(set_names(sets_of[variant.name]))
-            cells[run] = Cell(run, url, variant.recipe, names, seed, plan.split, views, hubness, device, jobs == 1)
-    used = [sets_of[variant.name] for variant in plan.variants if not variant.baseline]
+            cells[run] = Cell(run, url, used, names, seed, plan.split, views, hubness, device, jobs == 1)
+    read = [sets_of[variant.name] for variant in plan.variants if not variant.baseline]
     own: dict[str, Any] = {"manifest_sha256": cache.manifest_sha256, "sets": None}
-    if all(set_names(one) == set_names(used[0]) for one in used):
-        own |= {"sets": set_names(used[0]), "skipped": skipped(used[0])}
+    if all(set_names(one) == set_names(read[0]) for one in read):
+        own |= {"sets": set_names(read[0]), "skipped": skipped(read[0])}
     make_folder(root)
     with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
         claim(root, "ablation", own | plan.description)
@@ -318,14 +320,14 @@ def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:
     if faults:
         several = {text: f"{' and '.join(of)}: " if len(of) < len(plan.variants) else "" for text, of in faults.items()}
         raise RecipeError("; ".join(f"{of}{text}" for text, of in several.items()))
-    keys = dict.fromkeys(key for variant in plan.variants for key in variant.values)
-    idle = [without_effect(keys, *map(feature_facts, sets)) for sets in found.values()]
-    for key in (key for key in keys if all(key in one for one in idle)):
-        logger.warning(f"{key} changes nothing: no feature set in use is of its kind")
-    unused = [(variant.values, unused_terms(variant.recipe, variant.values)) for variant in plan.variants]
-    for key, warning in {key: warning for _, warnings in unused for key, warning in warnings.items()}.items():
-        if all(key in warnings for values, warnings in unused if key in values):
-            logger.warning(warning)
+    idle: dict[str, list[str]] = {}
+    for variant in plan.variants:
+        recipe = fitted(variant.recipe, *map(feature_facts, found[variant.name]))
+        for key, warning in without_effect(variant.values, recipe).items():
+            idle.setdefault(key, []).append(warning)
+    for key, warnings in idle.items():
+        if len(warnings) == sum(key in normalised(variant.values) for variant in plan.variants):
+            logger.warning(warnings[0])
     if plan.views and all(sets[0].views == 1 for sets in found.values()):
         raise RunError(f"{cache.url} has one view of each image; extract it with --views, or leave --views out")
     return found

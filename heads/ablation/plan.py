@@ -14,11 +14,11 @@ from urllib.parse import quote
 import yaml
 
 from ...pipeline.errors import RecipeError, nearest
-from ..recipes.blocks import Recipe
+from ..recipes.blocks import Recipe, role
 from ..recipes.names import recipe_file
 from ..recipes.recipe import faults_of, load_recipe, refused
 from ..recipes.settings import full_key, normalised, value_of
-from ..series import as_text, decisive, identity
+from ..series import as_text, decisive
 
 FOLDER = Path(__file__).parent / "grids"
 LONGEST = 200  # characters of a folder's name; file systems take 255 bytes
@@ -215,15 +215,14 @@ def _resolved(rows: Sequence[_Row], fixed: Mapping[str, Value], faults: list[str
 def _put_paper(variants: Sequence[Variant], recipe: str) -> None:
     """Put the paper's RSUM beside the variant that is the recipe itself."""
 
-    def numbers(recipe: Recipe) -> dict[str, Any]:
-        return {key: value for key, value in identity(recipe).items() if not key.startswith("runtime.")}
+    def learnt(recipe: Recipe) -> dict[str, Any]:
+        return {key: value for key, value in recipe.flat().items() if role(key) == "learnt"}
 
     with suppress(RecipeError):  # a file may be a recipe with the settings only
         own = load_recipe(recipe)
-        expected = {row: {"rsum": rsum} for row, rsum in own.to_dict()["expected"].items() if rsum is not None}
         for variant in variants:
-            if numbers(variant.recipe) == numbers(own):
-                variant.paper.update(expected)
+            if learnt(variant.recipe) == learnt(own):
+                variant.paper.update({row: {"rsum": rsum} for row, rsum in own.expected.items()})
 
 
 def _plain(value: Any) -> Value:

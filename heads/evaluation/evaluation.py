@@ -390,7 +390,7 @@ def _result(protocol: str, measure: Measure, scores: Scored, rankers: Several[Ra
         text_to_image=found.text_to_image,
         rsum=found.rsum,
         mean_recall=None if found.rsum is None else found.rsum / 6,
-        paper_rsum=getattr(run.recipe.expected, row) if run is not None and row and of_papers_size else None,
+        paper_rsum=run.recipe.expected.get(row) if run is not None and row and of_papers_size else None,
         log_circular_variance=scores.log_circular_variance if len(rankers) == 1 else None,
         chance_rsum=chance_rsum(scores.caption_image, images, protocol),
         frozen=run is not None and run.recipe.reaches == "finetune" and run.info.finetuned is None,

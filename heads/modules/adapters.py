@@ -10,7 +10,7 @@ for Visual Semantic Embedding* (VSE-infinity: regions, bi-GRU, BERT, frames of v
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from .cached_input import CachedInput
 from .dropout import dropout as dropped
 from .padding import max_rows, mean_rows, valid_rows, with_ends
 from .parameters import Deep, Epochs, Part, Rate, Width
-from .projections import Layers, RowNorm, on_valid_rows, projection
+from .projections import USED_WITH, Layers, RowNorm, on_valid_rows, projection
 from .recurrence import run_packed
 from .registry import Registry
 
@@ -124,6 +124,8 @@ class RowsAdapter(Adapter):
             dropped as well, for the rows and for the global feature (or the rows that it is made of) by itself.
         standardize, dropout: of what is cached, see `cached_input.CachedInput`.
     """
+
+    used_with: ClassVar = USED_WITH
 
     def __init__(
         self,
@@ -250,6 +252,12 @@ class WordsAdapter(Adapter):
     Raises:
         ValueError: a choice is unknown, or `train_vectors` is false without `vectors`.
     """
+
+    used_with: ClassVar = {
+        **USED_WITH,
+        "layers": ("encoder", ("bag",)),
+        **dict.fromkeys(("bidirectional", "state_dropout"), ("encoder", ("gru",))),
+    }
 
     def __init__(
         self,

@@ -13,6 +13,12 @@ from .dropout import Dropout
 from .padding import MovedRows, valid_rows, way_back
 
 Layers = Literal["linear", "mlp", "mlp-on-linear", "gated", "blocks"]
+# With which layers an option of `projection` counts; its dropout has the name that recipes give it.
+USED_WITH: dict[str, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys(("hidden", "hidden_dropout"), ("layers", ("mlp", "mlp-on-linear", "gated", "blocks"))),
+    "depth": ("layers", ("blocks",)),
+    "batch_norm": ("layers", ("mlp", "mlp-on-linear")),
+}
 
 
 def projection(

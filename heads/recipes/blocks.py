@@ -3,39 +3,47 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
 from keyword import iskeyword
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from ..modules.parameters import Count, Epochs, Factor, Positive, Share, Width, at_least, between
 from ..modules.residual import Base
-from .schema import SetNames
+from .schema import Conditions, SetNames, flat, used
 
 Block = Mapping[str, Any]  # of a part, with its name or its weight
 Decay = Annotated[float, between(0, 0.99999)]
+Role = Literal["learnt", "finetuned", "read", "rounded", "computed", "described"]
+# What a key decides, by the key or by its first part: what a head learns, unless it stands here.
+ROLES: dict[str, Role] = {
+    **dict.fromkeys(("name", "paper", "reaches", "expected"), "described"),
+    # Which feature sets; what they are is compared by their names.
+    **dict.fromkeys(("data.image", "data.text", "data.image_kind", "data.text_kind"), "read"),
+    "finetune": "finetuned",
+    "runtime.precision": "rounded",
+    "runtime": "computed",
+}
+
+
+def role(key: str) -> Role:
+    """Return what a dotted key decides."""
+    return ROLES.get(key) or ROLES.get(key.partition(".")[0], "learnt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
     """Which feature sets are read, and how samples are put into batches."""
 
+    used_with: ClassVar[Conditions] = {"captions": ("unit", ("image",))}
     image: SetNames = "auto"  # prefix of a feature set's name, or auto: the only one there; a list: several together
     text: SetNames = "auto"
-    image_kind: str | None = None  # refuse features of another kind; null: the adapter follows the kind
-    text_kind: str | None = None
+    # Refuse features of other kinds; null: of none. A run has those of its features.
+    image_kind: SetNames | None = None
+    text_kind: SetNames | None = None
     views: Literal["draw", "first"] = "draw"  # of images cached in several: one is drawn every epoch, or the first
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions
     batch_size: Annotated[int, at_least(2)] = 128  # in units
     captions: Count | None = None  # unit image: this many of each image, drawn every epoch; null: all
     share: Annotated[float, between(1e-6, 1)] = 1.0  # of the training images that it learns from, always the same ones
     chunk: Count | None = None  # units embedded at once, with the gradients of the batch; null: all
-
-
-@dataclass(frozen=True, kw_only=True)
-class Expected:
-    """RSUM of the paper's row: COCO's mean of five folds of 1,000 images, COCO's 5,000 images, Flickr30K."""
-
-    coco_1k: float | None = None
-    coco_5k: float | None = None
-    f30k: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +60,11 @@ class Size:
 class Optimizer:
     """An optimiser of torch, and gradient clipping."""
 
+    used_with: ClassVar[Conditions] = {
+        "beta1": ("name", ("adamw", "adam")),
+        "beta2": ("name", ("adamw", "adam")),
+        "momentum": ("name", ("sgd",)),
+    }
     name: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: Factor = 1e-3
     beta1: Decay = 0.9  # adamw and adam: of the mean of the gradients, a step
@@ -74,6 +87,11 @@ class Optimizer:
 class Schedule:
     """The learning rate."""
 
+    used_with: ClassVar[Conditions] = {
+        "by": ("name", ("cosine", "linear")),
+        "step": ("name", ("step",)),
+        "gamma": ("name", ("step",)),
+    }
     name: Literal["cosine", "linear", "step", "constant"] = "cosine"  # cosine, linear: from lr to 0 over all epochs
     by: Literal["epoch", "step"] = "epoch"  # how often these fall; a warm-up rises step by step in either case
     epochs: Epochs = 30  # 0: only with a residual, whose base alone is then the model
@@ -127,14 +145,15 @@ class Runtime:
 class Recipe:
     """A resolved recipe: every block is complete, every value has been checked.
 
-    `adapter` has one block for each kind of feature set; the kinds of the sets in use pick two of them. `loss` has
-    one block for each term that is computed, and `same_text`.
+    `adapter` has a block for each kind of feature set that `data` admits. `loss` has one for each term that is
+    computed, and `same_text`. `expected` is the RSUM of the paper's rows that it has. `runtime` is an argument of the
+    training that reads it, of which a recipe writes down the precision alone.
     """
 
     name: str
     paper: str
     reaches: Literal["cache", "finetune"]  # can the paper's row come from frozen features?
-    expected: Expected
+    expected: dict[str, float]
     data: Data
     model: Size
     adapter: dict[str, dict[str, Any]]
@@ -148,6 +167,7 @@ class Recipe:
     runtime: Runtime
     code: dict[str, str] = field(default_factory=dict)  # of parts of one's own: SHA-256 of each module's file …
     sources: dict[str, str] = field(default_factory=dict)  # … and where it is here, see `own`; not written down
+    conditions: Conditions = field(default_factory=dict)  # of keys that do not always count; not written down
 
     @property
     def terms(self) -> dict[str, dict[str, Any]]:
@@ -155,10 +175,21 @@ class Recipe:
         return {term: block for term, block in self.loss.items() if isinstance(block, dict)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the recipe as plain nested values, fit for YAML and JSON."""
-        values = asdict(self)
-        del values["sources"]
-        return values if self.code else {key: value for key, value in values.items() if key != "code"}
+        """Return all that counts of the recipe as plain nested values, fit for YAML and JSON."""
+        values = {key: value for key, value in asdict(self).items() if key not in ("sources", "conditions")}
+        values["runtime"] = {"precision": self.runtime.precision}  # which a paper may ask for
+        for key, counts in (
+            ("finetune", self.finetune.image_lr or self.finetune.text_lr),
+            ("runtime", self.runtime.precision != "auto"),
+            ("code", self.code),
+        ):
+            if not counts:
+                del values[key]
+        return used(values, self.conditions)
+
+    def flat(self) -> dict[str, Any]:
+        """Return all that counts by dotted keys, those of `runtime` included."""
+        return flat({**self.to_dict(), "runtime": asdict(self.runtime)})
 
 
 SECTIONS: dict[str, type[Any]] = {

@@ -6,6 +6,7 @@ recipe has every parameter written out. No part ever sees a recipe: `model.build
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,11 +17,11 @@ from ..modules.losses import LOSSES
 from ..modules.parameters import at_least
 from ..modules.registry import Registry
 from ..modules.similarity import SIMILARITIES
-from .blocks import SECTIONS, Recipe
+from .blocks import SECTIONS, Data, Recipe, role
 from .names import lineage
 from .own import Sources, digest_of, known_sources, part_of, sources_of
 from .parts import check_parts
-from .schema import REQUIRED, Field, check, fields, get
+from .schema import REQUIRED, Field, check, conditions_of, fields, flat, get
 from .settings import Settings, nested
 
 PARTS: dict[str, Registry[Any]] = {
@@ -29,7 +30,7 @@ PARTS: dict[str, Registry[Any]] = {
     "aggregator.text": AGGREGATORS,
     "similarity": SIMILARITIES,
 }
-NOT_LEARNT = ("name", "paper", "reaches", "expected", "finetune")  # by the first part of a key: no head learns by them
+EXPECTED = ("coco_1k", "coco_5k", "f30k")  # of papers: COCO's mean of five folds, its 5,000 images, Flickr30K
 _REFUSAL = " cannot be used: "  # what stands between what is refused and its faults
 # Of the block `loss`, beside its terms: what another image's caption is that has the text of one of the image's own.
 _LOSS_KEYS = {"same_text": Field(Literal["negative", "excluded", "positive"], "negative")}
@@ -60,22 +61,34 @@ def changed(recipe: Recipe, settings: Settings | Sequence[str]) -> Recipe:
     A setting of a part's block is one of its name: ``aggregator.image``. Another name puts the part's other parameters
     back to that part's defaults. A setting of a loss does not add it, but for its weight. Errors as of `load_recipe`.
     """
-    return _with(recipe.to_dict(), settings, recipe.name, sources=recipe.sources)
+    values = {key: value for key, value in asdict(recipe).items() if key not in ("code", "sources", "conditions")}
+    return _with(values, settings, recipe.name, sources=recipe.sources)
 
 
-def unused_terms(recipe: Recipe, settings: Settings | Sequence[str]) -> dict[str, str]:
-    """Return a warning for each of a recipe's settings that is of a term which its loss does not have, by key.
+def without_effect(settings: Settings, recipe: Recipe) -> dict[str, str]:
+    """Return a warning for each setting that does not count in a recipe, which is fitted to its features, by key.
 
-    A weight is none of them: it may be what removed the term.
+    A loss's weight is none of them: it may be what removed the term.
     """
-    terms = nested(settings).get("loss", {})
-    unused = {f"loss.{term}": block for term, block in terms.items() if term not in recipe.loss}
-    return {
-        f"{term}.{key}": f"{term}.{key} changes nothing: the loss has no such term; {term}.weight adds it"
-        for term, block in unused.items()
-        for key in block
-        if key != "weight"
-    }
+    there, warnings = recipe.flat(), {}
+    for key in flat(nested(settings)):
+        block, _, last = key.rpartition(".")
+        kind, _, part = block.partition(".")
+        if key in there or role(key) == "described" or (kind == "loss" and last == "weight"):
+            continue
+        if kind == "loss" and part not in recipe.loss:
+            why = f"the loss has no such term; {block}.weight adds it"
+        elif kind == "adapter" and part not in recipe.adapter:
+            why = "no feature set in use is of its kind"
+        elif kind == "finetune":
+            why = "finetune.image_lr and finetune.text_lr are 0"
+        else:
+            other = recipe.conditions[key][0]
+            while other not in there:
+                other = recipe.conditions[other][0]
+            why = f"{other} is {there[other]}"
+        warnings[key] = f"{key} changes nothing: {why}"
+    return warnings
 
 
 def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str, **where: Any) -> Recipe:
@@ -142,11 +155,26 @@ def resolve(
         faults = check_parts(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms, found)
     if faults:
         raise refused(title, faults)
+    complete["expected"] = {row: rsum for row, rsum in complete["expected"].items() if rsum is not None}
     made = {key: SECTIONS[key](**v) if key in SECTIONS else v for key, v in complete.items()}
-    needed = {name.partition(":")[0] for name in own_names(complete)}
-    found = {module: file for module, file in found.items() if module in needed}
-    code = {module: digest_of(module, file) for module, file in found.items()}
-    return Recipe(**made, code=code, sources=found)
+    return with_kinds(Recipe(**made, sources=found, conditions=conditions_of(schema)), made["data"])
+
+
+def with_kinds(recipe: Recipe, data: Data) -> Recipe:
+    """Return a recipe with these `data`, and without the adapters of kinds that they do not admit."""
+    sides = {"image": data.image_kind, "text": data.text_kind}
+    of_each = [(side, [kinds] if isinstance(kinds, str) else kinds) for side, kinds in sides.items() if kinds]
+    admitted = {block_of(side, kind) for side, kinds in of_each for kind in kinds}
+    adapter = {kind: block for kind, block in recipe.adapter.items() if len(of_each) < 2 or kind in admitted}
+    recipe = replace(recipe, data=data, adapter=adapter)
+    needed = {name.partition(":")[0] for name in own_names(recipe.to_dict())}
+    sources = {module: file for module, file in recipe.sources.items() if module in needed}
+    return replace(recipe, sources=sources, code={module: digest_of(module, file) for module, file in sources.items()})
+
+
+def block_of(side: str, kind: str) -> str:
+    """Return the kind whose block of ``adapter`` counts: their own, and for global features alone grid or tokens."""
+    return kind if kind != "global" else "grid" if side == "image" else "tokens"
 
 
 def refused(title: str, faults: Sequence[str]) -> RecipeError:
@@ -198,6 +226,7 @@ def _schema(values: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
         "name": Field(str, REQUIRED),
         "paper": Field(str, ""),
         "reaches": Field(Literal["cache", "finetune"], "cache"),
+        "expected": {row: Field(float | None, None) for row in EXPECTED},
         **{key: fields(section) for key, section in SECTIONS.items()},
         "adapter": {kind: _part(values, f"adapter.{kind}", sources, name) for kind, name in KINDS.items()},
         "aggregator": {side: _part(values, f"aggregator.{side}", sources) for side in ("image", "text")},

@@ -15,28 +15,52 @@ from .settings import value_of
 
 REQUIRED = object()
 SetNames = str | list[str]  # of one feature set, or of several that differ
+Conditions = Mapping[str, tuple[str, Sequence[Any]]]  # of keys that count only with these values of another key
 
 
 class Field(NamedTuple):
-    """A value: its annotation, and its default or `REQUIRED`."""
+    """A value: its annotation, its default or `REQUIRED`, and with which values of another key it counts."""
 
     type: Any
     default: Any
+    condition: tuple[str, Sequence[Any]] | None = None
 
 
 def fields(part: type) -> dict[str, Field]:
     """Return the parameters of a part: the arguments of its constructor that have a default.
 
-    A trailing underscore, there because the name is a word of Python, is left out. ValueError where one has no type
-    that a recipe can hold.
+    A trailing underscore, there because the name is a word of Python, is left out. `used_with` of the class has the
+    `Conditions` of those that do not always count. ValueError where one has no type that a recipe can hold.
     """
+    conditions: Conditions = getattr(part, "used_with", {})
     hints = get_type_hints(part.__init__, include_extras=True)  # type: ignore[misc]
     found = [p for p in inspect.signature(part).parameters.values() if p.default is not p.empty]
     for p in found:
         if not _is_plain(hints.get(p.name)):
             raise ValueError(f"its parameter '{p.name}' needs a type that a recipe can hold: int, float, bool or str")
     names = (name if iskeyword(name := p.name.removesuffix("_")) else p.name for p in found)
-    return {name: Field(hints[p.name], p.default) for name, p in zip(names, found, strict=True)}
+    return {name: Field(hints[p.name], p.default, conditions.get(name)) for name, p in zip(names, found, strict=True)}
+
+
+def conditions_of(schema: Mapping[str, Any]) -> Conditions:
+    """Return with which values of another key those count that do not always, by dotted keys."""
+    conditional = {key: entry.condition for key, entry in flat(schema).items() if entry.condition}
+    return {key: (f"{key.rpartition('.')[0]}.{other}", values) for key, (other, values) in conditional.items()}
+
+
+def used(values: Mapping[str, Any], conditions: Conditions) -> dict[str, Any]:
+    """Return nested values without the keys that do not count beside the others."""
+    there = flat(values)
+
+    def counts(key: str) -> bool:
+        other, chosen = conditions.get(key, (key, ()))
+        return other == key or (there[other] in chosen and counts(other))
+
+    def pruned(block: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+        counting = [key for key in block if counts(f"{path}{key}")]
+        return {key: pruned(v, f"{path}{key}.") if isinstance(v := block[key], Mapping) else v for key in counting}
+
+    return pruned(values)
 
 
 def _is_plain(kind: Any) -> bool:
@@ -172,6 +196,10 @@ def _set_names(value: Any) -> str | list[str]:
     return names[0] if len(names) == 1 else list(names)
 
 
+def _kinds(value: Any) -> str | list[str] | None:
+    return None if value is None else _set_names(value)
+
+
 _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     types.NoneType: ("null", _of(types.NoneType)),
     bool: ("true or false", _of(bool)),
@@ -179,6 +207,7 @@ _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     float: ("a number", _of(float)),
     str: ("text", _text),
     SetNames: ("auto, the name of a feature set, or several different names such as [A, B]", _set_names),
+    SetNames | None: ("null, a kind of features, or several different ones such as [A, B]", _kinds),
 }
 
 

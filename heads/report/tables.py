@@ -8,10 +8,8 @@ from typing import Any, NamedTuple
 from ..evaluation.evaluation import Evaluation, Result
 from ..evaluation.metrics import WAYS
 from ..evaluation.number_table import NumberTable, Rows, shown
-from ..recipes.blocks import Recipe
-from ..recipes.schema import flat
+from ..recipes.blocks import Recipe, role
 from ..runs.info import BRANCHES
-from ..runs.run import MAY_CHANGE
 from .examples import PageRun
 
 Series = tuple[Sequence[float], Sequence[float]]  # epochs and values of a line
@@ -53,12 +51,12 @@ def facts_table(runs: Sequence[PageRun]) -> NumberTable:
 def differing_settings(recipes: Sequence[Recipe | None]) -> list[list[str]]:
     """Return a row for each key in which recipes of one name differ: the key, and the value of each as `--set` has it.
 
-    Keys that no number depends on are left out, and the feature sets, which have a fact of their own.
+    Keys that no number depends on are left out; the feature sets have a fact of their own.
     """
-    values = [{} if recipe is None else flat(recipe.to_dict()) for recipe in recipes]
+    values = [{} if recipe is None else recipe.flat() for recipe in recipes]
     first: dict[str, dict[str, Any]] = {}
     pairs = [(own, first.setdefault(own["name"], own)) for own in values if own]
-    keys = dict.fromkeys(key for own in values for key in own if key not in (*MAY_CHANGE, "data.image", "data.text"))
+    keys = dict.fromkeys(key for own in values for key in own if role(key) in ("learnt", "finetuned", "rounded"))
     differing = [key for key in keys if any(own.get(key) != other.get(key) for own, other in pairs)]
     cells = {key: [own.get(key, "–") for own in values] for key in differing}
     return [[key, *(one if isinstance(one, str) else json.dumps(one) for one in row)] for key, row in cells.items()]

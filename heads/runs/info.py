@@ -12,8 +12,8 @@ import torch
 from ...pipeline.encoders.origin import Origin
 from ...pipeline.reading.joined_sets import Captions, Images, parts_of
 from ...pipeline.reading.split import AS_A_WHOLE
-from ..model import Facts, FeatureFacts, feature_facts
-from ..recipes.blocks import Recipe
+from ..model import Facts, FeatureFacts, feature_facts, fitted
+from ..recipes.blocks import Recipe, role
 from ..recipes.own import known_sources
 from ..recipes.recipe import own_names, resolve
 
@@ -25,7 +25,7 @@ BRANCHES: tuple[BranchName, ...] = ("image", "text")
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """The content of `run.json`, whose keys are the fields."""
+    """The content of `run.json`, whose keys are the fields, and ``runtime`` beside the recipe."""
 
     recipe: Recipe
     image_facts: Facts
@@ -71,22 +71,24 @@ class RunInfo:
         """
         names, code = own_names(values["recipe"]), values["recipe"].get("code") or {}
         sources = {} if trust else known_sources(str(folder), names, [folder], code)
-        facts = {f"{side}_facts": [FeatureFacts(**one) for one in values[f"{side}_facts"]] for side in BRANCHES}
-        found: dict[str, Any] = {
-            **{key: of_each[0] if len(of_each) == 1 else tuple(of_each) for key, of_each in facts.items()},
-            **{side: tuple(map(Origin.from_json, values[side])) for side in BRANCHES},
-            "recipe": resolve(values["recipe"], title=title, folders=[folder], sources=sources),
-            "vocabulary": None if values["vocabulary"] is None else tuple(values["vocabulary"]),
-        }
+        runtime = {"runtime": values.pop("runtime")} if "runtime" in values else {}  # once it stood in the recipe
+        recipe = resolve(values["recipe"] | runtime, title=title, folders=[folder], sources=sources)
         for module, digest in code.items():
-            if found["recipe"].code.get(module) != digest:
-                file = found["recipe"].sources.get(module) or module
+            if recipe.code.get(module) != digest:
+                file = recipe.sources.get(module) or module
                 _log.warning("%s is not what %s was trained with: its file has changed since", file, folder)
+        facts = [[FeatureFacts(**one) for one in values[f"{side}_facts"]] for side in BRANCHES]
+        image, text = (of_each[0] if len(of_each) == 1 else tuple(of_each) for of_each in facts)
+        found: dict[str, Any] = {
+            **{side: tuple(map(Origin.from_json, values[side])) for side in BRANCHES},
+            "vocabulary": None if values["vocabulary"] is None else tuple(values["vocabulary"]),
+            **{"recipe": fitted(recipe, image, text), "image_facts": image, "text_facts": text},
+        }
         return cls(**values | found)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `run.json`."""
-        values = {**asdict(self), "recipe": self.recipe.to_dict()}
+        values = {**asdict(self), "recipe": self.recipe.to_dict(), "runtime": asdict(self.recipe.runtime)}
         for side in BRANCHES:
             facts = values[f"{side}_facts"]
             values[f"{side}_facts"] = facts if isinstance(facts, tuple) else [facts]
@@ -111,7 +113,7 @@ class RunInfo:
 
     @property
     def lasting(self) -> dict[str, Any]:
-        """What stays the same when a training is resumed, recipe included."""
+        """What stays the same when a training is resumed, the recipe's values by dotted key included."""
         return {
             "samples": self.manifest_sha256,
             "samples without features": self.skipped,
@@ -119,7 +121,7 @@ class RunInfo:
             "seed": self.seed,
             "finetuned": self.finetuned,
             "the order of samples (by runtime.cache)": self.shuffled,
-            **self.recipe.to_dict(),
+            **{key: v for key, v in self.recipe.flat().items() if role(key) not in ("computed", "described")},
         }
 
 

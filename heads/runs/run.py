@@ -38,7 +38,6 @@ from ..recipes.own import file_of, remember
 from ..recipes.recipe import own_names
 from .info import BRANCHES, FORMAT, BranchName, RunInfo
 
-MAY_CHANGE = ("runtime.cache", "runtime.checkpoint_steps", "runtime.capture", "runtime.log")  # when a run is resumed
 EMBEDDINGS = "embeddings"  # below it searches of folders of pictures keep theirs, also while another process trains
 WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.pt"
 _REMEDY = "make room, or take another --out"

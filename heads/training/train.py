@@ -25,16 +25,16 @@ from ...pipeline.store.leaks import find_leaks
 from ...pipeline.wording import counted
 from ..evaluation.closed_form import find_base
 from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
-from ..model import Model, build_losses, build_model, term_of, without_effect
+from ..model import Model, build_losses, build_model, feature_facts, fitted, term_of
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.own import remember
-from ..recipes.recipe import load_recipe, unused_terms
-from ..recipes.schema import difference, flat
+from ..recipes.recipe import load_recipe, without_effect
+from ..recipes.schema import difference
 from ..recipes.settings import Settings
 from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
 from ..runs.info import RunInfo, absolute
-from ..runs.run import MAY_CHANGE, Run, require_free
+from ..runs.run import Run, require_free
 from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
@@ -91,8 +91,6 @@ def train(
         raise CacheError("there is no store to learn from; name one")
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(str(recipe), settings or {}, trust)
-        for warning in unused_terms(recipe, settings or {}).values():
-            _log.warning(warning)
     require_log(recipe.runtime.log)
     seed, target = checked_seed(seed), pick_device(device)
     remember(recipe.code)  # of a worker, which did not read the recipe, and may have no place for notes
@@ -101,6 +99,9 @@ def train(
     cache = FeatureCache.open(stores[0])
     require_splits(cache)
     sets = sets_named(cache, recipe.data.image, recipe.data.text) if run is None else sets_of_run(run, cache)
+    recipe = fitted(recipe, *map(feature_facts, sets))
+    for warning in without_effect(settings or {}, recipe).values():
+        _log.warning(warning)
     require_places(recipe, sets)
     if run is None:
         begun = None if base is None else absolute(str(base.path))
@@ -184,8 +185,7 @@ def ready(kind: type[R], run: R | None, out: str | Path, info: RunInfo) -> R:
         return kind.create(out, info)
     then, now = run.info.lasting, info.lasting
     longer = info.recipe.schedule.epochs > run.recipe.schedule.epochs
-    free = (*MAY_CHANGE, "schedule.epochs") if longer else MAY_CHANGE
-    if said := difference(then, now, free):
+    if said := difference(then, now, ["schedule.epochs"] if longer else []):
         raise RunError(f"{run.path} cannot be resumed, it was begun otherwise: {said}")
     if longer:
         _require_open_end(run)
@@ -271,19 +271,10 @@ def introduce(info: RunInfo, split: Batches, val: Batches) -> None:
     """Log what differs from the bundled recipe of this name, what of it does nothing, and what is too small."""
     recipe = info.recipe
     if recipe.name in recipe_names():
-        bundled = flat(load_recipe(recipe.name).to_dict())
-        changed = {
-            key: f"{key}={value}"
-            for key, value in flat(recipe.to_dict()).items()
-            if bundled.get(key) != value and not key.startswith("code.")
-        }
-        _log.info(f"{recipe.name}{' with ' if changed else ''}{', '.join(changed.values())}")
-        for key in without_effect(changed, info.image_facts, info.text_facts):
-            _log.warning(f"{key} changes nothing: no feature set in use is of its kind")
-    if recipe.data.captions is not None and recipe.data.unit == "caption":
-        _log.warning(
-            f"data.captions={recipe.data.captions} changes nothing: it draws from images, with data.unit=image"
-        )
+        bundled, kinds = load_recipe(recipe.name).flat(), ("data.image_kind", "data.text_kind")
+        changed = [f"{key}={value}" for key, value in recipe.flat().items() if bundled.get(key) != value]
+        changed = [text for text in changed if not text.startswith((*kinds, "code."))]
+        _log.info(f"{recipe.name}{' with ' if changed else ''}{', '.join(changed)}")
     held = val.parts[0].image_set
     for other in split.parts[1:]:
         for name in (name for name in held.cache.splits if name != "train"):

@@ -1,10 +1,11 @@
 """What a tuning varies: keys of a recipe, each with a range or with choices.
 
 The bundled `spaces.yaml` maps keys to the text that ``--space KEY=TEXT`` takes: ``LOW:HIGH``, ``LOW:HIGH:log`` or
-``A,B,C``. There ``*`` in a key stands for anything; keys that a recipe lacks, or of other adapters, are left out.
+``A,B,C``. There ``*`` in a key stands for anything; keys that do not count in a recipe are left out.
 """
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import yaml
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from ...pipeline.errors import RecipeError, nearest
-from ..model import Facts, adapters_in_use
+from ..model import Facts, fitted
+from ..modules.adapters import KINDS
 from ..modules.losses import LOSSES
-from ..recipes.blocks import Recipe
-from ..recipes.recipe import NOT_LEARNT, PARTS, changed, faults_of, load_recipe, refused
+from ..recipes.blocks import Recipe, role
+from ..recipes.recipe import PARTS, changed, faults_of, load_recipe, refused
 from ..recipes.schema import flat
 from ..recipes.settings import full_key, normalised
 from ..series import as_text
@@ -25,8 +27,6 @@ FILE = Path(__file__).parent / "spaces.yaml"
 FORM = "KEY=LOW:HIGH, KEY=LOW:HIGH:log or KEY=A,B,C"
 
 Space = dict[str, BaseDistribution]  # by recipe key
-# Not varied: what describes no learning, what all trials share, and what decides a trial's cost.
-_FIXED = (*NOT_LEARNT, "code", "runtime", "data.image", "data.text", "data.image_kind", "data.text_kind")
 _EPOCHS = ("schedule.epochs", "schedule.patience")
 
 
@@ -41,25 +41,19 @@ def make_space(
     value; all faults at once.
     """
     own = {full_key(key): given for key, given in own.items()}
-    fixed, base = normalised(settings), load_recipe(recipe, settings)
+    fixed, base = normalised(settings), fitted(load_recipe(recipe, settings), image, text)
     lacking = {f"loss.{term}.weight": 0.0 for term in LOSSES if term not in base.terms}  # may be varied all the same
     base = changed(base, {key: 1 for key in lacking if key in own})
-    values = flat(base.to_dict()) | (lacking if own.keys() & lacking else {})
-    kinds = adapters_in_use(image, text)
-    usable = [key for key in values if not _unusable(key, kinds)]
+    values = flat(asdict(base)) | {key: weight for key, weight in lacking.items() if key in own}
     swapped = tuple(f"{part}." for part in PARTS if f"{part}.name" in own)  # another part may lack these keys
-    texts = bundled(base.name, [key for key in usable if key not in fixed and not key.startswith(swapped)])
+    usable = [key for key in flat(base.to_dict()) if not _refusal(key, base, fixed, swapped)]
     space: Space = {}
     faults: list[str] = []
-    for key, given in {**texts, **own}.items():
-        if key not in values:
+    for key, given in {**bundled(base.name, usable), **own}.items():
+        if fault := _refusal(key, base, fixed, swapped):
+            faults.append(fault)
+        elif key not in values:
             faults.append(f"recipe '{base.name}' has no key {key}{nearest(key, usable)}")
-        elif why := _unusable(key, kinds):
-            faults.append(f"{key} cannot be varied: {why}")
-        elif key in fixed:
-            faults.append(f"{key} is given to --space and to --set: leave one out")
-        elif key.startswith(swapped) and not key.endswith(".name"):
-            faults.append(f"{key} cannot be varied beside {key.rpartition('.')[0]}.name: not every part has it")
         else:
             try:
                 space[key] = _distribution(key, given, base)
@@ -68,6 +62,22 @@ def make_space(
     if faults or not space:
         raise refused(f"the space of recipe '{base.name}'", faults or [f"nothing is left to vary: give --space {FORM}"])
     return space, {key: first for key, one in space.items() for first in _nearest(values[key], one)}
+
+
+def _refusal(key: str, recipe: Recipe, fixed: Mapping[str, Any], swapped: tuple[str, ...]) -> str:
+    """Return why a key of a recipe cannot be varied, an empty text where it can; see `make_space`."""
+    block = key.rpartition(".")[0]
+    if block.removeprefix("adapter.") in KINDS.keys() - recipe.adapter.keys():
+        return f"{key} cannot be varied: these features use adapter.{' and adapter.'.join(sorted(recipe.adapter))}"
+    if key in _EPOCHS:
+        return f"{key} cannot be varied: trials are compared epoch by epoch; --set it for all"
+    if role(key) != "learnt":
+        return f"{key} cannot be varied: all trials have the same"
+    if key in fixed:
+        return f"{key} is given to --space and to --set: leave one out"
+    if key.startswith(swapped) and not key.endswith(".name"):
+        return f"{key} cannot be varied beside {block}.name: not every part has it"
+    return ""
 
 
 def bundled(name: str, keys: list[str]) -> dict[str, str]:
@@ -93,16 +103,6 @@ def ends(one: BaseDistribution) -> tuple[Any, ...]:
     return one.choices
 
 
-def _unusable(key: str, kinds: set[str]) -> str:
-    if key in _EPOCHS:
-        return "trials are compared epoch by epoch; --set it for all"
-    if key in _FIXED or key.split(".")[0] in _FIXED:
-        return "all trials have the same"
-    if key.startswith("adapter.") and key.split(".")[1] not in kinds:
-        return f"these features use adapter.{' and adapter.'.join(sorted(kinds))}"
-    return ""
-
-
 def _distribution(key: str, given: Any, recipe: Recipe) -> BaseDistribution:
     """Return the distribution that a text or a list of choices describes; its values are as the recipe reads them.
 
@@ -111,7 +111,7 @@ def _distribution(key: str, given: Any, recipe: Recipe) -> BaseDistribution:
     """
 
     def read(text: str) -> Any:
-        return flat(changed(recipe, {key: text.strip()}).to_dict()).get(key, 0.0)  # a loss of weight 0 is not there
+        return flat(asdict(changed(recipe, {key: text.strip()}))).get(key, 0.0)  # a loss of weight 0 is not there
 
     words = given.split(",") if isinstance(given, str) else [as_text(one) for one in given]
     if len(words) == 1 and ":" in words[0]:

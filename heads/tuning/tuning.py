@@ -34,12 +34,12 @@ from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import aligned, counted, in_time
 from ..evaluation.evaluation import Evaluation, evaluate
-from ..model import feature_facts
+from ..model import feature_facts, fitted
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import load_recipe
 from ..recipes.settings import normalised
 from ..runs.info import absolute
-from ..runs.run import copy_sources, recipe_text
+from ..runs.run import Run, copy_sources, recipe_text
 from ..series import as_text, claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.callbacks import Callback
 from ..training.train import checked_seed, train
@@ -172,7 +172,8 @@ def tune(
     loaded, url, root = load_recipe(recipe, settings), absolute(store), Path(out).resolve()
     cache = FeatureCache.open(url)
     sets = fitting_sets(cache, loaded, ("train", "val", "test"))
-    varied, first = make_space(recipe, feature_facts(sets[0]), feature_facts(sets[1]), space or {}, settings)
+    facts = feature_facts(sets[0]), feature_facts(sets[1])
+    varied, first = make_space(recipe, *facts, space or {}, settings)
     for key, one in varied.items():
         for value in ends(one):
             fitting_sets(cache, load_recipe(recipe, settings | {key: value}), ())
@@ -182,7 +183,7 @@ def tune(
     own["skipped"] = skipped(sets)
     study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, hubness, device)
     with _locked(root / "lock"):
-        claim(root, "tuning", own | {"space": texts, "recipe": identity(loaded)})
+        claim(root, "tuning", own | {"space": texts, "recipe": identity(fitted(loaded, *facts))})
         _begin(study, first)
     for line in (f"space of {loaded.name}:", *aligned([[f"  {key}", of] for key, of in texts.items()])):
         logger.info("%s", line)
@@ -275,7 +276,7 @@ def _result(study: _Study, space: dict[str, str]) -> Tuning:
         first = next((trial.error for trial in trials if trial.error), "all were pruned")
         raise RunError(f"none of the trials in {study.root} could be trained to its end; the first: {first}")
     best = next(trial for trial in trials if trial.number == opened.best_trial.number)
-    recipe = load_recipe(study.name, study.settings | best.values)
+    recipe = Run(study.root / "best").recipe
     copy_sources(recipe, study.root)
     head = f"# {study.recipe.name}, tuned: validation RSUM {best.rsum:.2f} with --seed {study.seed} on {study.store}\n"
     write_text(study.root / "best.yaml", head + recipe_text(recipe.to_dict()), RunError)

@@ -168,7 +168,7 @@ def test_a_papers_value_of_a_grid_is_that_of_the_recipe_where_a_cell_is_the_reci
         recipe = cell.get("recipe", grid.get("recipe"))
         if "set" in cell or name in ("gaussian-table7", "gaussian-table8"):
             continue
-        expected = load_recipe(recipe, ["model.dim=8"]).to_dict()["expected"]
+        expected = load_recipe(recipe, ["model.dim=8"]).expected
         for row, values in cell["paper"].items():
             rsum = values if isinstance(values, float) else values.get("rsum")
             known = expected.get(row)

@@ -20,7 +20,7 @@ from xret.heads.evaluation.metrics import ranks, recall_table, recalls
 from xret.heads.evaluation.paper_rows import ROWS, row_of
 from xret.heads.evaluation.scoring import compare, embed, representatives
 from xret.heads.modules.similarity import blocks
-from xret.heads.recipes.blocks import Expected
+from xret.heads.recipes.recipe import EXPECTED
 from xret.heads.runs.features import batches_of, sets_of_run
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
@@ -59,7 +59,7 @@ def test_many_captions_an_image(vsepp, tmp_path, captions):
 def test_the_papers_number_stands_beside_ours(vsepp, tmp_path):
     flickr = make_captioned_store(tmp_path / "flickr.zarr", order=range(1000), captions=1, dataset="flickr30k")
     (table,) = evaluate([vsepp], store=flickr, device="cpu").results
-    assert table.paper_rsum == Run(vsepp).recipe.expected.f30k == 409.8
+    assert table.paper_rsum == Run(vsepp).recipe.expected["f30k"] == 409.8
     last = f"the paper's RSUM 409.80, difference {table.rsum - 409.8:+.2f}"
     assert str(table).splitlines()[-1].startswith(f"{last} (the paper trains its encoders")  # of vsepp
     assert str(replace(table, frozen=False)).splitlines()[-1] == last
@@ -75,7 +75,7 @@ def test_recipes_expect_values_of_the_rows_whose_number_of_images_is_known():
         "coco_5k": ("coco", "full", 5000),
         "f30k": ("flickr30k", "full", 1000),
     }
-    assert set(known) == set(asdict(Expected()))
+    assert set(known) == set(EXPECTED)
     assert [row_of("coco", "full"), row_of("vatex", "full"), row_of("vatex", "1k-folds")] == ["coco_5k", "vatex", None]
 
 

@@ -5,11 +5,15 @@ import json
 import pytest
 from bundled_recipes import OURS, SYSTEMS, faults
 from command_line import run
+from small_store import make_store
 
+import xret
 from xret.heads.recipes import names
 from xret.heads.recipes.names import recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.schema import flat
 from xret.pipeline.documents import read_yaml
+from xret.pipeline.errors import RecipeError
 
 
 def test_the_list_groups_variants_below_their_system():
@@ -36,6 +40,22 @@ def test_what_is_shown_is_the_same_recipe(name, tmp_path):
     (tmp_path / "shown.yaml").write_text(shown)
     assert load_recipe(str(tmp_path / "shown.yaml")) == load_recipe(name)
     assert json.loads(run("recipes", "show", name, "--json").stdout) == load_recipe(name).to_dict()
+
+
+def test_what_is_shown_for_a_store_is_what_its_run_writes(tmp_path):
+    store = make_store(tmp_path / "small.zarr")
+    chosen = ["--set", "model.dim=16", "--set", "schedule.epochs=1"]
+    values = json.loads(run("recipes", "show", "setdiv", "--for", store, *chosen, "--json").stdout)
+    assert list(values["adapter"]) == ["grid", "words"]
+    assert "finetune" not in values and len(flat(values)) <= 95
+    shown = run("recipes", "show", "setdiv", "--for", store, *chosen).stdout
+    assert "  dim: 16\n" in shown and f"{'  batch_size: 200':27}  # section 4.2\n" in shown
+    trained = str(tmp_path / "run")
+    xret.train(store, recipe="setdiv", out=trained, settings={"model.dim": 16, "schedule.epochs": 1}, device="cpu")
+    assert read_yaml(tmp_path / "run" / "recipe.yaml") == values
+    other = make_store(tmp_path / "other.zarr", image="roi")
+    with pytest.raises(RecipeError, match="values for image features of kind 'grid', not 'roi'; take 'setdiv'"):
+        xret.train(other, recipe=f"{trained}/recipe.yaml", out=tmp_path / "other", device="cpu")
 
 
 def test_what_is_shown_has_the_source_of_the_file_that_sets_it():

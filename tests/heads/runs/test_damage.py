@@ -1,12 +1,15 @@
 """What is damaged or missing in a run is refused in one sentence."""
 
+import json
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
 from edited_runs import edited
 from small_trainings import recipe_of
 
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
@@ -61,6 +64,22 @@ def test_a_checkpoint_of_another_model_is_refused(run, tmp_path):
     folder = edited(shutil.copytree(run, tmp_path / "run"), recipe=wider.to_dict())
     with pytest.raises(RunError, match=r"checkpoint\.pt does not fit the run's run\.json"):
         train(Run(folder).info.store, wider, folder, device="cpu", resume=True)
+
+
+def test_a_run_of_before_has_keys_that_do_not_count(run, tmp_path):
+    now, folder = Run(run).recipe, shutil.copytree(run, tmp_path / "run")
+    before = asdict(load_recipe("vsepp", ["optimizer.beta2=0.9", "runtime.cache=memory"]))
+    for key in ("code", "sources", "conditions"):
+        del before[key]
+    before |= {key: value for key, value in now.to_dict().items() if key not in ("data", "adapter")}
+    before["data"] |= {"batch_size": now.data.batch_size}
+    before["adapter"] |= now.adapter
+    file = folder / "run.json"
+    written = json.loads(file.read_text()) | {"recipe": before | {"expected": {"f30k": None}, "paper": "unknown"}}
+    del written["runtime"]
+    file.write_text(json.dumps(written))
+    assert Run(folder).recipe.to_dict() == now.to_dict() | {"expected": {}, "paper": "unknown"}
+    assert train(Run(folder).info.store, now, folder, device="cpu", resume=True).trained == 0
 
 
 def test_a_run_that_was_handed_on_without_its_checkpoint_is_not_trained_again(run, tmp_path):

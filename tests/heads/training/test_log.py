@@ -9,6 +9,7 @@ from small_store import make_store
 from small_trainings import recipe_of
 
 import xret
+from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.callbacks import Callback
 from xret.heads.training.log import LOG
@@ -62,24 +63,30 @@ def test_a_notebook_shows_progress(store, tmp_path, capfd, monkeypatch, level, l
 
 def test_the_start_says_what_differs_from_the_recipe_and_what_is_too_small(store, tmp_path, caplog):
     with caplog.at_level(logging.INFO, "xret"):
-        recipe = recipe_of("vsepp", 1, "data.batch_size=999", "adapter.roi.dropout=0.5", "data.captions=1")
+        recipe = recipe_of("vsepp", 1, "data.batch_size=999")
         train(store, recipe, tmp_path / "run", device="cpu")
-    assert "adapter.roi.dropout changes nothing: no feature set in use is of its kind" in caplog.text
-    assert "data.captions=1 changes nothing: it draws from images, with data.unit=image" in caplog.text
-    assert caplog.text.count("changes nothing") == 2
     assert "vsepp with " in caplog.text and "data.batch_size=999" in caplog.text and "model.dim=16" in caplog.text
     assert "data.batch_size=999 takes all 60 captions at once: an epoch is a single step." in caplog.text
     assert "val: 12 images are too few" in caplog.text
 
 
-def test_a_setting_of_a_term_that_the_loss_lacks_is_named(store, tmp_path, caplog):
-    """It does not add the term, so that the run would be that without it."""
+def test_a_setting_that_does_not_count_is_named(store, tmp_path, caplog):
     settings = {"model.dim": 16, "schedule.epochs": 1, "loss.triplet.weight": 0, "loss.infonce.weight": 1}
     settings |= {"loss.triplet.margin": 0.3, "loss.infonce.scale": 10, "loss.same_text": "excluded"}
+    settings |= {"adapter.roi.dropout": 0.5, "adapter.words.hidden": 8, "data.captions": 1, "optimizer.momentum": 0.5}
+    settings |= {"finetune.mask_words": 0.2, "runtime.cache": "memory", "schedule.gamma": 0.5, "data.text": "words"}
     xret.train(store, recipe="vsepp", out=tmp_path / "run", settings=settings, device="cpu")
-    assert [text for text in caplog.messages if "changes nothing" in text] == [
-        "loss.triplet.margin changes nothing: the loss has no such term; loss.triplet.weight adds it"
-    ]
+    assert {text for text in caplog.messages if "changes nothing" in text} == {
+        "loss.triplet.margin changes nothing: the loss has no such term; loss.triplet.weight adds it",
+        "adapter.roi.dropout changes nothing: no feature set in use is of its kind",
+        "adapter.words.hidden changes nothing: adapter.words.encoder is gru",
+        "data.captions changes nothing: data.unit is caption",
+        "optimizer.momentum changes nothing: optimizer.name is adamw",
+        "finetune.mask_words changes nothing: finetune.image_lr and finetune.text_lr are 0",
+    }
+    written = (tmp_path / "run" / "recipe.yaml").read_text()
+    assert not [key for key in ("roi:", "hidden:", "captions:", "momentum:", "finetune:", "runtime:") if key in written]
+    assert load_recipe(str(tmp_path / "run" / "recipe.yaml")).to_dict() == Run(tmp_path / "run").recipe.to_dict()
 
 
 def test_the_log_goes_on_with_the_run_and_stops_none(store, tmp_path):
@@ -155,7 +162,7 @@ def test_wandb(store, tmp_path, monkeypatch):
     train(store, recipe, tmp_path / "run", device="cpu")
     check(recorded, tmp_path / "run")
     assert (begun["project"], begun["name"], begun["dir"]) == ("xret", "run", tmp_path / "run")
-    assert (begun["config"], begun["exit_code"]) == (recipe.to_dict(), 0)
+    assert (begun["config"], begun["exit_code"]) == (Run(tmp_path / "run").recipe.to_dict(), 0)
 
 
 class Told(Callback):

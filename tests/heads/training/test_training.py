@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from xret.cli.train_head import train_head
 from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.model import feature_facts, fitted
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
@@ -51,7 +52,8 @@ def test_the_run_folder(uninterrupted, store):
     assert set(lines[0]) == {"epoch", "step", "loss", "parts", "lr", "rsum", "seconds"}
     best = max(lines, key=lambda line: line["rsum"])
     assert (run.info.best_epoch, run.info.best_rsum) == (best["epoch"], best["rsum"])
-    assert load_recipe(str(uninterrupted / "recipe.yaml")) == run.recipe == recipe_of()
+    facts = feature_facts(cache.image_set()), feature_facts(cache.caption_set())
+    assert load_recipe(str(uninterrupted / "recipe.yaml")) == run.recipe == fitted(recipe_of(), *facts)
     assert run.vocabulary == cache.caption_set().vocabulary
     assert evaluate([uninterrupted], split="val", device="cpu").results[0].rsum == pytest.approx(best["rsum"])
 

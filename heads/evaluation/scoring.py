@@ -141,6 +141,7 @@ class Frozen(Ranker):
     """Frozen encoders, whose global features are compared by cosine."""
 
     def __init__(self, sets: Sets, device: str) -> None:
+        assert isinstance(sets[0].cache, FeatureCache)
         self.device, self.sets, self.cache = pick_device(device), sets, sets[0].cache
         self.model = cosine_model().to(self.device)
         self.name = self.title = f"untrained {sets[0].name} and {sets[1].name}"

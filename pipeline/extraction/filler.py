@@ -76,7 +76,7 @@ class Filler:
         self._pictures: Any = None
         if self.of_images:
             self._pictures = self.cache.open_pictures(job.folder, 0, self.cache.images)
-            self._digests = self.cache.known_digests()
+            self._digests = FeatureCache.open(job.url).known_digests()
         workers = job.options.workers
         self._threads = workers if isinstance(workers, int) else min(_THREADS, cores())
         self._readers = ThreadPoolExecutor(self._threads, "xret-read")

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..encoders.base import turns_upright
 from ..errors import CacheError
-from ..store import FAILED, OK, CaptionSet, FeatureCache, ImageSet
+from ..store import FAILED, OK, CaptionSet, ImageSet
 from ..wording import counted
 
 S = TypeVar("S", ImageSet, CaptionSet)
@@ -20,7 +20,7 @@ class JoinedSets(Generic[S]):
 
     def __init__(self, parts: Sequence[S]) -> None:
         self.parts: tuple[S, ...] = tuple(parts)
-        self.cache: FeatureCache = parts[0].cache
+        self.cache = parts[0].cache
         self.name: str = " + ".join(part.name for part in parts)
         self.chunk_rows: int = parts[0].chunk_rows
 

@@ -149,6 +149,15 @@ class Folder:
                 _locks.discard(handle)
                 remove(lock)  # at which Zarr would wonder
 
+    @contextmanager
+    def reading(self, what: str, advice: str = "run `xret cache verify`") -> Iterator[None]:
+        """Turn what Zarr raises of damaged metadata, or a checksum, into a CacheError; see also `answering`."""
+        try:
+            with self.answering():
+                yield
+        except (*DAMAGED, FileNotFoundError) as error:
+            raise CacheError(f"{self.url}/{what} is missing or damaged; {advice}") from error
+
     def answering(self) -> Any:
         """Return a context that turns what an object store raises into one `StoreError`."""
         return nullcontext() if self.is_local else _one_sentence(self.url)

@@ -1,6 +1,7 @@
 """What a store holds, whether all of it is sound, and the removal of a set."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -9,10 +10,12 @@ import numpy as np
 
 from ..errors import CacheError
 from ..progress import Progress
-from .folder import DAMAGED, Folder
+from .folder import Folder
+from .layout import checksum
 from .leaks import Leaks, find_leaks
+from .samples import MODALITIES
 from .sets import FAILED, NOT_DONE, OK, CaptionSet, FeatureSet, ImageSet, chunk_file
-from .store import MODALITIES, FeatureCache, checksum, choose_set
+from .store import FeatureCache, choose_set
 
 
 @dataclass(frozen=True)
@@ -201,12 +204,10 @@ def _is_finite(values: np.ndarray, name: str, arrays: dict[str, Any], features: 
 
 def _is_sealed(cache: FeatureCache, path: str) -> bool:
     """Return whether the metadata of a group and its arrays are those that were written."""
-    try:
-        with cache.folder.answering():
-            attributes: dict[str, Any] = dict((cache.group[path] if path else cache.group).attrs)
-    except DAMAGED:
-        return False
-    return attributes.get("checksum") == checksum(cache.folder, path, attributes.get("arrays", ()))
+    with suppress(CacheError), cache.folder.reading(path):
+        attributes: dict[str, Any] = dict((cache.group[path] if path else cache.group).attrs)
+        return attributes.get("checksum") == checksum(cache.folder, path, attributes.get("arrays", ()))
+    return False
 
 
 def _damaged_samples(cache: FeatureCache) -> list[Damage]:

@@ -7,7 +7,7 @@ and marks the others as done. Row i of an array is sample i; tokens are packed, 
 import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import google_crc32c
 import numpy as np
@@ -15,11 +15,8 @@ import zarr
 
 from ..data.digests import BYTES
 from ..errors import CacheError
-from .folder import DAMAGED
 from .rows import Rows
-
-if TYPE_CHECKING:
-    from .store import FeatureCache
+from .samples import StoredSamples
 
 OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
 
@@ -33,9 +30,9 @@ class FeatureSet:
 
     modality: str
 
-    def __init__(self, cache: "FeatureCache", name: str) -> None:
+    def __init__(self, cache: StoredSamples, name: str) -> None:
         self.cache, self.name, self.path = cache, name, f"{self.modality}/{name}"
-        try:
+        with cache.folder.reading(self.path):
             group = cache.group[self.path]
             assert isinstance(group, zarr.Group)
             self.group = group
@@ -47,10 +44,6 @@ class FeatureSet:
             self.channels: int | None = self.attributes["channels"]  # of a local row; None without local features
             self.global_channels: int | None = self.attributes["global_channels"]  # None for words
             self.space: str | None = self.attributes.get("space")  # global features of one space are comparable
-        except DAMAGED as error:
-            raise CacheError(
-                f"{cache.url}: '{self.path}' is unfinished or damaged; run the same `xret extract` again"
-            ) from error
         self._arrays: dict[str, zarr.Array[Any]] = {}
         self._rows: dict[str, Rows] = {}
 
@@ -258,7 +251,7 @@ class ImageSet(FeatureSet):
 
     modality = "images"
 
-    def __init__(self, cache: "FeatureCache", name: str) -> None:
+    def __init__(self, cache: StoredSamples, name: str) -> None:
         super().__init__(cache, name)
         self.rows: int = self.attributes["rows"]  # local rows of an image, N; the most, where they vary
         self.views: int = self.attributes.get("views", 1)  # of an image; the first is the image as it is
@@ -318,7 +311,7 @@ class CaptionSet(FeatureSet):
 
     modality = "captions"
 
-    def __init__(self, cache: "FeatureCache", name: str) -> None:
+    def __init__(self, cache: StoredSamples, name: str) -> None:
         super().__init__(cache, name)
         words = self.attributes.get("vocabulary")
         self.vocabulary: tuple[str, ...] | None = None if words is None else tuple(words)

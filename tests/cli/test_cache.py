@@ -90,7 +90,7 @@ def test_ls_of_a_folder(store, tmp_path):
     (line,) = result.stdout.splitlines()
     assert line.split()[:2] == [f"{tmp_path}/a.zarr", "small"]
     assert "captions/states@" in line
-    assert f"{store}/zarr.json is damaged" in result.stderr
+    assert f"{store}/zarr.json is missing or damaged" in result.stderr
     facts = json.loads(run("ls", tmp_path, "--json").stdout)
     assert [list(one)[:2] for one in facts] == [["store", "dataset"], ["store", "error"]]
     assert "damaged" in refused("ls", store)

@@ -335,7 +335,7 @@ def test_a_begun_chunk_that_is_damaged_is_not_completed(tmp_path, how):
 def test_lengths_that_are_lost_are_not_taken_for_one(own):
     images = FeatureCache.open(own).image_set()
     (Path(own) / images.path / "length" / "zarr.json").unlink()
-    with pytest.raises(CacheError, match="length' is missing or damaged"):
+    with pytest.raises(CacheError, match="length is missing or damaged"):
         _ = images.reopened().length
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .heads.ablation.ablation import ablate
     from .heads.evaluation.alignment import align
     from .heads.evaluation.evaluation import evaluate
+    from .heads.fit.fit import fit
     from .heads.retrieval.retriever import Retriever as load
     from .heads.runs.features import batches
     from .heads.training.callbacks import Callback
@@ -52,6 +53,7 @@ _LAZY = {  # what is imported when it is asked for
     "batches": "heads.runs.features",
     "evaluate": "heads.evaluation.evaluation",
     "finetune": "heads.training.finetuning.finetuning",
+    "fit": "heads.fit.fit",
     "load": "heads.retrieval.retriever",
     "train": "heads.training.train",
 }
@@ -68,6 +70,7 @@ __all__ = [
     "evaluate",
     "extract",
     "finetune",
+    "fit",
     "load",
     "losses",
     "metrics",

@@ -21,6 +21,7 @@ from .eval import eval_
 from .export import export
 from .extract import extract
 from .finetune import finetune
+from .fit import fit
 from .import_ import import_
 from .index import index
 from .listing import list_
@@ -34,7 +35,7 @@ from .train_head import train_head
 from .tune import tune
 
 _WORDS = "xret.words"  # key of what was typed after ``xret``
-_COMPUTE = ("ablate", "demo", "extract", "finetune", "train-head", "tune")  # long, in a process of their own
+_COMPUTE = ("ablate", "demo", "extract", "finetune", "fit", "train-head", "tune")  # long, in a process of their own
 ANYWHERE = ("--json", "-v", "--verbose", "-q", "--quiet")  # options of ``xret`` that may also follow the command
 _LEVELS = {None: logging.INFO, True: logging.DEBUG, False: logging.WARNING}
 
@@ -140,6 +141,7 @@ def main(**_: object) -> None:
 
     \b
     xret demo                                              # the whole loop
+    xret fit photos captions.csv --out holiday             # on your pictures
     xret extract rsicd --data-root DIR --store rsicd.zarr  # features, once
     xret train-head rsicd.zarr --recipe setdiv --out run   # a head on them
     xret eval run                                          # its table
@@ -153,7 +155,7 @@ def main(**_: object) -> None:
     """
 
 
-_STAGES = (demo, extract, import_, cache, train_head, finetune, eval_, ablate, tune)
+_STAGES = (demo, fit, extract, import_, cache, train_head, finetune, eval_, ablate, tune)
 _AROUND_THEM = (recipes, list_, report, search, export, index, serve)
 for command in (*_STAGES, *_AROUND_THEM):
     inner = command.commands.values() if isinstance(command, click.Group) else ()

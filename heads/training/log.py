@@ -31,6 +31,7 @@ class TrainLog:
 
     def __init__(self, folder: Path, amount: tuple[int, int, int], unit: str, title: str | None = "") -> None:
         self.folder, self.title = folder, title
+        self.level = logging.INFO if title == "" else logging.DEBUG  # of what is no warning
         epochs, items, done = amount
         self.epochs = epochs
         # Nobody sets levels of logging in a notebook; None: hidden where there is no terminal.
@@ -62,10 +63,9 @@ class TrainLog:
         title = f"epoch {line['epoch']}/{self.epochs}"
         long = f"{title}: {describe(values, terms)}, lr {line['lr']:.3g}, {end}"
         short = long if _log.isEnabledFor(logging.DEBUG) else f"{title}: {describe(values, ())}, {end}"
-        level = logging.INFO if self.title == "" else logging.DEBUG
-        if not self.bar.disable and level == logging.INFO and not _log.isEnabledFor(level):
+        if not self.bar.disable and self.level == logging.INFO and not _log.isEnabledFor(self.level):
             self.bar.write(short, sys.stderr)
-        _log.log(level, short)
+        _log.log(self.level, short)
         self.write(long)
 
     def say(self, sentence: str, level: int = logging.WARNING) -> None:

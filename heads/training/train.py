@@ -138,7 +138,10 @@ def train(
                 look_at_data(model, split)
                 if recipe.model.residual in ("cca", "procrustes"):
                     found = find_base(model, split, val_split, rotate=recipe.model.residual == "procrustes")
-                    _log.info(f"closed form: ridge {found.ridge:g}, power {found.power:g}, val RSUM {found.rsum:.1f}")
+                    level = logging.INFO if title == "" else logging.DEBUG
+                    _log.log(
+                        level, f"closed form: ridge {found.ridge:g}, power {found.power:g}, val RSUM {found.rsum:.1f}"
+                    )
             else:
                 take_weights(model, base, split)
                 take_losses(losses, recipe, base)

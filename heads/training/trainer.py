@@ -181,13 +181,14 @@ class Trainer:
             if not self.step and self.best is None and self.recipe.model.residual != "none":
                 self._keep(self._validate().rsum)  # what it begins with is a model already
                 self._save(export=True, weights=True)
-                log.say(f"before the first step: val RSUM {self.best_rsum:.1f}", logging.INFO)
+                log.say(f"before the first step: val RSUM {self.best_rsum:.1f}", log.level)
             while self.epoch < epochs and not stopped_early(self.epoch, self.best_epoch, patience):
                 self._train_epoch(log)
             if before < self.epoch < epochs:
                 unaveraged = self.average is not None and not self.average.n_averaged
                 after = ", and optimizer.swa_epochs had not begun" if unaveraged else ""
-                log.say(f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better{after}")
+                note = f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better{after}"
+                log.say(note, logging.WARNING if title == "" else log.level)
             self._await_written()
             seconds = time.perf_counter() - started
             log.write(f"ended well: {counted(self.epoch - before, 'epoch')} in {seconds:.1f} s")

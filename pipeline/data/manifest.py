@@ -166,7 +166,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     ".csv": ("images", "captions", *COLUMNS),
     ".tsv": ("images", "captions", *COLUMNS),
 }
-_SUFFIXES = tuple(form for form in BESIDE if form.startswith("."))
+SUFFIXES = tuple(form for form in BESIDE if form.startswith("."))
 _FILES = "a text such as shards/{000..127}.tar, or a mapping from splits to such texts"
 # What the value of each key must be, and the test of that.
 KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -175,8 +175,8 @@ KEYS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: isinstance(value, str) and re.fullmatch(r"[a-z0-9_-]+", value) is not None,
     ),
     "captions": (
-        f"a file that ends in {', '.join(_SUFFIXES)}",
-        lambda value: isinstance(value, str) and Path(value).suffix in _SUFFIXES,
+        f"a file that ends in {', '.join(SUFFIXES)}",
+        lambda value: isinstance(value, str) and Path(value).suffix in SUFFIXES,
     ),
     **dict.fromkeys(
         ("tar", "parquet"),

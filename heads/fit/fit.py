@@ -1,0 +1,304 @@
+"""One outcome in one call: candidates are fitted, validation chooses, and the frozen encoder is among them.
+
+    OUT/features.zarr    their features, unless a store was given
+    OUT/candidates/      a run each; none is below what it begins with, on `val`
+    OUT/curve/           the best fitted one, from a part of the training pictures
+    OUT/fit.json         what is fitted
+    OUT/report.html      the page
+    OUT/run.json, …      the chosen run, so that OUT is a run
+
+Called again it goes on where it was stopped, to the same outcome.
+"""
+
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ...pipeline.errors import RunError
+from ...pipeline.files import locked, writing
+from ...pipeline.progress import Progress
+from ...pipeline.reading.joined_sets import parts_of
+from ...pipeline.reading.placement import Resident
+from ...pipeline.reading.split import Split
+from ...pipeline.store import FeatureCache
+from ...pipeline.store.leaks import find_leaks
+from ..evaluation.comparison import compare_runs
+from ..evaluation.evaluation import evaluate
+from ..evaluation.number_table import NumberTable, Rows
+from ..evaluation.scoring import in_one_space
+from ..recipes.blocks import Recipe
+from ..recipes.recipe import changed, load_recipe
+from ..report import write_report
+from ..runs.features import Sets, sets_named
+from ..runs.info import absolute
+from ..runs.run import CHECKPOINT, Run
+from ..series import claim, make_folder
+from ..training.callbacks import Callback
+from ..training.train import train
+from .curve import SHARES, Curve, learning_curve
+from .data import ENCODER, encode, find_source, read, require_different_pictures
+
+FROZEN, CLOSED = "frozen", "cca"
+TRAINED = ("linear", "mlp")
+# Of what begins with a model already: longer schedules overfit small validation splits, and cost more.
+SHORT = {"schedule.epochs": 20, "schedule.patience": 8}
+_log = logging.getLogger("xret")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A candidate: mean recalls in percent, on `val`, which chooses, and on `test`."""
+
+    name: str
+    run: str
+    val: float
+    test: float
+    corrected: float  # on test, with hubness corrected
+    first: tuple[float, float]  # R@1 on test, image to text and text to image
+    complete: bool  # its training ended by itself
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `fit` finds; ``str`` shows it as a table."""
+
+    run: str  # the folder, which is a run
+    store: str
+    pictures: str | None  # the folder of the pictures, if that is known
+    images: Mapping[str, int]  # by split
+    rows: tuple[Row, ...]
+    chosen: str
+    before: str  # what the chosen one is compared with: the frozen encoders, or the closed form
+    gain: tuple[float, float, float]  # of the chosen one over that on test, in mean recall, and its 95% interval
+    curve: Curve | None
+    leaks: str
+    report: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows: Rows = [
+            [f"{'*' if one.name == self.chosen else ' '} {one.name}", one.val, one.test, one.corrected, *one.first]
+            for one in self.rows
+        ]
+        caption = (
+            "mR is the mean of the six recalls, in %; *: chosen by val"
+            f" ({self.images['val']:,} pictures), and judged by test ({self.images['test']:,})"
+        )
+        header = ["", "val mR", "test mR", "no hubs", "i→t R@1", "t→i R@1"]
+        lines = [str(NumberTable(caption, header, rows, 1))]
+        difference, low, high = self.gain
+        if self.chosen == self.before:
+            lines.append(f"no candidate is better on val than {self.before}, so that nothing was added to it")
+        else:
+            lines.append(f"{self.chosen} over {self.before} on test: {difference:+.1f} mR ({low:+.1f} to {high:+.1f})")
+        lines += [str(self.curve)] if self.curve else []
+        lines += [f"{row.name} was stopped by the time that was given" for row in self.rows if not row.complete]
+        lines += [f"{self.leaks}"] if self.leaks else []
+        return "\n".join(lines)
+
+
+def fit(
+    data: str | Path,
+    captions: str | Path | None = None,
+    *,
+    out: str | Path,
+    encoder: str | None = None,
+    minutes: float | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    data_root: str | Path | None = None,
+    trust: bool = False,
+) -> Fit:
+    """Make the best retrieval model of pictures and captions, and say how good it is (``xret fit``).
+
+    Candidates are the frozen encoders by themselves, where they share a space, canonical correlations, and a linear and
+    a two-layer head that begin with the better of these. Validation chooses one; the test split is looked at after
+    that. Called again it goes on where it was stopped.
+
+    Args:
+        data: a folder of pictures, a manifest or a feature store.
+        captions: of a folder, the file of captions; see the manifest's ``captions``.
+        out: the folder of all that is made; it is a run.
+        encoder: of pictures and captions, ``hf:ID``, ``hf:DIR`` or ``open_clip:ARCH/TAG``; None: a CLIP of the hub.
+        minutes: after so many no training goes on. What is encoded is always finished.
+        seed: of all trainings.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        data_root: the folder that a manifest's paths start from; None: the manifest's own.
+        trust: let a program that a checkpoint comes with run.
+
+    Raises:
+        ManifestError, SampleError: the data cannot be read, or nothing can be learnt from them.
+        EncoderError: the encoder is unknown, or cannot be loaded.
+        CacheError: a store cannot be used.
+        RunError: `out` belongs to something else, or is in use.
+    """
+    began, root = time.monotonic(), Path(out).resolve()
+    source = find_source(data, captions, root, data_root, encoder)
+    _log.info("[1/4] Reading")
+    splits = read(source)
+    given = {"data": absolute(str(data)), "captions": captions and absolute(str(captions)), "seed": seed}
+    with _claimed(root, given | {"encoder": None if source.manifest is None else encoder or ENCODER}):
+        _log.info(f"[2/4] Encoding {', '.join(f'{count:,} {split}' for split, count in splits.items())}")
+        encode(source, splits, encoder, device, trust)
+        cache = FeatureCache.open(source.store)
+        require_different_pictures(cache)
+        _log.info("[3/4] Fitting")
+        end = None if minutes is None else began + 60 * minutes
+        fitting = _Fitting(cache, root, seed, device, end)
+        chosen, curve = fitting.run()
+        _log.info("[4/4] Judging")
+        names = list(fitting.runs)
+        before, report = names[0], root / "report.html"
+        rows = tuple(_row(name, run, fitting.complete[name], device) for name, run in fitting.runs.items())
+        gain = (0.0, 0.0, 0.0)
+        if chosen != before:
+            compared = compare_runs(fitting.runs[before], fitting.runs[chosen], device=device).differences[-1]
+            gain = (compared.second - compared.first) / 6, compared.low / 6, compared.high / 6
+        shown = [fitting.runs[name] for name in dict.fromkeys((before, chosen))]
+        write_report(shown, report, data_root=source.pictures, seed=seed, device=device)
+        _install(fitting.runs[chosen], root)
+        pictures = None if source.pictures is None else str(source.pictures)
+        leaks = find_leaks(cache).sentence
+        return Fit(
+            str(out), cache.url, pictures, splits, rows, chosen, before, gain, curve, leaks, str(Path(out, report.name))
+        )
+
+
+@contextmanager
+def _claimed(root: Path, description: Mapping[str, Any]) -> Iterator[None]:
+    """Lock the folder for a fit; where nothing came of it, a corrected command may take the same one."""
+    make_folder(root)
+    with locked(root, RunError(f"another fit is at work in {root}; wait until it has ended")):
+        claim(root, "fit", description)
+        try:
+            yield
+        except Exception:
+            if [path.name for path in root.iterdir()] == ["fit.json"]:
+                shutil.rmtree(root)
+            raise
+
+
+class _OutOfTime(Exception):
+    """A training has used its share of the time."""
+
+
+class _Clock(Callback):
+    """Counts epochs, and ends the training at `end`."""
+
+    def __init__(self, tick: Callable[[int], None], end: float) -> None:
+        self.tick, self.end = tick, end
+
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        """Count an epoch."""
+        self.tick(1)
+        if time.monotonic() > self.end:
+            raise _OutOfTime
+
+
+class _Fitting:
+    """Fits the candidates of a store, and the curve."""
+
+    def __init__(self, cache: FeatureCache, root: Path, seed: int, device: str, end: float | None) -> None:
+        self.store, self.root, self.seed, self.device, self.end = cache.absolute_url, root, seed, device, end
+        self.sets = sets_named(cache, "auto", "auto")
+        self.images = len(Split.of(*self.sets, "train").image_rows)
+        self.runs: dict[str, Path] = {}
+        self.complete: dict[str, bool] = {}
+        self.resident = Resident()
+
+    def run(self) -> tuple[str, Curve | None]:
+        """Return the chosen candidate and the learning curve of the best one that is fitted."""
+        recipes = closed_candidates(self.sets)
+        for name, recipe in recipes.items():
+            self._fit(name, recipe)
+        base = self._best(recipes) if recipes else "none"
+        recipes |= (heads := trained_candidates(self.sets, base))
+        epochs = next(iter(heads.values())).schedule.epochs
+        parts = len(heads) + len(SHARES)
+        with Progress("Fitting", parts * epochs, "epochs") as progress:
+            self.progress, self.counted, self.left = progress, 0, parts
+            for number, (name, recipe) in enumerate(heads.items(), 1):
+                self._fit(name, recipe)
+                self._tick(number * epochs - self.counted)
+            chosen, fitted = self._best(recipes), self._best([name for name in recipes if name != FROZEN])
+            curve = self._curve(fitted, recipes[fitted])
+            self._tick(parts * epochs - self.counted)
+        return chosen, curve
+
+    def _curve(self, name: str, recipe: Recipe) -> Curve | None:
+        runs: dict[int, Path] = {}
+        for share in SHARES:
+            part, run = changed(recipe, {"data.share": share}), self.root / "curve" / f"{name}-{share:.0%}"
+            self._train(part, run)
+            runs[round(share * self.images)] = run
+        return learning_curve(name, runs | {self.images: self.runs[name]}, self.device)
+
+    def _best(self, names: Sequence[str] | Mapping[str, Recipe]) -> str:
+        """Return the best on `val`; of equal ones the first."""
+        return max(names, key=lambda name: Run(self.runs[name]).info.best_rsum or 0)
+
+    def _fit(self, name: str, recipe: Recipe) -> None:
+        self.runs[name] = self.root / "candidates" / name
+        self.complete[name] = self._train(recipe, self.runs[name])
+
+    def _train(self, recipe: Recipe, run: Path) -> bool:
+        """Train a run, or go on with it, as long as its share of the time lasts; return whether it ended by itself."""
+        how: dict[str, Any] = {"seed": self.seed, "device": self.device, "resident": self.resident, "title": None}
+        if recipe.schedule.epochs:
+            share = (self.end - time.monotonic()) / self.left if self.end is not None else math.inf
+            how["callbacks"], self.left = [_Clock(self._tick, time.monotonic() + share)], self.left - 1
+        try:
+            train(self.store, recipe, run, resume=True, **how)
+            return True
+        except _OutOfTime:
+            return False
+
+    def _tick(self, epochs: int) -> None:
+        self.counted += epochs
+        self.progress.update(epochs)
+
+
+def closed_candidates(sets: Sets) -> dict[str, Recipe]:
+    """Return the candidates that nothing is trained for, by name."""
+    found = {FROZEN: load_recipe("cca", {"model.residual": "frozen"})} if in_one_space(sets) else {}
+    return found if sets[1].vocabulary else found | {CLOSED: load_recipe("cca", _common(sets))}
+
+
+def trained_candidates(sets: Sets, base: str) -> dict[str, Recipe]:
+    """Return the candidates that add something to a `base`, by name."""
+    how = _common(sets) | {"model.residual": base} | (SHORT if base != "none" else {})
+    return {name: load_recipe(name, how) for name in TRAINED}
+
+
+def _common(sets: Sets) -> dict[str, Any]:
+    """Return what both sorts have in common: captions that have a vector of the encoder's own are read as that."""
+    captions = parts_of(sets[1])[0]
+    return {"adapter.tokens.global": "cached"} if captions.kind == "tokens" and captions.global_channels else {}
+
+
+def _row(name: str, run: Path, complete: bool, device: str) -> Row:
+    """Judge a candidate by the test split."""
+    found = evaluate(run, protocol="full", hubness=True, device=device)
+    (result, *_), corrected = found.results, [one for one, hubs in found.tables if hubs]
+    recalls = [one.mean_recall or 0.0 for one in (result, *corrected)]
+    best = (Run(run).info.best_rsum or 0.0) / 6
+    first = result.image_to_text["R@1"], result.text_to_image["R@1"]
+    return Row(name, str(run), best, recalls[0], recalls[-1], first, complete)
+
+
+def _install(run: Path, root: Path) -> None:
+    """Copy a run into the folder of all, so that this is the run; `run.json` comes last."""
+    (root / "run.json").unlink(missing_ok=True)
+    for file in sorted(run.iterdir(), key=lambda one: one.name == "run.json"):
+        if file.name != CHECKPOINT:
+            with writing(root / file.name, RunError) as partial:
+                shutil.copyfile(file, partial)

@@ -1,0 +1,189 @@
+"""One outcome in one call: against the commands that it stands for, stopped at any point, and of hopeless data."""
+
+import csv
+import json
+import logging
+import pkgutil
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from small_checkpoints import save_text_model
+from small_store import make_store
+
+from xret import fit
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.fit import data
+from xret.heads.fit.curve import FALLS
+from xret.heads.runs.run import Run
+from xret.heads.training.train import train
+from xret.pipeline.errors import EncoderError, ManifestError, RunError
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("fit") / "s.zarr", train=60, text="tokens", space="one")
+
+
+@pytest.fixture(scope="module")
+def fitted(store, tmp_path_factory):
+    return fit(store, out=tmp_path_factory.mktemp("fitted") / "out", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory):
+    return f"hf:{save_text_model(tmp_path_factory.mktemp('clip'), 'clip')}"
+
+
+def photos(folder, count, captions=None, pixels=None):
+    """Write pictures and a CSV of their captions; return both."""
+    (folder / "my photos").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    with (folder / "captions.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["file_name", "caption"])
+        for number in range(count):
+            shown = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8) if pixels is None else pixels
+            Image.fromarray(shown).save(folder / "my photos" / f"{number}.png")
+            rows.writerow([f"{number}.png", captions or f"a picture of thing number {number % 30}"])
+    return folder / "my photos", folder / "captions.csv"
+
+
+def mean_recall(run, **how):
+    return evaluate(run, device="cpu", **how).results[0].mean_recall
+
+
+def test_rows_are_what_the_commands_give_and_validation_chooses(store, fitted):
+    rows = {row.name: row for row in fitted.rows}
+    assert list(rows) == ["frozen", "cca", "linear", "mlp"]
+    assert rows["frozen"].test == pytest.approx(mean_recall(store))
+    for row in rows.values():
+        assert row.test == pytest.approx(mean_recall(row.run))
+        assert row.val == pytest.approx(mean_recall(row.run, split="val"), abs=1e-4)
+        corrected = [one.mean_recall for one, hubs in evaluate(row.run, hubness=True, device="cpu").tables if hubs]
+        assert row.corrected == pytest.approx((corrected or [row.test])[0])
+    best = max(row.val for row in rows.values())
+    assert fitted.chosen == next(name for name, row in rows.items() if row.val == best)
+    floor = max(rows["frozen"].val, rows["cca"].val)
+    assert min(rows["linear"].val, rows["mlp"].val) >= floor
+    difference = rows[fitted.chosen].test - rows["frozen"].test
+    assert fitted.gain[0] == pytest.approx(difference) and fitted.gain[1] <= difference <= fitted.gain[2]
+    assert fitted.images == {"train": 60, "val": 12, "test": 12}
+    assert fitted.leaks
+
+
+def test_the_folder_is_a_run_that_may_move(fitted, tmp_path):
+    chosen = next(row for row in fitted.rows if row.name == fitted.chosen)
+    moved = shutil.copytree(fitted.run, tmp_path / "moved")
+    assert mean_recall(moved) == pytest.approx(chosen.test)
+    assert Run(moved).recipe == Run(chosen.run).recipe
+    assert 'content="xret report"' in (moved / "report.html").read_text()
+
+
+def test_the_curve_is_that_of_trainings_on_a_part(store, fitted, tmp_path):
+    curve, rows = fitted.curve, {row.name: row for row in fitted.rows}
+    assert curve.name == max((name for name in rows if name != "frozen"), key=lambda name: rows[name].val)
+    recipe = Path(rows[curve.name].run, "recipe.yaml")
+    train(store, recipe, tmp_path / "half", settings={"data.share": 0.5}, device="cpu")
+    images, recalls = zip(*curve.points, strict=True)
+    assert images == (15, 30, 60)
+    assert recalls[1:] == pytest.approx((mean_recall(tmp_path / "half", split="val"), rows[curve.name].val), abs=1e-4)
+    assert curve.gain == pytest.approx(FALLS * (recalls[2] - recalls[0]) / 2)
+    assert curve.low <= curve.gain <= curve.high
+
+
+def test_captions_as_words_have_heads_alone(tmp_path):
+    store = make_store(tmp_path / "s.zarr", train=24, text="words")
+    found = fit(store, out=tmp_path / "out", device="cpu", minutes=0)
+    assert [row.name for row in found.rows] == ["linear", "mlp"]
+    assert not any(row.complete for row in found.rows)
+    assert "was stopped by the time that was given" in str(found)
+    assert found.chosen == max(found.rows, key=lambda row: row.val).name
+
+
+STOPS = {
+    "xret.pipeline.extraction.filler.Filler.fill": 2,
+    "xret.heads.training.trainer.recalls": 4,
+    "xret.heads.evaluation.evaluation.recall_table": 2,
+    "xret.heads.fit.curve.bootstrap": 1,
+    "xret.heads.fit.fit.evaluate": 2,
+    "xret.heads.fit.fit.write_report": 1,
+    "xret.heads.fit.fit.shutil.copyfile": 2,
+}
+
+
+def test_it_goes_on_where_it_was_stopped_to_the_same_outcome(clip, tmp_path, monkeypatch):
+    pictures, captions = photos(tmp_path, 60)
+    out = tmp_path / "stopped"
+
+    def run(folder):
+        found = fit(pictures, captions, out=folder, encoder=clip, device="cpu").to_dict()
+        text = json.dumps(found, default=str).replace(str(folder), "")
+        return text, (folder / "model.safetensors").read_bytes()
+
+    for name, call in STOPS.items():
+        calls, real = [], pkgutil.resolve_name(name)
+
+        def failing(*arguments, calls=calls, real=real, call=call, **options):
+            calls.append(1)
+            if len(calls) == call:
+                raise RuntimeError("stopped")
+            return real(*arguments, **options)
+
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="stopped"):
+            patch.setattr(name, failing)
+            run(out)
+    assert run(out) == run(tmp_path / "whole") == run(out)
+
+
+def test_another_fit_is_refused(store, fitted, clip, tmp_path):
+    with pytest.raises(RunError, match="belongs to another fit: seed is 0 there and 1 now"):
+        fit(store, out=fitted.run, seed=1)
+    with pytest.raises(RunError, match="is not empty and holds no fit"):
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "text").write_text("mine")
+        fit(store, out=tmp_path / "mine")
+    with pytest.raises(RunError, match="leave encoder out"):
+        fit(store, out=tmp_path / "other", encoder=clip)
+
+
+def test_what_tells_nothing_is_refused_before_anything_is_encoded(clip, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "extract", None)
+    same, grey = "a picture", np.full((40, 40, 3), 128, np.uint8)
+    for number, (count, captions, pixels, sentence) in enumerate(
+        (
+            (60, same, None, "all 60 captions are 'a picture'"),
+            (60, None, grey, "leave none for val and test"),
+            (2, None, None, "leave none for val"),
+            (1, None, None, "leave none for val and test"),
+        )
+    ):
+        pictures, file = photos(tmp_path / str(number), count, captions, pixels)
+        with pytest.raises(ManifestError, match=sentence):
+            fit(pictures, file, out=tmp_path / str(number) / "out", encoder=clip)
+    with pytest.raises(ManifestError, match="name the file of captions"):
+        fit(pictures, out=tmp_path / "out")
+    with pytest.raises(ManifestError, match="there is no file"):
+        fit(pictures, tmp_path / "none.csv", out=tmp_path / "out")
+
+
+def test_few_pictures_are_fitted_with_a_word_of_what_they_cannot_tell(clip, tmp_path, caplog):
+    found = fit(*photos(tmp_path, 12), out=tmp_path / "out", encoder=clip, device="cpu")
+    assert "12 pictures, 2 of them to judge by, can show that all works" in caplog.text
+    assert [row.name for row in found.rows] == ["frozen", "cca", "linear", "mlp"]
+
+
+def test_without_a_network_it_says_what_to_give(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(data, "ENCODER", "hf:nobody/has-this")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(EncoderError, match="without a network give encoder=hf:DIR, a folder with the files of a CLIP"):
+        fit(*photos(tmp_path, 60), out=tmp_path / "out", device="cpu")
+
+
+def test_many_pictures_are_encoded_after_an_estimate(clip, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO, "xret")
+    monkeypatch.setattr(data, "_SMALL", 50)
+    fit(*photos(tmp_path, 60), out=tmp_path / "out", encoder=clip, device="cpu", minutes=0)
+    assert "seconds for the other pictures" in caplog.text

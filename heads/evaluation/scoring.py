@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...pipeline.device import pick_device, within_memory
+from ...pipeline.encoders.origin import Origin
 from ...pipeline.errors import RunError
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.dataset import fields_there
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import parts_of
-from ...pipeline.reading.origin import Origin
 from ...pipeline.store import FeatureCache
 from ..model import Model
 from ..modules.aggregators import Aggregated

@@ -69,8 +69,8 @@ def make_page(retriever: Retriever) -> Any:
             return []
         try:
             asked, *more = (one[:QUERY_LENGTH] if isinstance(one, str) else one for one in (query, like, unlike))
-            others = {"like": [more[0]] if more[0] else [], "unlike": [more[1]] if more[1] else []}
-            return retriever.search(asked, min(int(k), MOST_RESULTS), **others)
+            of_each = ([one] if one else [] for one in more)
+            return retriever.search(asked, min(int(k), MOST_RESULTS), like=next(of_each), unlike=next(of_each))
         except XretError as error:
             raise gradio.Error(str(error), print_exception=False) from error
 

@@ -4,8 +4,8 @@
 
 Features are the images' global vectors and the means of the captions' token states, written as embeddings and imported
 with a subset of the training pictures each, all of `val` and all of `test`. Every row is trained on each subset with
-its recipe's values but for the epochs; validation keeps the best one, and the test split is looked at once. What is
-done is not done again, so the command may be stopped and repeated.
+its recipe's values but for the epochs; validation keeps the best one, and the test split is looked at once, without and
+with `--hubness`. What is done is not done again, so the command may be stopped and repeated. `--plot` draws the means.
 """
 
 import csv
@@ -35,12 +35,15 @@ COUNTS = (250, 1000, 6000)
 @click.option("--counts", default=",".join(map(str, COUNTS)), show_default=True, help="Training pictures.")
 @click.option("--subsets", default=3, show_default=True)
 @click.option("--epochs", default=20, show_default=True)
+@click.option("--plot", type=click.Path(path_type=Path), help="A picture of the table, such as pairs.svg.")
 @small(counts="8,16", subsets=1, epochs=1)
-def main(store: str, out: Path, counts: str, subsets: int, epochs: int) -> None:
+def main(store: str, out: Path, counts: str, subsets: int, epochs: int, plot: Path | None) -> None:
     """Train each row on subsets of STORE's pictures, and print mean recalls on test, ± over the subsets."""
     import xret
 
     out.mkdir(parents=True, exist_ok=True)
+    means: dict[str, list[list[float]]] = {name: [] for name in ROWS}  # without and with hubness, of each count
+    click.echo("Mean recalls without and with hubness corrected, ± over the subsets.\n")
     click.echo(f"| training pictures | {' | '.join(ROWS)} |\n{'|---' * (1 + len(ROWS))}|")
     for count in map(int, counts.split(",")):
         cells: list[str] = []
@@ -49,14 +52,40 @@ def main(store: str, out: Path, counts: str, subsets: int, epochs: int) -> None:
             for seed in range(subsets):
                 subset, run = make_subset(store, out, count, seed), out / f"{count}-{seed}-{name.replace(' ', '-')}"
                 given = settings if recipe == "cca" else {**settings, "schedule.epochs": epochs}
-                done = run / "test.json"
+                done = run / "recalls.json"
                 if not done.exists():
                     xret.train(subset, recipe=recipe, out=run, settings=given, seed=seed, resume=True, device="cpu")
-                    done.write_text(json.dumps(xret.evaluate(run, device="cpu").results[0].rsum))
-                found.append(json.loads(done.read_text()) / 6)
-            spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
-            cells.append(f"{statistics.fmean(found):.1f}{spread}")
+                    judged = xret.evaluate(run, device="cpu", hubness=True).tables
+                    done.write_text(json.dumps([one.mean_recall for one, _ in (judged[0], judged[-1])]))
+                found.append(json.loads(done.read_text()))
+            both = list(zip(*found, strict=True))
+            means[name].append([statistics.fmean(values) for values in both])
+            spreads = [f" ± {statistics.stdev(values):.1f}" if subsets > 1 else "" for values in both]
+            cells.append(", ".join(f"{mean:.1f}{one}" for mean, one in zip(means[name][-1], spreads, strict=True)))
         click.echo(f"| {count:,} | {' | '.join(cells)} |")
+    if plot is not None:
+        draw(plot, [int(count) for count in counts.split(",")], means)
+
+
+def draw(path: Path, counts: list[int], means: dict[str, list[list[float]]]) -> None:
+    """Draw mean recalls over training pictures: without hubness corrected in full lines, with it dashed."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.hashsalt": "xret", "svg.fonttype": "none", "font.size": 11}
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
+    for (name, values), colour in zip(means.items(), ("#57606a", "#0b61a4", "#b45309", "#14804a"), strict=True):
+        for column, style in enumerate(("-", "--")):
+            label = name.replace("`", "") if column == 0 else None
+            axes.plot(counts, [one[column] for one in values], style, color=colour, marker="o", label=label)
+    axes.set(xscale="log", xlabel="training pictures, each with five captions", ylabel="mean recall on test, %")
+    axes.set_xticks(counts, [f"{count:,}" for count in counts], minor=False)
+    axes.minorticks_off()
+    axes.legend(frameon=False, title="dashed: with hubness corrected")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
 def make_subset(store: str, out: Path, count: int, seed: int) -> str:

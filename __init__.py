@@ -141,42 +141,21 @@ def extract(
         OutputError: the store cannot be written.
         StoreError: an object store does not answer; so do all functions that read a store.
     """
+    given = dict(locals())
+    for name in ("dataset", "store", "data_root", "encoder"):
+        del given[name]
     from pathlib import Path
 
     from .pipeline.data.manifest import load_manifest
     from .pipeline.extraction.extraction import extract
     from .pipeline.extraction.options import build_options
 
-    run: Any = None
     if encoder is not None and (Path(encoder) / "run.json").is_file():
         from .heads.runs.encoders import specs_of_run
 
-        run, encoder = specs_of_run(encoder, trust), None
-    options = build_options(
-        visual=visual,
-        text=text,
-        encoder=None if encoder is None else str(encoder),
-        visual_weights=visual_weights,
-        text_weights=text_weights,
-        layers=layers,
-        image_size=image_size,
-        whole=whole,
-        pool=pool,
-        views=views,
-        regions=regions,
-        frames=frames,
-        prompt=prompt,
-        dtype=dtype,
-        trust=trust,
-        splits=splits,
-        run=run,
-        batch_size=batch_size,
-        device=device,
-        workers=workers,
-        reuse=reuse,
-        on_error=on_error,
-        repair=repair,
-    )
+        options = build_options(**given, run=specs_of_run(encoder, trust))
+    else:
+        options = build_options(**given, encoder=encoder)
     return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), options)
 
 

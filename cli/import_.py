@@ -72,8 +72,7 @@ def import_(dataset: str | None, store: str, data_root: Path | None, **options: 
     from ..pipeline.exchange.importing import import_features
     from ..pipeline.exchange.options import ImportOptions
 
-    options["splits"] = tuple(filter(None, options["splits"].split(",")))
-    if not options["splits"]:
+    if not options["splits"].strip(","):
         raise click.UsageError("nothing to import: give at least one of --splits")
     if dataset is None and data_root is not None:
         raise click.UsageError("--data-root is for a DATASET, which is not given; leave it out")

@@ -22,6 +22,7 @@ from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.runs.run import Run
 from xret.heads.tuning.tuning import tune
 from xret.pipeline import errors
+from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, RecipeError, RunError
 from xret.pipeline.extraction.options import Options, build_options
 from xret.pipeline.store import FeatureCache
@@ -31,7 +32,7 @@ COMMANDS = {
     "ablate": xret.ablate, "tune": xret.tune, "search": xret.load,
 }  # fmt: skip
 BEHIND = {  # what each hands its arguments to
-    xret.extract: (Options, build_options), xret.tune: (tune,),
+    xret.extract: (EncoderSpec, Options, build_options), xret.tune: (tune,),
 }  # fmt: skip
 PRINTED = {"diagnostics", "compare"}  # of the terminal alone, or functions of their own
 

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import CacheError
-from ..extraction.options import DEFAULT_SPLITS
+from ..extraction.options import Filling
 from ..store.create import require_dtype
 
 KINDS = ("roi", "frames")  # of features with rows
 
 
 @dataclass(frozen=True)
-class ImportOptions:
+class ImportOptions(Filling):
     """How to import; the command line's options, with its defaults."""
 
     format_: str  # one of `FORMATS`
@@ -21,13 +21,9 @@ class ImportOptions:
     kind: str = "roi"  # of features with rows: ``roi``, regions of a picture, or ``frames`` of a video
     encoder: tuple[str, ...] = ()  # the model that made embeddings, or that of the images and that of the captions
     dtype: str = "float16"  # ``float16`` or ``float32``
-    splits: tuple[str, ...] = DEFAULT_SPLITS  # which splits to write now
-    on_error: str = "fail"  # ``fail`` or ``skip``
-    repair: bool = False  # write chunks again that are damaged or hold samples that failed
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_dtype(self.dtype)
         if self.kind not in KINDS:
             raise CacheError(f"kind is '{self.kind}'; give {' or '.join(KINDS)}")
-        if self.on_error not in ("fail", "skip"):
-            raise CacheError(f"on_error is '{self.on_error}'; give fail or skip")

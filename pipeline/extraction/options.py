@@ -1,7 +1,7 @@
 """What to extract, and how."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from numbers import Integral
 from pathlib import Path
@@ -15,29 +15,45 @@ from ..store.create import require_dtype
 DEFAULT_SPLITS = ("train", "val", "test")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Filling:
+    """Which samples are put into a store now, and what becomes of those that cannot be read."""
+
+    splits: tuple[str, ...] = DEFAULT_SPLITS  # or one text with commas
+    on_error: str = "fail"  # or ``skip`` to record a sample that cannot be read, and go on
+    repair: bool = False  # fill chunks again that are damaged or hold samples that failed
+
+    def __post_init__(self) -> None:
+        names = self.splits.split(",") if isinstance(self.splits, str) else self.splits
+        object.__setattr__(self, "splits", tuple(filter(None, names)))
+        if self.on_error not in ("fail", "skip"):
+            raise CacheError(f"on_error is '{self.on_error}'; give fail or skip")
+
+
 @dataclass(frozen=True)
-class Options:
-    """What to extract, and how; CacheError if a value cannot be."""
+class Options(Filling):
+    """What to extract, and how; CacheError or EncoderError if a value cannot be."""
 
     visual: EncoderSpec | None  # None: no images
     text: EncoderSpec | None  # None: no captions
-    splits: tuple[str, ...] = DEFAULT_SPLITS  # which to compute now
     batch_size: int = 64  # samples encoded at once
     device: str = "auto"  # or ``cpu``, ``cuda`` or ``cuda:N``
     # Threads that read pictures, None: one a core, eight at most; or the address of a Dask scheduler, tcp://HOST:PORT.
     workers: int | str | None = None
     reuse: str | None = None  # a store with features of the same pictures and captions, which are copied
-    on_error: str = "fail"  # or ``skip`` to record a sample that cannot be read, and go on
-    repair: bool = False  # compute chunks again that are damaged or hold samples that failed
-    layers: tuple[int, ...] = ()  # of each encoder but ``words``, a set each; empty: that of its spec
+    layers: Sequence[int] | None = None  # of each encoder but ``words``, a set each; None: that of its spec
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.visual is self.text is None or not self.splits:
             raise CacheError("nothing to extract: give an encoder of images or captions, and at least one split")
+        if self.layers is not None:
+            numbers = self.layers if isinstance(self.layers, Sequence) else ()
+            if not numbers or not all(isinstance(layer, int) for layer in numbers):
+                raise EncoderError(f"layers is {self.layers!r}; give whole numbers in a list, as [6, 9, 12]")
+            object.__setattr__(self, "layers", tuple(numbers))
         for spec in (self.visual, self.text):
             require_dtype(spec.dtype if spec else "float16")
-        if self.on_error not in ("fail", "skip"):
-            raise CacheError(f"on_error is '{self.on_error}'; give fail or skip")
         for name in ("batch_size", "workers"):
             value = getattr(self, name)
             given = value if value is not None and not (name == "workers" and isinstance(value, str)) else 1
@@ -56,23 +72,23 @@ class Options:
         return self.workers if isinstance(self.workers, str) else None
 
 
-_OF_PICTURES = ("image_size", "whole", "pool", "views", "regions", "frames")  # options of the image encoder alone
+# By side its options, and the field of its spec that each is.
+_FIELDS = {
+    "visual": {"visual_weights": "weights"}
+    | {name: name for name in ("image_size", "whole", "pool", "views", "regions", "frames", "dtype", "trust")},
+    "text": {"text_weights": "weights"} | {name: name for name in ("prompt", "dtype", "trust")},
+}
+_DEFAULTS = {field.name: field.default for field in fields(EncoderSpec)}
 
 
 def build_options(
     *,
     visual: str | None = "resnet152",
     text: str | None = "bert",
-    encoder: str | None = None,
-    visual_weights: str | None = None,
-    text_weights: str | None = None,
+    encoder: str | Path | None = None,
     layers: Sequence[int] = (-1,),
-    prompt: str | None = None,
-    dtype: str = "float16",
-    trust: bool = False,
-    splits: str | Sequence[str] = DEFAULT_SPLITS,
-    run: Mapping[str, EncoderSpec] | None = None,
-    **how: Any,
+    run: Mapping[Any, EncoderSpec] | None = None,
+    **given: Any,
 ) -> Options:
     """Return the options that the command line and Python take by their names.
 
@@ -80,45 +96,42 @@ def build_options(
         visual, text: names of the encoders; None or ``none``: none.
         encoder: of images and captions, ``hf:ID|DIR`` or ``open_clip:ARCH/TAG``, in the place of both.
         layers: whose local features are cached, as a set each, of each encoder but ``words``.
-        visual_weights, text_weights, prompt, dtype, trust: see `EncoderSpec`.
-        splits: names, or one text with commas.
         run: the specs of a fine-tuned run's backbones by ``image`` and ``text``, in the place of all these.
-        how: further fields of `EncoderSpec` for images, and of `Options`.
+        given: fields of `Options`, and those of `EncoderSpec` for each side, see `_FIELDS`.
 
     Raises:
         CacheError, EncoderError: a value cannot be.
     """
-    of_pictures = {key: how.pop(key) for key in _OF_PICTURES if key in how}
-    how["splits"] = tuple(filter(None, splits.split(","))) if isinstance(splits, str) else tuple(splits)
-    if isinstance(layers, int) or not layers or not all(isinstance(layer, int) for layer in layers):
-        raise EncoderError(f"layers is {layers!r}; give whole numbers in a list, as [6, 9, 12]")
-    both_by_default = (visual, text) == ("resnet152", "bert")
+    names, by_default = {"visual": visual, "text": text}, (visual, text) == ("resnet152", "bert")
+    of_specs = {name: field for options in _FIELDS.values() for name, field in options.items()}
+    how: dict[str, Any] = {name: value for name, value in given.items() if name not in of_specs}
+    chosen = {name: value for name, value in given.items() if name in of_specs and value != _DEFAULTS[of_specs[name]]}
     if run is not None:
-        others = (encoder, visual_weights, text_weights, prompt, dtype != "float16", *of_pictures.values())
-        if not both_by_default or tuple(layers) != (-1,) or any(others):
+        if not by_default or encoder or chosen.keys() - {"trust"} or layers not in ((-1,), [-1]):
             raise CacheError("the run given as --encoder decides the encoders and their options; leave the others out")
         return Options(run.get("image"), run.get("text"), **how)
     if encoder is not None:
-        if not both_by_default:
+        if not by_default:
             raise CacheError("--encoder is in the place of --visual and --text; leave one or the other out")
+        encoder = str(encoder)
         if not encoder.startswith((HUB, "open_clip:")):
             raise EncoderError(
                 f"--encoder {encoder}: give a model of pictures and texts as {HUB}ID, {HUB}DIR or open_clip:ARCH/TAG,"
                 " the folder of a fine-tuned run, or --visual and --text"
             )
-        visual = text = encoder
-    common: dict[str, Any] = {"dtype": dtype, "trust": trust}
-    visual, text = (None if name == "none" else name for name in (visual, text))
-    texts = {"text_weights": text_weights, "prompt": prompt}
-    for side, name, own in (
-        ("visual", visual, {"visual_weights": visual_weights} | of_pictures),
-        ("text", text, texts),
-    ):
-        if name is None and (idle := [key for key, value in own.items() if value]):
-            raise EncoderError(f"--{side} is none, which takes no {idle[0]}; leave that out, or name an encoder")
-    images = None if visual is None else EncoderSpec(str(visual), visual_weights, **of_pictures, **common)
-    captions = None if text is None else EncoderSpec(str(text), text_weights, prompt=prompt, **common)
-    return Options(images, captions, layers=tuple(layers), **how)
+        names = dict.fromkeys(names, encoder)
+    images, captions = (_spec(side, name, chosen) for side, name in names.items())
+    return Options(images, captions, layers=layers, **how)
+
+
+def _spec(side: str, name: str | None, chosen: Mapping[str, Any]) -> EncoderSpec | None:
+    """Return the spec of a side's encoder, of the options that were chosen; None where it has no encoder."""
+    own = {option: chosen[option] for option in _FIELDS[side] if option in chosen}
+    if name not in (None, "none"):
+        return EncoderSpec(str(name), **{_FIELDS[side][option]: value for option, value in own.items()})
+    if idle := [option for option in own if option not in ("dtype", "trust")]:
+        raise EncoderError(f"--{side} is none, which takes no {idle[0]}; leave that out, or name an encoder")
+    return None
 
 
 def recorded_options(spec: EncoderSpec) -> dict[str, Any]:

@@ -176,26 +176,24 @@ def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int
     rows = csv.reader(taken(), delimiter=separator, strict=True, quoting=how)
     quote = 'quote a text that has a quotation mark in it, and double its marks, as """Hi"" he said"'
     quote += ", or set quoting: none, by which marks are plain text, in the manifest"
-    header: list[str] = []
-    at = 0  # the image's column
-    while True:
+
+    def read() -> tuple[list[str] | None, str]:
+        """Return the next row, None after the last, and what is wrong with its quotation marks."""
         lines.clear()
-        fault = ""
         try:
-            row = next(rows, None)
+            return next(rows, None), ""
         except csv.Error as error:
             problem = str(error).replace("\t", "\\t")
-            row, fault = [], f"a text begins with a quotation mark and does not end with it ({problem}); {quote}"
-        if not header:
-            header = row or []
-            named = [name for name in header if name]
-            if not named or len({*named}) < len(named) or len(lines) > 1 or "\0" in lines[0]:
-                fault = fault or "it names no columns, or two that are called the same, or is not UTF-8; correct it"
-                raise ManifestError(f"{path}: line 1: {fault}.")
-            at = header.index(reader.find(tuple(header), f"{path}: line 1").image)
-            continue
-        if row is None:
-            return
+            return [], f"a text begins with a quotation mark and does not end with it ({problem}); {quote}"
+
+    found, fault = read()
+    header = found or []
+    if fault or len(lines) != 1 or not _names_columns(header):
+        fault = fault or "it names no columns, or two that are called the same, or is not UTF-8; correct it"
+        raise ManifestError(f"{path}: line 1: {fault}.")
+    at = header.index(reader.find(tuple(header), f"{path}: line 1").image)
+    row, fault = read()
+    while row is not None:
         first = rows.line_num - len(lines) + 1
         if row and len(row) != len(header):
             fault = f"{len(row)} fields where the header has {len(header)}"
@@ -210,6 +208,12 @@ def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int
             reader.leave_out(f"{path}: line {first}: {fault}")
         elif row:
             yield first, dict(zip(header, row, strict=True))
+        row, fault = read()
+
+
+def _names_columns(header: list[str]) -> bool:
+    named = [name for name in header if name]
+    return len(named) == len({*named}) > 0 and "\0" not in "".join(named)
 
 
 def _row_within(lines: list[str], row: list[str], at: int, separator: str) -> str | None:

@@ -2,7 +2,7 @@
 
 import re
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -128,14 +128,15 @@ def _faults(values: dict[Any, Any]) -> list[str]:
     packed = [key for key in PACKED if key in values]
     required = ["name"] if packed else ["name", "images", "captions"]
     faults += [f"'{key}' is missing" for key in required if key not in values]
-    if faults:
-        return faults
+    return faults or [f"'{key}' cannot be combined with '{form}'" for form, key in _misplaced(values, packed)]
+
+
+def _misplaced(values: dict[str, Any], packed: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the form of pictures and captions with each key that cannot stand beside it."""
     form = packed[0] if packed else Path(values["captions"]).suffix
-    others = [*packed[1:], *(key for key in ("images", "captions", *COLUMNS) if key in values)]
-    wrong = [key for key in others if key not in BESIDE[form]]
-    if packed and isinstance(values[form], dict):
-        wrong += [key for key in ("split_column",) if key in values]
-    return [f"'{key}' cannot be combined with '{form}'" for key in wrong]
+    for key in (*packed[1:], *(key for key in ("images", "captions", *COLUMNS) if key in values)):
+        if key not in BESIDE[form] or (key == "split_column" and packed and isinstance(values[form], dict)):
+            yield form, key
 
 
 def _is_text(value: Any) -> bool:

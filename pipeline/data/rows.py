@@ -149,15 +149,19 @@ class RowReader:
         wanted = [*named.captions, *filter(None, [named.split])]
         if self.whole:
             wanted = [found.image, *(found.captions or ("caption",)), *wanted]
-        if there and (missing := [name for name in wanted if name not in there]):
+        if missing := [name for name in wanted if there and name not in there]:
             advice = "name the right ones, or the separator of a table, in the manifest, or rename one"
             raise ManifestError(f"{where}: there is no column '{missing[0]}'; {it_has(there)}: {advice}.")
-        others = [*texts[1:], *(name for name in there if _NUMBERED.fullmatch(name.strip().lower()))]
-        if texts and others and not named.captions:
-            passed = "', '".join(others)
-            self.note(f"captions are those of '{texts[0]}', and not of '{passed}', unless caption_columns names them")
+        if texts and not named.captions:
+            others = [*texts[1:], *(name for name in there if _NUMBERED.fullmatch(name.strip().lower()))]
+            self._note_others(texts[0], others)
         self._found[there] = found
         return found
+
+    def _note_others(self, read: str, others: list[str]) -> None:
+        if others:
+            passed = "', '".join(others)
+            self.note(f"captions are those of '{read}', and not of '{passed}', unless caption_columns names them")
 
     def finish(self, entries: list[Entry]) -> list[Entry]:
         """Return the images of all rows, with the captions of columns that hold lists; errors as of `lists`."""

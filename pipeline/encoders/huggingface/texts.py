@@ -156,13 +156,7 @@ class HubTextEncoder(TokenEncoder):
         self._left = not bert and self._tokenizer.padding_side == "left"
         self._masked = not self._width or "attention_mask" in self._tokenizer.model_input_names
         self._pad = int(next((pad for pad in [*pads, config.pad_token_id] if pad is not None), 0))
-        self._global = "maximum"
-        if self._joint:
-            self._global = "projected"
-        elif self._pooling is not None:
-            self._global = self._pooling.described
-        elif not bert and config.model_type in _POOLED:
-            self._global = "pooled"
+        self._global = self._pooled(config, bert)
         most = self._pooling.most if self._pooling is not None else None
         limits = [self._tokenizer.model_max_length, _positions(self.network, config)]
         self.max_length = min(limits if most is None else [*limits, most])
@@ -186,6 +180,14 @@ class HubTextEncoder(TokenEncoder):
         }
         self.versions = library_versions("torch", "transformers", "tokenizers") | checkpoint.commit()
         self.choose(spec.layer)
+
+    def _pooled(self, config: Any, bert: bool) -> str:
+        """Return where the global feature comes from."""
+        if self._joint:
+            return "projected"
+        if self._pooling is not None:
+            return self._pooling.described
+        return "pooled" if not bert and config.model_type in _POOLED else "maximum"
 
     def _ids(self, texts: list[str], most: int) -> list[list[int]]:
         encodings = self._encodings(texts, most)["input_ids"] if texts else []

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EncoderError, XretError
 from ..wording import raised
@@ -20,51 +20,36 @@ if TYPE_CHECKING:
     from .base import TextEncoder, VisualEncoder
 
 
-class Registered(NamedTuple):
-    """An encoder, or a family of them."""
-
-    where: str  # module of this package, and class
-    when: str = ""  # to take it, for `xret list encoders`; none where the same name of the other side says it
-    listed: str = ""  # how that names a family
-
-
-_TIMM, _OPEN_CLIP = "timm:", "open_clip:"
-_FAMILIES = (HUB, _TIMM, _OPEN_CLIP)  # names begin with them
-_OWN = "MODULE:CLASS"
-_TORCHVISION = "resnet152"  # for all of its classifiers
+_FAMILIES = (HUB, "timm:", "open_clip:")  # names begin with them
+_OWN, _TORCHVISION = "MODULE:CLASS", "resnet152"  # any class of a user's, and any classifier
+# By name, or as those of a family are listed, module and class, and when to take it: a line of `xret list encoders`,
+# but for an empty one.
 IMAGES = {
-    _TORCHVISION: Registered("grid:GridEncoder", "for papers' grids; or another torchvision classifier"),
-    HUB: Registered(
-        "libraries.timm_images:HubEncoder", "for strong features: DINOv2, CLIP, SigLIP and others", f"{HUB}ID"
+    _TORCHVISION: ("grid:GridEncoder", "for papers' grids; or another torchvision classifier"),
+    "hf:ID": ("libraries.timm_images:HubEncoder", "for strong features: DINOv2, CLIP, SigLIP and others"),
+    "timm:NAME": ("libraries.timm_images:TimmEncoder", "for a network that transformers does not have"),
+    "open_clip:ARCH/TAG": ("libraries.open_clip:ClipImageEncoder", "for a CLIP of open_clip, or its weights in a file"),
+    "butd": ("detectors.butd:ButdEncoder", "for papers' 36 regions of bottom-up attention"),
+    "butd-grid": ("detectors.butd:ButdGridEncoder", "for a grid of that network, without time for boxes"),
+    "fasterrcnn_resnet50_fpn_v2": (
+        "detectors.torchvision_detector:DetectorEncoder",
+        "for regions without the weights of butd",
     ),
-    _TIMM: Registered(
-        "libraries.timm_images:TimmEncoder", "for a network that transformers does not have", f"{_TIMM}NAME"
-    ),
-    _OPEN_CLIP: Registered(
-        "libraries.open_clip:ClipImageEncoder",
-        "for a CLIP of open_clip, or its weights in a file",
-        f"{_OPEN_CLIP}ARCH/TAG",
-    ),
-    "butd": Registered("detectors.butd:ButdEncoder", "for papers' 36 regions of bottom-up attention"),
-    "butd-grid": Registered("detectors.butd:ButdGridEncoder", "for a grid of that network, without time for boxes"),
-    "fasterrcnn_resnet50_fpn_v2": Registered(
-        "detectors.torchvision_detector:DetectorEncoder", "for regions without the weights of butd"
-    ),
-    "plain-ground": Registered("detectors.plain_ground:PlainGroundEncoder", "for the demo's drawings, without weights"),
-    _OWN: Registered("own:OwnImageEncoder", "for a class that you have written"),
+    "plain-ground": ("detectors.plain_ground:PlainGroundEncoder", "for the demo's drawings, without weights"),
+    _OWN: ("own:OwnImageEncoder", "for a class that you have written"),
 }
 TEXTS = {
-    "bert": Registered("huggingface.texts:HubTextEncoder", "pretrained states of tokens, for few training texts"),
-    "words": Registered("words:WordsEncoder", "ids of words for a GRU, for many training texts"),
-    HUB: Registered("huggingface.texts:HubTextEncoder"),
-    _OPEN_CLIP: Registered("libraries.open_clip:ClipTextEncoder"),
-    _OWN: Registered("own:OwnTextEncoder"),
+    "bert": ("huggingface.texts:HubTextEncoder", "pretrained states of tokens, for few training texts"),
+    "words": ("words:WordsEncoder", "ids of words for a GRU, for many training texts"),
+    "hf:ID": ("huggingface.texts:HubTextEncoder", ""),
+    "open_clip:ARCH/TAG": ("libraries.open_clip:ClipTextEncoder", ""),
+    _OWN: ("own:OwnTextEncoder", ""),
 }
 
 
 def listed() -> dict[str, str]:
-    """Return when to take each encoder, as `xret list encoders` names it."""
-    return {one.listed or name: one.when for side in (IMAGES, TEXTS) for name, one in side.items() if one.when}
+    """Return when to take each encoder."""
+    return {name: when for side in (IMAGES, TEXTS) for name, (_, when) in side.items() if when}
 
 
 def is_own(name: str) -> bool:
@@ -166,9 +151,12 @@ def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:
     return EncoderError(f"there is no {what} '{name}'{hint}; `xret list encoders` lists them")
 
 
-def _class_of(name: str, encoders: dict[str, Registered]) -> Any:
-    family = _OWN if is_own(name) else next((start for start in _FAMILIES if name.startswith(start)), name)
-    found = encoders.get(family, encoders.get(_TORCHVISION))
-    if found is None:
+def _class_of(name: str, encoders: dict[str, tuple[str, str]]) -> Any:
+    def family(of: str) -> str:
+        return next((start for start in _FAMILIES if of.startswith(start)), of)
+
+    known = {family(one): where for one, (where, _) in encoders.items()}
+    where = known.get(_OWN if is_own(name) else family(name), known.get(_TORCHVISION))
+    if where is None:
         raise unknown(name, [*encoders], "text encoder")
-    return resolve_name(f"{__package__}.{found.where}")
+    return resolve_name(f"{__package__}.{where}")

@@ -16,7 +16,7 @@ What the command line does, Python does with the same options and defaults:
     retriever.search(Path("photo.jpg"), k=5)                        # five captions
 
 The parts are there for loops of your own: `xret.nn`, `xret.similarities`, `xret.losses`, `xret.metrics`, and
-`xret.FeatureDataset` and `xret.batches` for what a store holds.
+`xret.FeatureDataset` and `xret.batches` for what a store holds. `xret.testing` has the contracts of parts and encoders.
 
 Importing xret is cheap: torch, Zarr and Dask are imported with the first function that is asked for. All errors are
 `xret.errors.XretError`s, whose message is one sentence: what is wrong, where, and what to do.
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from . import errors, losses, metrics, nn, similarities
+    from . import errors, losses, metrics, nn, similarities, testing
     from .heads.ablation.ablation import ablate
     from .heads.evaluation.alignment import align
     from .heads.evaluation.evaluation import evaluate
@@ -57,7 +57,7 @@ _LAZY = {  # what is imported when it is asked for
     "load": "heads.retrieval.retriever",
     "train": "heads.training.train",
 }
-_MODULES = ("errors", "losses", "metrics", "nn", "similarities")
+_MODULES = ("errors", "losses", "metrics", "nn", "similarities", "testing")
 
 __all__ = [
     "Callback",
@@ -76,6 +76,7 @@ __all__ = [
     "metrics",
     "nn",
     "similarities",
+    "testing",
     "train",
     "tune",
 ]

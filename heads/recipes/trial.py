@@ -1,6 +1,6 @@
 """Parts of one's own on a trial batch, before any training: what they give is held against what is expected."""
 
-import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -96,7 +96,8 @@ def try_loss(part: type[Any], given: Mapping[str, Any], samples: Sequence[Any]) 
 
 
 def _place(part: type[Any]) -> str:
-    return f"{inspect.getfile(part)}: {part.__name__}"
+    file = getattr(sys.modules.get(part.__module__), "__file__", None)  # a notebook has none
+    return f"{file or part.__module__}: {part.__name__}"
 
 
 def _made(part: type[Any], sizes: Sequence[Any], given: Mapping[str, Any]) -> nn.Module:

@@ -1,8 +1,6 @@
 """What every encoder promises, of all encoders at once."""
 
 import gc
-import json
-import re
 import shutil
 import weakref
 from dataclasses import replace
@@ -27,6 +25,7 @@ from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import Options, build_options
 from xret.pipeline.store import FeatureCache
+from xret.testing import check_encoder
 
 TEXTS = ["a picture of thing 1 2", "two dogs", "a red square number 3"]
 RANDOM = {"weights": "random:0"}
@@ -120,21 +119,10 @@ def cases(side, named):
     return pytest.mark.parametrize("extracted", [(side, case) for case in named.values()], ids=named, indirect=True)
 
 
-def says_what_it_is(encoder):
-    assert re.fullmatch(r"[\w.-]+", encoder.name)
-    assert set(encoder.identity) >= {"encoder", "weights", "preprocessing", "layer"}
-    text = json.dumps(encoder.identity)
-    assert json.loads(text) == encoder.identity
-    assert all(isinstance(version, str) for version in encoder.versions.values())
-    for word in ("/", "cpu", "cuda", "version", "batch", *encoder.versions.values()):
-        assert word not in text
-    assert encoder.space is None or isinstance(encoder.space, str)
-
-
 def is_kept_for_pictures(cache, spec, paths):
     features = cache.image_set()
     encoder = load_visual(spec, "cpu")
-    says_what_it_is(encoder)
+    check_encoder(encoder)
     assert (features.rows, features.channels, features.global_channels) == (
         encoder.rows, encoder.channels, encoder.global_channels,
     )  # fmt: skip
@@ -191,7 +179,7 @@ def test_text_encoders_keep_the_contract(extracted):
     cache, spec, _ = extracted
     features, texts = cache.caption_set(), cache.caption_texts(0, cache.captions)
     encoder = load_text(spec, "cpu")
-    says_what_it_is(encoder)
+    check_encoder(encoder)
     assert (features.channels, features.global_channels) == (encoder.channels, encoder.global_channels)
     assert (features.kind, features.space) == (encoder.kind, encoder.space)
     again = Origin.of(features).load_captions(None, "cpu", trust=True)

@@ -1,4 +1,4 @@
-"""Similarities by cosines against recorded values; and what must hold for every similarity of the registry."""
+"""Similarities by cosines against recorded values; and what holds of all beside the contract of `test_testing`."""
 
 import math
 
@@ -6,19 +6,13 @@ import pytest
 import torch
 from recorded import DTYPES, assert_near, assert_recorded, bits, leaf, near
 
-from xret.heads.modules.embedding import Gaussian, Sequence, each
+from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.similarity import SIMILARITIES, Chamfer, CrossAttention, SmoothChamfer, blocks, in_blocks
 from xret.heads.modules.similarity.gaussian import KL, Wasserstein
 from xret.heads.modules.similarity.samples import MonteCarloMatch, match_probability
 from xret.heads.modules.similarity.sets import MIL, Cosine
 
 mil, chamfer = MIL(), Chamfer()
-OPTIONS = [("smooth-chamfer", {"alpha": alpha}) for alpha in (0.5, 40.0)]  # below and above what is computed at once
-OPTIONS += [
-    ("cross-attention", {"direction": direction, "pooling": pooling, "negative_slope": 0.1})
-    for direction in ("t-i", "i-t")
-    for pooling in ("lse", "average")
-]
 CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
 
 
@@ -70,14 +64,6 @@ def test_cosine_agrees_with_torch():
     torch.testing.assert_close(Cosine()(images, captions), expected)
 
 
-@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SIMILARITIES), *OPTIONS])
-def test_gradcheck(name, options):
-    similarity = SIMILARITIES[name](**options).double()
-    images, captions = (embeddings(similarity.embedding, 3, seed=seed) for seed in (0, 1))
-    tensors = [x.requires_grad_() for x in (*floats(images), *floats(captions))]
-    assert torch.autograd.gradcheck(lambda *_: similarity(images, captions), tensors)
-
-
 @pytest.mark.parametrize("alpha", [1e-3, 31.9, 32.0, 32.1, 100.0, 1e6])
 def test_opposite_sets_are_finite_at_any_alpha(alpha):
     images = sets(1, 1, 8, dtype=torch.float32).expand(2, 3, 8).clone().requires_grad_()
@@ -90,40 +76,15 @@ def test_opposite_sets_are_finite_at_any_alpha(alpha):
     torch.testing.assert_close(similarity, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SIMILARITIES)
-def test_zero_embeddings_are_not_nan(name):
-    similarity = SIMILARITIES[name]()
-    images = each(torch.zeros_like, embeddings(similarity.embedding, 2, dtype=torch.float32))
-    tensors = [x.requires_grad_() for x in floats(images)]
-    for captions in (embeddings(similarity.embedding, 2, dtype=torch.float32), images):
-        values = similarity(images, captions)
-        assert values.isfinite().all()
-        assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(values.sum(), tensors))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", SIMILARITIES)
-def test_half_embeddings_are_compared_in_float32(name, dtype):
+def test_half_embeddings_are_compared_in_float32_inside_autocast(name, dtype):
     similarity = SIMILARITIES[name]()
     images, captions = (embeddings(similarity.embedding, 4, 16, seed, dtype) for seed in (0, 1))
-    double = [each(lambda x: x.double() if x.is_floating_point() else x, side) for side in (images, captions)]
-    expected = similarity(*double)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = similarity(images, captions)
-    assert expected.dtype == torch.float64
     assert actual.dtype == torch.float32
-    # The inputs are exact in both, so nothing of the half precision may be left.
-    assert_near(actual, expected, 1e-5)
-
-
-@pytest.mark.parametrize("name", SIMILARITIES)
-def test_made_without_memory_for_weights_and_filled_later(name):
-    with torch.device("meta"):
-        similarity = SIMILARITIES[name]()
-    similarity = similarity.to_empty(device="cpu")
-    similarity.load_state_dict(SIMILARITIES[name]().state_dict())
-    sides = [embeddings(similarity.embedding, 3, seed=seed, dtype=torch.float32) for seed in (0, 1)]
-    assert similarity(*sides).equal(SIMILARITIES[name]()(*sides))
+    assert torch.equal(actual, similarity(images, captions))
 
 
 @pytest.mark.parametrize("name", SIMILARITIES)

@@ -5,13 +5,15 @@
 
 Where a query has other right items than its own, as in ECCV Caption, `map_at_r`, `r_precision` and `best_ranks` take
 which are right, bool ``[queries, gallery]``; `relevance` makes that of ids. `inverted_softmax` holds back items that
-answer too many queries, by the scores of a bank of training queries; `skewness` measures how unevenly they do.
+answer too many queries, by the scores of a bank of training queries; `skewness` measures how unevenly they do. A class
+that derives from `Protocol` is what `xret eval --protocol module:Class` measures by.
 """
 
 from .heads.evaluation.hubness import inverted_softmax, skewness
 from .heads.evaluation.metrics import (
     Ranks,
     Recalls,
+    Table,
     Ties,
     chance,
     log_circular_variance,
@@ -21,11 +23,13 @@ from .heads.evaluation.metrics import (
     recalls,
 )
 from .heads.evaluation.precision import best_ranks, map_at_r, plausible_matches, r_precision
-from .heads.evaluation.protocols import relevance
+from .heads.evaluation.protocols import Protocol, relevance
 
 __all__ = [
+    "Protocol",
     "Ranks",
     "Recalls",
+    "Table",
     "Ties",
     "best_ranks",
     "chance",

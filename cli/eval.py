@@ -18,7 +18,8 @@ from .parsing import FOLDER, RUN_OR_STORE, device_option, other_store_option, sh
     metavar="NAME",
     help="auto: as the manifest says; full; 1k-folds: the mean of five folds of 1,000 images. On COCO's test "
     "split also eccv, cxc and rpc2: ECCV Caption, Crisscrossed Captions and its R-Precision (pip install "
-    "'xret[eccv]'); and pmrp:FILE: R-Precision of plausible matches, from COCO's instances_val2014.json.",
+    "'xret[eccv]'); and pmrp:FILE: R-Precision of plausible matches, from COCO's instances_val2014.json. "
+    "module:Class: your own.",
 )
 @click.option(
     "--ties",

@@ -5,7 +5,7 @@ import click
 from ..pipeline.encoders.registry import listed
 from .parsing import show
 
-PARTS = ("aggregators", "similarities", "losses", "adapters")  # each of which says itself when to take it
+PARTS = ("aggregators", "similarities", "losses", "adapters", "protocols")  # each says itself when to take it
 # Names, with when to take each. A test holds them against the registries.
 LISTS: dict[str, dict[str, str]] = {
     "encoders": listed(),
@@ -29,14 +29,6 @@ LISTS: dict[str, dict[str, str]] = {
         "lit": "for very many pairs, where images keep their global features",
         "sail": "for very many pairs of strong global features",
     },
-    "protocols": {
-        "full": "all images and captions of a split: the default, and COCO 5K",
-        "1k-folds": "5,000 images: the mean of five folds of 1,000, COCO 1K",
-        "eccv": "COCO's test split: ECCV Caption, with right answers that COCO lacks",
-        "cxc": "COCO's test split: Crisscrossed Captions, judged by people",
-        "pmrp": "COCO's test split: matches that are plausible by their objects",
-        "rpc2": "COCO's test split: R-Precision on Crisscrossed Captions",
-    },
 }
 
 
@@ -58,9 +50,11 @@ def list_(what: str) -> None:
 
 def _parts() -> dict[str, dict[str, str]]:
     """Return the lines of the parts; this imports torch."""
+    from ..heads.evaluation.protocols import PROTOCOLS
     from ..heads.modules.adapters import ADAPTERS
     from ..heads.modules.aggregators import AGGREGATORS
     from ..heads.modules.losses import LOSSES
     from ..heads.modules.similarity import SIMILARITIES
 
-    return dict(zip(PARTS, (AGGREGATORS.when, SIMILARITIES.when, LOSSES.when, ADAPTERS.when), strict=True))
+    registries = AGGREGATORS, SIMILARITIES, LOSSES, ADAPTERS, PROTOCOLS
+    return dict(zip(PARTS, (registry.when for registry in registries), strict=True))

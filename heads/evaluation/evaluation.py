@@ -23,7 +23,7 @@ from .hubness import CHOOSE, MULTIPLES, biases_of, require_bank, skewness
 from .metrics import WAYS, Ties, chance_rsum, recall_table, require_ties
 from .own_model import Embedder
 from .paper_rows import ROWS, row_of
-from .protocols import Measure, load_protocol
+from .protocols import Protocol, load_protocol
 from .scoring import Frozen, Ranker, Scored, embed_split, in_one_space, is_store, open_frozen
 
 T = TypeVar("T")
@@ -182,8 +182,8 @@ def evaluate(
         runs: a run folder, a store, or a user-defined model, see `own_model.Embedder`; or several of them.
         store: another feature cache, with features of the same encoders; None: each run's own. A model needs it.
         split: whose images and captions.
-        protocol: one that ``xret list protocols`` names, ``pmrp:FILE`` with COCO's annotations; ``auto``: those of the
-            manifest.
+        protocol: one that ``xret list protocols`` names, ``pmrp:FILE`` with COCO's annotations, or ``module:Class``
+            for a user-defined `xret.metrics.Protocol`; ``auto``: those of the manifest.
         ties: how equal scores are counted, see `metrics.recall`.
         views: take the mean over all views that are cached of an image.
         hubness: correct hubness as well, by a bank of training queries; see the module `hubness`.
@@ -337,17 +337,17 @@ def _skewness(scores: Scored) -> dict[str, float]:
     return {"image_to_text": skewness(scores.similarity), "text_to_image": skewness(scores.similarity.T)}
 
 
-def load_measures(ranker: Ranker, protocol: str = "auto") -> dict[str, Measure]:
+def load_measures(ranker: Ranker, protocol: str = "auto") -> dict[str, Protocol]:
     """Return what measures by each protocol of a manifest, or by a single one; errors of `load_protocol`."""
-    name, _, annotations = protocol.partition(":")
-    names = ranker.cache.protocols if name == "auto" else (name,)
-    return _of_each(names, lambda one: load_protocol(one, annotations))
+    auto = protocol == "auto"
+    names = ranker.cache.protocols if auto else (protocol,)
+    return dict(_of_each(names, lambda one: load_protocol(one, named=not auto)).values())
 
 
 def tables(
     rankers: Several[Ranker],
     scores: Scored,
-    measures: dict[str, Measure],
+    measures: dict[str, Protocol],
     ties: Ties = "pessimistic",
     views: tuple[int, ...] = (1,),
 ) -> Evaluation:
@@ -373,7 +373,7 @@ def _of_each(protocols: Iterable[str], make: Callable[[str], T]) -> dict[str, T]
     return made
 
 
-def _result(protocol: str, measure: Measure, scores: Scored, rankers: Several[Ranker], ties: Ties) -> Result:
+def _result(protocol: str, measure: Protocol, scores: Scored, rankers: Several[Ranker], ties: Ties) -> Result:
     found, images, captions = measure(scores, ties), len(scores.ids), len(scores.texts)
     run = rankers[0].run if len(rankers) == 1 else None
     row = row_of(rankers[0].cache.dataset, protocol) if run is not None and scores.split == "test" else None

@@ -1,6 +1,6 @@
 """Protocols: what is right for each query besides or instead of its own items, and which numbers are taken.
 
-- ``full`` and ``1k-folds``: recalls of each image's own captions, see `metrics.recalls`.
+- ``full`` and ``1k-folds``: recalls of each image's own captions.
 - ``eccv``: mAP@R, R-Precision and R@1 on ECCV Caption (Chun et al., *ECCV Caption: Correcting False Negatives by
   Collecting Machine-and-Human-verified Image-Caption Associations for MS-COCO*).
 - ``cxc``: recalls on Crisscrossed Captions (Parekh et al., CxC). It judged 35,585 pairs as right; papers count 35,614,
@@ -14,6 +14,7 @@ The package `eccv_caption` holds the judgements, of the 5,000 test images and 25
 last three give, of 5,000 images, the mean of five folds of 1,000 as well; a fold's right items are those inside.
 """
 
+import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,50 +27,77 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...pipeline.data.manifest import PROTOCOLS
-from ...pipeline.errors import RunError, nearest, require_packages
+from ...pipeline.errors import RecipeError, RunError, nearest, require_packages
+from ..modules.registry import Registry
+from ..recipes.own import digest_of, known_sources, part_of, remember, sources_of
 from . import metrics
 from .metrics import Table, Ties
 from .precision import best_ranks, map_at_r, plausible_matches, r_precision
 from .scoring import Scored
 
-Measure = Callable[[Scored, Ties], Table]
+Relevance = tuple[Tensor, Tensor]  # of `relevance`
 ZETAS = (0, 1, 2)  # object classes in which plausible matches may differ
 
 
-def load_protocol(name: str, annotations: str = "") -> Measure:
-    """Return what measures scores by a protocol; it raises RunError for samples that the protocol is not defined for.
+class Protocol:
+    """Base of protocols: which items are right for a query, and which numbers are taken.
 
-    `annotations` is the path of COCO's ``instances_val2014.json``, for ``pmrp``. RunError if there is no such protocol,
-    or a package or a file is missing.
+    Made as `Class()`, or as `Class(argument)` where one follows its name, as in ``pmrp:FILE``: it loads what it needs.
+    It is called with scores, which have `similarity [I, C]`, larger is closer, `caption_image [C]`, the image of each
+    caption, `ids` of the images, `texts` of the captions, and `cocoid` and `sentid`, their numbers in COCO; and with
+    `ties`, see `recall`. RunError: it is not defined for these samples.
     """
-    if name not in PROTOCOLS:
-        raise RunError(
-            f"there is no protocol '{name}'{nearest(name, list(PROTOCOLS))}; `xret list protocols` lists them"
-        )
-    if annotations and name != "pmrp":
-        raise RunError(f"only the protocol pmrp takes a file of annotations, not {name}")
-    if name in ("full", "1k-folds"):
-        return partial(_own_captions, name)
-    if name != "pmrp":
-        return partial(judged, load_judgements(name), name)
-    if not annotations:
-        raise RunError(
-            "protocol pmrp compares the object classes of the images: name COCO's annotations, as "
-            "--protocol pmrp:instances_val2014.json"
-        )
-    return partial(plausible, read_classes(Path(annotations)))
+
+    def __call__(self, scores: Scored, ties: Ties) -> Table:
+        """Return the numbers of both directions."""
+        raise NotImplementedError
 
 
-def _own_captions(protocol: str, scores: Scored, ties: Ties) -> Table:
-    if protocol == "1k-folds" and len(scores.ids) != metrics.FOLDED:
-        raise RunError(
-            f"protocol 1k-folds needs exactly {metrics.FOLDED:,} images and split '{scores.split}' has "
-            f"{len(scores.ids):,}; take --protocol full"
-        )
-    if protocol == "full":
+PROTOCOLS: Registry[Protocol] = Registry("protocol", Protocol, "xret.metrics")
+
+
+def load_protocol(name: str, named: bool = True) -> tuple[str, Protocol]:
+    """Return a protocol by its name, ``module:Class`` for a user-defined one, perhaps with an argument after a colon.
+
+    One that the user has not `named` but a store's manifest has runs if it was named here before. RunError if there is
+    no such protocol, or a package or a file is missing.
+    """
+    name, _, argument = name.partition(":")
+    if name not in PROTOCOLS and argument:
+        module, (part, _, argument) = name, argument.partition(":")
+        name = f"{module}:{part}"
+        try:
+            sources = sources_of([name], [], {}) if named else known_sources(f"protocol {name}", [name], [], {})
+            kind = part_of(PROTOCOLS, name, sources)
+        except RecipeError as error:
+            new = f"it has not run here before, or was changed: read it, and name it once as --protocol {name}"
+            raise RunError(f"protocol {name}: {error if named else new}") from error
+        remember({module: digest_of(module, sources[module])})
+    elif name in PROTOCOLS:
+        kind = PROTOCOLS[name]
+    else:
+        known = f"{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}"
+        raise RunError(f"there is no protocol '{name}'{known}; or write module:Class for your own")
+    if argument and not inspect.signature(kind).parameters:
+        raise RunError(f"protocol {name} takes nothing after its name; leave out ':{argument}'")
+    return name, kind(*[argument] if argument else [])
+
+
+@PROTOCOLS.register("full", "all images and captions of a split: the default, and COCO 5K")
+class _Full(Protocol):
+    def __call__(self, scores: Scored, ties: Ties) -> Table:
         return metrics.recall_table(*scores.ranks(), ties)
-    return metrics.recalls(scores.similarity, scores.caption_image, protocol, ties)
+
+
+@PROTOCOLS.register("1k-folds", "5,000 images: the mean of five folds of 1,000, COCO 1K")
+class _Folds(Protocol):
+    def __call__(self, scores: Scored, ties: Ties) -> Table:
+        if len(scores.ids) != metrics.FOLDED:
+            raise RunError(
+                f"protocol 1k-folds needs exactly {metrics.FOLDED:,} images and split '{scores.split}' has "
+                f"{len(scores.ids):,}; take --protocol full"
+            )
+        return metrics.recalls(scores.similarity, scores.caption_image, "1k-folds", ties)
 
 
 def load_judgements(protocol: str) -> Any:
@@ -81,39 +109,82 @@ def load_judgements(protocol: str) -> Any:
     return Metrics()
 
 
-def judged(truth: Any, protocol: str, scores: Scored, ties: Ties) -> Table:
-    """Return the table of ``eccv`` (``mAP@R``, ``R-P``, ``R@1``), ``cxc`` (recalls, ``R@1 1K`` and so on) or ``rpc2``
-    (``RPC2``, ``RPC2 1K``).
+@PROTOCOLS.register("cxc", "COCO's test split: Crisscrossed Captions, judged by people")
+class _CrisscrossedCaptions(Protocol):
+    name, judgements = "cxc", "cxc_gts"
 
-    `truth`, an `eccv_caption.Metrics`, holds the ids of the test split and the right items of each query. RunError
-    where the scores are not of exactly those images and captions.
-    """
-    known, found = (set(truth.coco_gts["i2t"]), set(truth.coco_ids.tolist())), (scores.cocoid, scores.sentid)
-    if any(sorted(ours.tolist()) != sorted(theirs) for ours, theirs in zip(found, known, strict=True)):
-        among = [len(theirs & set(ours.tolist())) for ours, theirs in zip(found, known, strict=True)]
-        raise RunError(
-            f"protocol {protocol} needs the {len(known[0]):,} images and {len(known[1]):,} captions of COCO's test "
-            f"split, with their cocoid and sentid; split '{scores.split}' has {len(found[0]):,} and {len(found[1]):,}, "
-            f"of which {among[0]:,} and {among[1]:,} are among them; take --protocol full"
+    def __init__(self) -> None:
+        self.truth = load_judgements(self.name)
+
+    def __call__(self, scores: Scored, ties: Ties) -> Table:
+        truth = self.truth
+        known, found = (set(truth.coco_gts["i2t"]), set(truth.coco_ids.tolist())), (scores.cocoid, scores.sentid)
+        if any(sorted(ours.tolist()) != sorted(theirs) for ours, theirs in zip(found, known, strict=True)):
+            among = [len(theirs & set(ours.tolist())) for ours, theirs in zip(found, known, strict=True)]
+            raise RunError(
+                f"protocol {self.name} needs the {len(known[0]):,} images and {len(known[1]):,} captions of COCO's test"
+                f" split, with their cocoid and sentid; split '{scores.split}' has {len(found[0]):,} and"
+                f" {len(found[1]):,}, of which {among[0]:,} and {among[1]:,} are among them; take --protocol full"
+            )
+        right = getattr(truth, self.judgements)
+        to_text = relevance(right["i2t"], scores.cocoid, scores.sentid)
+        return self.table(scores, ties, to_text, relevance(right["t2i"], scores.sentid, scores.cocoid))
+
+    def table(self, scores: Scored, ties: Ties, to_text: Relevance, to_image: Relevance) -> Table:
+        return _with_folds(scores, to_text[0], to_image[0], partial(_recalls, ties))
+
+
+@PROTOCOLS.register("rpc2", "COCO's test split: R-Precision on Crisscrossed Captions")
+class _RPrecision(_CrisscrossedCaptions):
+    name = "rpc2"
+
+    def table(self, scores: Scored, ties: Ties, to_text: Relevance, to_image: Relevance) -> Table:
+        return _with_folds(scores, to_text[0], to_image[0], partial(_r_precisions, "RPC2", ties))
+
+
+@PROTOCOLS.register("eccv", "COCO's test split: ECCV Caption, with right answers that COCO lacks")
+class _ECCVCaption(_CrisscrossedCaptions):
+    name, judgements = "eccv", "eccv_gts"
+
+    def table(self, scores: Scored, ties: Ties, to_text: Relevance, to_image: Relevance) -> Table:
+        ways = (
+            {
+                "mAP@R": _percent(map_at_r(scored, relevant, ties, count)),
+                "R-P": _percent(r_precision(scored, relevant, ties, count)),
+                "R@1": metrics.recall(best_ranks(scored, relevant), 1, ties),
+            }
+            for scored, (relevant, count) in ((scores.similarity, to_text), (scores.similarity.T, to_image))
         )
-    right = truth.eccv_gts if protocol == "eccv" else truth.cxc_gts
-    ways = [
-        (scores.similarity, *relevance(right["i2t"], scores.cocoid, scores.sentid)),
-        (scores.similarity.T, *relevance(right["t2i"], scores.sentid, scores.cocoid)),
-    ]
-    if protocol == "cxc":
-        return _with_folds(scores, ways[0][1], ways[1][1], partial(_recalls, ties))
-    if protocol == "rpc2":
-        return _with_folds(scores, ways[0][1], ways[1][1], partial(_r_precisions, "RPC2", ties))
-    measured = [
-        {
-            "mAP@R": _percent(map_at_r(scored, relevant, ties, count)),
-            "R-P": _percent(r_precision(scored, relevant, ties, count)),
-            "R@1": metrics.recall(best_ranks(scored, relevant), 1, ties),
-        }
-        for scored, relevant, count in ways
-    ]
-    return Table(measured[0], measured[1])
+        return Table(*ways)
+
+
+@PROTOCOLS.register("pmrp", "COCO's test split: matches that are plausible by their objects")
+class _PlausibleMatches(Protocol):
+    def __init__(self, annotations: str = "") -> None:
+        if not annotations:
+            raise RunError(
+                "protocol pmrp compares the object classes of the images: name COCO's annotations, as "
+                "--protocol pmrp:instances_val2014.json"
+            )
+        self.classes = read_classes(Path(annotations))
+
+    def __call__(self, scores: Scored, ties: Ties) -> Table:
+        if missing := [number for number in scores.cocoid.tolist() if number not in self.classes]:
+            raise RunError(
+                f"the annotations do not know {len(missing):,} of the {len(scores.cocoid):,} images of split "
+                f"'{scores.split}', among them cocoid {missing[0]}: pmrp needs images of COCO and the annotations of "
+                "their part"
+            )
+        codes = torch.from_numpy(np.stack([self.classes[number] for number in scores.cocoid.tolist()]))
+        # One at a time: a byte a cell.
+        matches = (plausible_matches(codes, zeta)[:, scores.caption_image] for zeta in ZETAS)
+        tables = [_with_folds(scores, one, one.T, partial(_r_precisions, "PMRP", ties)) for one in matches]
+        ways = []
+        for way in metrics.WAYS:
+            found: list[dict[str, float]] = [getattr(table, way) for table in tables]
+            means = {name: fmean(one[name] for one in found) for name in found[0]}
+            ways.append(means | {f"zeta {zeta}": one["PMRP"] for zeta, one in zip(ZETAS, found, strict=True)})
+        return Table(ways[0], ways[1])
 
 
 def _with_folds(
@@ -189,30 +260,6 @@ def read_classes(file: Path) -> dict[int, np.ndarray]:
             "image_id and a category_id: give instances_val2014.json"
         ) from error
     return classes
-
-
-def plausible(classes: Mapping[int, np.ndarray], scores: Scored, ties: Ties) -> Table:
-    """Return ``PMRP``, ``zeta 0``, ``zeta 1``, ``zeta 2`` and, of 5,000 images, ``PMRP 1K``.
-
-    `classes` are those of `read_classes`; RunError where an image has none.
-    """
-    if missing := [number for number in scores.cocoid.tolist() if number not in classes]:
-        raise RunError(
-            f"the annotations do not know {len(missing):,} of the {len(scores.cocoid):,} images of split "
-            f"'{scores.split}', among them cocoid {missing[0]}: pmrp needs images of COCO and the annotations of their "
-            "part"
-        )
-    codes = torch.from_numpy(np.stack([classes[number] for number in scores.cocoid.tolist()]))
-    matches = (
-        plausible_matches(codes, zeta)[:, scores.caption_image] for zeta in ZETAS
-    )  # one at a time: a byte a cell
-    tables = [_with_folds(scores, one, one.T, partial(_r_precisions, "PMRP", ties)) for one in matches]
-    ways = []
-    for way in metrics.WAYS:
-        found: list[dict[str, float]] = [getattr(table, way) for table in tables]
-        means = {name: fmean(one[name] for one in found) for name in found[0]}
-        ways.append(means | {f"zeta {zeta}": one["PMRP"] for zeta, one in zip(ZETAS, found, strict=True)})
-    return Table(ways[0], ways[1])
 
 
 def _percent(values: Tensor) -> float:

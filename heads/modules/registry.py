@@ -9,9 +9,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Generic, TypeVar
 
-from torch import nn
-
-P = TypeVar("P", bound=nn.Module)
+P = TypeVar("P")
 T = TypeVar("T", bound=type)
 
 
@@ -19,7 +17,7 @@ class Registry(dict[str, type[P]], Generic[P]):
     """The parts that do one job, by name.
 
     Args:
-        role: the job: ``aggregator``, ``similarity``, ``loss`` or ``adapter``.
+        role: the job, such as ``aggregator``.
         base: the class that all of them derive from.
         public: the module that offers them.
 

@@ -18,13 +18,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from torch import nn
-
 from ...pipeline.errors import RecipeError, nearest
 from ...pipeline.wording import raised, reason
 from ..modules.registry import Registry
 
-P = TypeVar("P", bound=nn.Module)
+P = TypeVar("P")
 Sources = Mapping[str, str]  # the file of each module; an empty text: it is installed, and imported by its name
 _here: set[str] = set()  # what this process has trained with, where no note can be written
 

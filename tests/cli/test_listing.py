@@ -8,13 +8,13 @@ import pytest
 from command_line import refused, run
 
 from xret.cli.listing import LISTS, PARTS
+from xret.heads.evaluation.protocols import PROTOCOLS
 from xret.heads.modules.adapters import ADAPTERS
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.names import headlines, recipe_names
 from xret.heads.recipes.recipe import load_recipe
-from xret.pipeline.data.manifest import PROTOCOLS
 from xret.pipeline.encoders.registry import listed
 
 NAMES = {

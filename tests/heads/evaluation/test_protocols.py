@@ -18,7 +18,7 @@ from xret.heads.evaluation import metrics, protocols
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import WAYS, recalls
 from xret.heads.evaluation.precision import plausible_matches
-from xret.heads.evaluation.protocols import judged, load_judgements, load_protocol, plausible, read_classes, relevance
+from xret.heads.evaluation.protocols import load_judgements, load_protocol, read_classes, relevance
 from xret.pipeline.errors import CacheError, RunError
 
 COCO = "eccv_caption is not installed"
@@ -57,6 +57,20 @@ def small():
         truths.append((images, captions))
     truths[0][0][int(cocoid[3])].append(77)  # a caption that is not in the gallery
     return scores_of(similarity, cocoid, sentid, owner), truth_of(cocoid, sentid, *truths)
+
+
+def judged(truth, name, scores, ties):
+    """Return the table of a protocol by these judgements."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocols, "load_judgements", lambda protocol: truth)
+        return load_protocol(name)[1](scores, ties)
+
+
+def plausible(classes, scores, ties):
+    """Return the table of ``pmrp`` by these classes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(protocols, "read_classes", lambda file: classes)
+        return load_protocol("pmrp:classes")[1](scores, ties)
 
 
 def full_rankings(scores):
@@ -195,7 +209,7 @@ def annotations(file, **changes):
 
 
 def test_plausible_matches_come_from_the_annotations(tmp_path):
-    measure = load_protocol("pmrp", str(annotations(tmp_path / "instances.json")))
+    _, measure = load_protocol(f"pmrp:{annotations(tmp_path / 'instances.json')}")
     # Classes: {1, 3}, {1, 3}, {3}, {}, {90}; the store has the images in another order, two captions of each.
     cocoid = [15, 12, 11, 14, 13]
     shown = [{90}, {1, 3}, {1, 3}, set(), {3}]
@@ -219,7 +233,7 @@ def test_plausible_matches_come_from_the_annotations(tmp_path):
 
 def test_annotations_that_do_not_fit(tmp_path):
     with pytest.raises(RunError, match=r"none\.json cannot be read: No such file"):
-        load_protocol("pmrp", str(tmp_path / "none.json"))
+        load_protocol(f"pmrp:{tmp_path / 'none.json'}")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "damaged.json").write_bytes(b'{"images": [\xff')
     wrong = [{"categories": []}, {"annotations": [{"image_id": 11, "id": 3}]}, {"images": [11]}, {"annotations": None}]
@@ -268,8 +282,12 @@ def test_judged_protocols_read_the_numbers_of_the_store(setdiv, store, tmp_path,
     ("protocol", "sentence"),
     [
         ("1k-folds", "needs exactly 5,000 images and split .test. has 12; take --protocol full"),
-        ("5k-folds", r"no protocol '5k-folds' \(did you mean '1k-folds'\?\); `xret list protocols`"),
-        ("full:instances.json", "only the protocol pmrp takes a file of annotations, not full"),
+        (
+            "5k-folds",
+            r"no protocol '5k-folds' \(did you mean '1k-folds'\?\): full, 1k-folds, .*; or write module:Class",
+        ),
+        ("full:instances.json", "protocol full takes nothing after its name; leave out ':instances.json'"),
+        ("nowhere:Mine", "protocol nowhere:Mine: there is no module 'nowhere'"),
         ("pmrp", "--protocol pmrp:instances_val2014"),
         ("pmrp:nowhere.json", "nowhere"),
     ],
@@ -288,6 +306,28 @@ def test_what_the_manifest_names_and_does_not_apply_is_left_out_with_a_warning(s
     alone = make_store(folder / "alone.zarr", protocols=("1k-folds",))
     with pytest.raises(RunError, match="1k-folds needs"):
         evaluate([setdiv], store=alone, device="cpu")
+
+
+def test_a_protocol_of_the_users_own(setdiv, folder, tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "from xret.metrics import Protocol, Table, recall\n\n\nclass Recall(Protocol):\n"
+        "    def __init__(self, k='2'):\n        self.k = int(k)\n\n"
+        "    def __call__(self, scores, ties):\n"
+        "        both = [{f'R@{self.k}': recall(ranks, self.k, ties)} for ranks in scores.ranks()]\n"
+        "        return Table(*both)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    there = make_store(folder / "mine.zarr", protocols=("mine:Recall", "full"))
+    assert [table.protocol for table in evaluate([setdiv], store=there, device="cpu").results] == ["full"]
+    (table,) = evaluate([setdiv], store=there, protocol="mine:Recall:5", device="cpu").results
+    known, full = evaluate([setdiv], store=there, device="cpu").results  # once it was named
+    assert (table.protocol, known.protocol, known.rsum) == ("mine:Recall", "mine:Recall", None)
+    for way in WAYS:
+        assert getattr(table, way) == {"R@5": getattr(full, way)["R@5"]}
+        assert list(getattr(known, way)) == ["R@2"]
+    (tmp_path / "mine.py").write_text("class Recall: ...\n")
+    with pytest.raises(RunError, match=r"Recall is no protocol: it must derive from xret\.metrics\.Protocol"):
+        evaluate([setdiv], store=there, protocol="mine:Recall", device="cpu")
 
 
 @pytest.mark.slow

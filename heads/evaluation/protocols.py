@@ -147,15 +147,15 @@ class _ECCVCaption(_CrisscrossedCaptions):
     name, judgements = "eccv", "eccv_gts"
 
     def table(self, scores: Scored, ties: Ties, to_text: Relevance, to_image: Relevance) -> Table:
-        ways = (
+        measured = [
             {
                 "mAP@R": _percent(map_at_r(scored, relevant, ties, count)),
                 "R-P": _percent(r_precision(scored, relevant, ties, count)),
                 "R@1": metrics.recall(best_ranks(scored, relevant), 1, ties),
             }
             for scored, (relevant, count) in ((scores.similarity, to_text), (scores.similarity.T, to_image))
-        )
-        return Table(*ways)
+        ]
+        return Table(measured[0], measured[1])
 
 
 @PROTOCOLS.register("pmrp", "COCO's test split: matches that are plausible by their objects")

@@ -33,6 +33,11 @@ def recipe_file(recipe: str) -> Path:
     return _find(recipe)[0]
 
 
+def when_to_take() -> dict[str, str]:
+    """Return when to take each bundled system, by its name."""
+    return {name: _parse(recipe_file(name))["when"] for name in recipe_names() if "/" not in name}
+
+
 def headlines() -> list[dict[str, Any]]:
     """Return ``name``, ``reaches``, ``paper`` and ``expected`` RSUM, by row, of the bundled recipes, without torch."""
     found = []
@@ -85,6 +90,7 @@ def _base(base: str, layer: Layer) -> tuple[Path, str]:
 def _read(file: Path, variant: str) -> tuple[Layer, str | None]:
     values, text = _parse(file), file.read_text(encoding="utf-8")
     variants = values.pop("variants", {})
+    values.pop("when", None)  # for lists of recipes
     if variant:
         values = {"base": file.stem, **variants[variant], "name": f"{file.stem}/{variant}"}
         text = _text_of(text, variant)

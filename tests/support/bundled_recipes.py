@@ -2,16 +2,21 @@
 
 import pytest
 
-from xret.heads.recipes.names import recipe_names
+from xret.heads.recipes.names import recipe_file, recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.pipeline.errors import RecipeError
 
-SYSTEMS = ["fusemix", "gaussian-vsepp", "gaussian-vsrn", "lit", "maxmatch", "pcme", "pcmepp", "pvse", "sail", "scan"]
-SYSTEMS += ["setdiv", "vse-infty", "vsepp", "vsrn"]
-OURS = ["cca", "linear", "mlp", "setdiv-small"]  # no paper's: their values are ours
+ALL = [name for name in recipe_names() if "/" not in name]
+SYSTEMS = [name for name in ALL if "\n# Paper: " in recipe_file(name).read_text(encoding="utf-8")]
+OURS = [name for name in ALL if name not in SYSTEMS]  # their values are ours
 # All but the variants for COCO that differ from those for Flickr30K in numbers alone.
 KINDS = [name for name in recipe_names() if "/coco-" not in name or name.startswith("gaussian")]
-ALIGNMENT = ["cca", "fusemix", "lit", "sail"]  # of two frozen encoders, any of them
+
+
+def text_kind(recipe):
+    """Return a kind of captions that a recipe takes: words, unless it needs vectors."""
+    needs_vectors = recipe.augment.mix or recipe.model.residual != "none"
+    return recipe.data.text_kind or ("tokens" if needs_vectors else "words")
 
 
 def small_settings(name):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from bundled_recipes import OURS, SYSTEMS, faults
+from bundled_recipes import faults
 from command_line import run
 from small_store import make_store
 
@@ -25,7 +25,6 @@ def test_the_list_groups_variants_below_their_system():
             first = line.split()[0]
             names.append(names[-1].split("/")[0] + first if first.startswith("/") else first)
     assert names == recipe_names()
-    assert [name for name in names if "/" not in name] == sorted([*OURS, *SYSTEMS])
     at = next(number for number, line in enumerate(lines) if line.startswith("setdiv "))
     assert (lines[at].split()[1:], lines[at + 1].split()[0]) == (["524.6", "430.7", "500.8", "cache"], "Kim")
     row = next(line for line in lines if line.startswith("  /coco-resnet152-bigru ") and "506.75" in line)

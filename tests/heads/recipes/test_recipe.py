@@ -31,7 +31,7 @@ def test_a_system_is_complete_and_says_where_it_comes_from(name):
     written, resolved = yaml.safe_load(text), load_recipe(name, ["model.dim=8"]).to_dict()
     assert written["name"] == resolved["name"] == name
     optional = {"augment", "finetune", "runtime", "expected"}
-    assert set(resolved) - optional <= set(written) <= {*resolved, "variants"}
+    assert set(resolved) - optional <= set(written) <= {*resolved, "variants", "when"}
     assert set(written["loss"]) | {"same_text"} == set(resolved["loss"])
     assert set(written["adapter"]) <= set(resolved["adapter"])
 

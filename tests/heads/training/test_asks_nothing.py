@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 from asked_device import META, Asked, one_dropout, one_operation
-from bundled_recipes import ALIGNMENT, KINDS, OURS, SYSTEMS, small_settings
+from bundled_recipes import ALL, KINDS, small_settings, text_kind
 from small_extraction import OPTIONS
 from small_trainings import learner
 from torch import nn
@@ -57,8 +57,7 @@ def test_a_step_of_every_recipe(name, stores, asked):
 def small_learner(name, stores, device="cpu"):
     """Return a recipe, a small model of it and its losses, and what they learn from."""
     recipe = load_recipe(name, small_settings(name))
-    text = "tokens" if name in ALIGNMENT else "words"
-    cache = FeatureCache.open(stores(recipe.data.image_kind or "grid", recipe.data.text_kind or text))
+    cache = FeatureCache.open(stores(recipe.data.image_kind or "grid", text_kind(recipe)))
     return recipe, *learner(cache, recipe, device)
 
 
@@ -81,7 +80,7 @@ def test_a_prepared_batch_is_all_that_a_step_needs(name, stores, asked):
         assert asked.copies == 0
 
 
-@pytest.mark.parametrize("name", [*SYSTEMS, *OURS, "vse-infty/f30k-butd-bert", "vse-infty/f30k-butd-bigru"])
+@pytest.mark.parametrize("name", [*ALL, "vse-infty/f30k-butd-bert", "vse-infty/f30k-butd-bigru"])
 def test_embeddings_and_gradients_are_those_of_a_cpu(name, stores, monkeypatch):
     """What a GPU computes without asking, computed by a CPU."""
     recipe, model, _, split = small_learner(name, stores)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bundled_recipes import ALIGNMENT, small_settings
+from bundled_recipes import small_settings, text_kind
 from small_store import make_store
 from small_trainings import assert_equal, learner, numbers
 from small_trainings import recipe_of as small_recipe
@@ -48,8 +48,7 @@ def trained(recipe, cache, steps):
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_graph_gives_the_bits_of_its_operations(name, stores):
     recipe = load_recipe(name, small_settings(name))
-    text = "tokens" if name in ALIGNMENT else "words"
-    cache = FeatureCache.open(stores(recipe.data.image_kind or "grid", recipe.data.text_kind or text))
+    cache = FeatureCache.open(stores(recipe.data.image_kind or "grid", text_kind(recipe)))
     launched, recorded = (
         trained(replace(recipe, runtime=replace(recipe.runtime, capture=capture)), cache, 12)
         for capture in ("off", "auto")

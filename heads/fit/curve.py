@@ -1,7 +1,8 @@
-"""The learning curve: what a part of the training pictures reaches on `val`, and what twice as many would add.
+"""The learning curve: what parts of the training pictures reach on the test split, and what twice as many would add.
 
-Mean recall grows with the logarithm of the pictures, by less with each doubling. So what the next doubling adds is
-expected to be `FALLS` times the mean of the last two, and its interval is the bootstrap's over the queries of `val`.
+The log-odds of a recall, log(y / (100 - y)), grow with each doubling of the pictures by a little less than with the one
+before. So what the next one adds to them is expected to be `FALLS` times the mean of the last two. The interval is the
+bootstrap's over the test pictures, with `FALLS` drawn from `RANGE` in each of them.
 """
 
 from collections.abc import Mapping
@@ -10,17 +11,18 @@ from pathlib import Path
 
 import numpy as np
 
-from ..evaluation.comparison import DEPTHS, bootstrap
+from ..evaluation.comparison import DEPTHS
 from ..evaluation.metrics import hits
 from ..evaluation.scoring import Ranker, embed_split
 
 SHARES = (0.25, 0.5)  # of the training pictures, beside all of them
-FALLS = 0.85
+FALLS, RANGE = 0.85, (0.6, 1.1)
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Mean recalls on `val`, and what twice the pictures are expected to add, in percent."""
+    """Mean recalls on the test split, and what twice the pictures are expected to add, in percent."""
 
     name: str  # of the candidate
     points: tuple[tuple[int, float], ...]  # training pictures, and the mean recall
@@ -30,28 +32,40 @@ class Curve:
 
     def __str__(self) -> str:
         reached = ", ".join(f"{recall:.1f} from {images:,}" for images, recall in self.points)
-        expected = f"{self.gain:+.1f} ({self.low:+.1f} to {self.high:+.1f})"
-        return f"{self.name} by training pictures, val mR: {reached}; from twice as many expect {expected}"
+        expected = f"{self.gain:+.1f} (95%: {self.low:+.1f} to {self.high:+.1f})"
+        return f"{self.name} by training pictures, test mR: {reached}; expect {expected} from twice as many"
 
 
 def learning_curve(name: str, runs: Mapping[int, Path], device: str) -> Curve:
     """Compare runs of a candidate that learnt from so many pictures, a quarter, half and all, in this order."""
     found = [_hits(run, device) for run in runs.values()]
     images, captions = (np.stack([one[side] for one in found]) for side in (0, 1))
-    count = found[0][2]
-    recalls = 50 * (images.mean((1, 2)) + captions.sum((1, 2)) / (len(DEPTHS) * count.sum()))
-    weights = np.array([-FALLS / 2, 0.0, FALLS / 2])
-    low, high = bootstrap(np.tensordot(weights, images, 1), np.tensordot(weights, captions, 1), count)
-    points = tuple(zip(runs, recalls.tolist(), strict=True))
-    return Curve(name, points, float(weights @ recalls), float(low[-1]) / 6, float(high[-1]) / 6)
+    count, total, rng = found[0][2], len(found[0][2]), np.random.default_rng(0)
+
+    def recalls(weights: np.ndarray) -> np.ndarray:
+        return np.asarray(50 * (images @ weights / total + captions @ weights / (count @ weights)))
+
+    reached = recalls(np.ones(total))
+    gains = []
+    for _ in range(RESAMPLES):
+        weights = np.bincount(rng.integers(0, total, total), minlength=total)
+        gains.append(next_gain(recalls(weights), rng.uniform(*RANGE)))
+    low, high = np.quantile(gains, [0.025, 0.975]).tolist()
+    return Curve(name, tuple(zip(runs, reached.tolist(), strict=True)), next_gain(reached, FALLS), low, high)
+
+
+def next_gain(recalls: np.ndarray, falls: float) -> float:
+    """Return what is expected to be added to the last of three recalls in percent, each of twice the pictures."""
+    share = (recalls / 100).clip(0.001, 0.999)
+    odds = np.log(share / (1 - share))
+    expected = odds[2] + falls * (odds[2] - odds[0]) / 2
+    return float(100 / (1 + np.exp(-expected)) - 100 * share[2])
 
 
 def _hits(run: Path, device: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the hits at each depth of each image of `val`, `[I, 3]`, and of its captions, summed, and their number."""
-    scored = embed_split(Ranker(run, device=device), "val", whole=False)
-    found = [np.stack([hits(one, k).cpu().numpy() for k in DEPTHS], 1).astype(float) for one in scored.ranks()]
+    """Return the mean hits of each test image, of its captions, summed, and the number of these, each `[I]`."""
+    scored = embed_split(Ranker(run, device=device), "test", whole=False)
+    images, captions = (sum(hits(one, k).double() for k in DEPTHS).cpu() / len(DEPTHS) for one in scored.ranks())
     owner = scored.caption_image.numpy()
-    captions = np.zeros((len(scored.ids), len(DEPTHS)))
-    np.add.at(captions, owner, found[1])
-    count = np.bincount(owner, minlength=len(captions))
-    return found[0], captions[count > 0], count[count > 0]
+    summed, count = np.bincount(owner, captions.numpy(), len(scored.ids)), np.bincount(owner, minlength=len(scored.ids))
+    return images.numpy(), summed[count > 0], count[count > 0]

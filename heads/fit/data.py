@@ -32,11 +32,7 @@ class Source:
     name: str  # what messages call it
     manifest: Manifest | None  # None: a store
     store: str
-
-    @property
-    def pictures(self) -> Path | None:
-        """Where the pictures are, if that is known."""
-        return None if self.manifest is None else self.manifest.images
+    pictures: Path | None  # the folder that their names start from, if it is known
 
 
 def find_source(
@@ -46,23 +42,23 @@ def find_source(
 
     ManifestError, RunError: it is nothing of that kind, or options are for something else.
     """
-    url, path = str(out / "features.zarr"), Path(data)
+    url, path, root = str(out / "features.zarr"), Path(data), None if data_root is None else Path(data_root)
     if captions is None and is_store(data):
         if encoder is not None:
             raise RunError(f"{data} is a store, whose features are there; leave {option('encoder')} out")
-        return Source(str(data), None, str(data))
+        return Source(str(data), None, str(data), root)
     if captions is None and path.is_dir():
         raise ManifestError(f"{data} is a folder without features; name the file of captions behind it")
     if captions is None:
-        manifest = load_manifest(data, None if data_root is None else Path(data_root))
-        return Source(str(data), manifest, url)
+        manifest = load_manifest(data, root)
+        return Source(str(data), manifest, url, manifest.images)
     for there, what in ((path.is_dir(), f"folder {data}"), (Path(captions).is_file(), f"file {captions}")):
         if not there:
             raise ManifestError(f"there is no {what}; name a folder of pictures and the file of their captions")
     if (file := Path(captions)).suffix not in SUFFIXES:
         raise ManifestError(f"{captions} is no file of captions; give one that ends in {', '.join(SUFFIXES)}")
     name = re.sub(r"[^a-z0-9_-]+", "-", path.resolve().name.lower()).strip("-") or "pictures"
-    return Source(str(captions), Manifest(name, path.resolve(), file, path=file), url)
+    return Source(str(captions), Manifest(name, path.resolve(), file, path=file), url, path.resolve())
 
 
 def require_contrast(name: str, splits: dict[str, int], texts: Sequence[str]) -> None:

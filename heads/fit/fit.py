@@ -35,6 +35,7 @@ from ..evaluation.scoring import in_one_space
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import changed, load_recipe
 from ..report import write_report
+from ..report.tables import Chart, Opening, line_chart
 from ..runs.features import Sets, sets_named
 from ..runs.info import absolute
 from ..runs.run import CHECKPOINT, Run
@@ -76,7 +77,7 @@ class Fit:
     chosen: str
     before: str  # what the chosen one is compared with: the frozen encoders, or the closed form
     gain: tuple[float, float, float]  # of the chosen one over that on test, in mean recall, and its 95% interval
-    curve: Curve | None
+    curve: Curve
     leaks: str
     report: str
 
@@ -84,28 +85,59 @@ class Fit:
         """Return it as JSON has it."""
         return asdict(self)
 
-    def __str__(self) -> str:
-        rows: Rows = [
-            [f"{'*' if one.name == self.chosen else ' '} {one.name}", one.val, one.test, one.corrected, *one.first]
-            for one in self.rows
-        ]
+    @property
+    def table(self) -> NumberTable:
+        """The rows; the chosen one has a star."""
         caption = (
             "mR is the mean of the six recalls, in %; *: chosen by val"
             f" ({self.images['val']:,} pictures), and judged by test ({self.images['test']:,})"
         )
-        header = ["", "val mR", "test mR", "no hubs", "i→t R@1", "t→i R@1"]
-        lines = [str(NumberTable(caption, header, rows, 1))]
+        rows: Rows = [
+            [f"{'*' if one.name == self.chosen else ' '} {one.name}", one.val, one.test, one.corrected, *one.first]
+            for one in self.rows
+        ]
+        return NumberTable(caption, ["", "val mR", "test mR", "--hubness", "i→t R@1", "t→i R@1"], rows, 1)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the table does not show."""
         difference, low, high = self.gain
-        if self.chosen == self.before:
-            lines.append(f"no candidate is better on val than {self.before}, so that nothing was added to it")
-        else:
-            lines.append(f"{self.chosen} over {self.before} on test: {difference:+.1f} mR ({low:+.1f} to {high:+.1f})")
-        lines += [str(self.curve)] if self.curve else []
+        over = f"{self.chosen} over {self.before} on test: {difference:+.1f} mR (95%: {low:+.1f} to {high:+.1f})"
+        lines = [over if self.chosen != self.before else f"nothing that was fitted is better on val than {self.before}"]
+        lines.append(str(self.curve))
         lines += [f"{row.name} was stopped by the time that was given" for row in self.rows if not row.complete]
-        lines += [f"{self.leaks}"] if self.leaks else []
-        return "\n".join(lines)
+        return [*lines, self.leaks] if self.leaks else lines
+
+    @property
+    def chart(self) -> Chart:
+        """The learning curve, and how it is expected to go on."""
+        images, recall = self.curve.points[-1]
+        known = zip(*self.curve.points, strict=True)
+        lines = {self.curve.name: tuple(known), "expected": ([images, 2 * images], [recall, recall + self.curve.gain])}
+        return line_chart("Mean recall on test by training pictures", lines, "training pictures")
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.table), *self.sentences])
 
 
+@contextmanager
+def _said_once() -> Iterator[None]:
+    """Let no sentence be logged twice: the data are read before each step."""
+    said: set[str] = set()
+
+    def is_new(record: logging.LogRecord) -> bool:
+        before = len(said)
+        said.add(record.getMessage())
+        return len(said) > before
+
+    _log.addFilter(is_new)
+    try:
+        yield
+    finally:
+        _log.removeFilter(is_new)
+
+
+@_said_once()
 def fit(
     data: str | Path,
     captions: str | Path | None = None,
@@ -152,25 +184,27 @@ def fit(
         cache = FeatureCache.open(source.store)
         require_different_pictures(cache)
         _log.info("[3/4] Fitting")
-        end = None if minutes is None else began + 60 * minutes
-        fitting = _Fitting(cache, root, seed, device, end)
-        chosen, curve = fitting.run()
+        fitting = _Fitting(cache, root, seed, device, None if minutes is None else began + 60 * minutes)
+        chosen, fitted = fitting.run()
         _log.info("[4/4] Judging")
-        names = list(fitting.runs)
-        before, report = names[0], root / "report.html"
-        rows = tuple(_row(name, run, fitting.complete[name], device) for name, run in fitting.runs.items())
-        gain = (0.0, 0.0, 0.0)
-        if chosen != before:
-            compared = compare_runs(fitting.runs[before], fitting.runs[chosen], device=device).differences[-1]
-            gain = (compared.second - compared.first) / 6, compared.low / 6, compared.high / 6
-        shown = [fitting.runs[name] for name in dict.fromkeys((before, chosen))]
-        write_report(shown, report, data_root=source.pictures, seed=seed, device=device)
-        _install(fitting.runs[chosen], root)
-        pictures = None if source.pictures is None else str(source.pictures)
-        leaks = find_leaks(cache).sentence
-        return Fit(
-            str(out), cache.url, pictures, splits, rows, chosen, before, gain, curve, leaks, str(Path(out, report.name))
+        found = Fit(
+            run=str(out),
+            store=cache.url,
+            pictures=None if source.pictures is None else str(source.pictures),
+            images=splits,
+            rows=tuple(_row(name, run, fitting.complete[name], device) for name, run in fitting.runs.items()),
+            chosen=chosen,
+            before=next(iter(fitting.runs)),
+            gain=fitting.gain(chosen),
+            curve=learning_curve(fitted, fitting.parts, device),
+            leaks=find_leaks(cache).sentence,
+            report=str(Path(out, "report.html")),
         )
+        shown = [fitting.runs[name] for name in dict.fromkeys((found.before, chosen))]
+        opening = Opening("Fit", found.table, found.chart, found.sentences)
+        write_report(shown, root / "report.html", data_root=source.pictures, seed=seed, device=device, opening=opening)
+        _install(fitting.runs[chosen], root)
+        return found
 
 
 @contextmanager
@@ -212,11 +246,12 @@ class _Fitting:
         self.sets = sets_named(cache, "auto", "auto")
         self.images = len(Split.of(*self.sets, "train").image_rows)
         self.runs: dict[str, Path] = {}
+        self.parts: dict[int, Path] = {}  # those of the curve, by training pictures
         self.complete: dict[str, bool] = {}
         self.resident = Resident()
 
-    def run(self) -> tuple[str, Curve | None]:
-        """Return the chosen candidate and the learning curve of the best one that is fitted."""
+    def run(self) -> tuple[str, str]:
+        """Fit all; return the chosen candidate, and the best but for the frozen one, whose parts are fitted, too."""
         recipes = closed_candidates(self.sets)
         for name, recipe in recipes.items():
             self._fit(name, recipe)
@@ -230,21 +265,24 @@ class _Fitting:
                 self._fit(name, recipe)
                 self._tick(number * epochs - self.counted)
             chosen, fitted = self._best(recipes), self._best([name for name in recipes if name != FROZEN])
-            curve = self._curve(fitted, recipes[fitted])
+            for share in SHARES:
+                run = self.parts[round(share * self.images)] = self.root / "curve" / f"{fitted}-{share:.0%}"
+                self._train(changed(recipes[fitted], {"data.share": share}), run)
+            self.parts[self.images] = self.runs[fitted]
             self._tick(parts * epochs - self.counted)
-        return chosen, curve
-
-    def _curve(self, name: str, recipe: Recipe) -> Curve | None:
-        runs: dict[int, Path] = {}
-        for share in SHARES:
-            part, run = changed(recipe, {"data.share": share}), self.root / "curve" / f"{name}-{share:.0%}"
-            self._train(part, run)
-            runs[round(share * self.images)] = run
-        return learning_curve(name, runs | {self.images: self.runs[name]}, self.device)
+        return chosen, fitted
 
     def _best(self, names: Sequence[str] | Mapping[str, Recipe]) -> str:
         """Return the best on `val`; of equal ones the first."""
         return max(names, key=lambda name: Run(self.runs[name]).info.best_rsum or 0)
+
+    def gain(self, chosen: str) -> tuple[float, float, float]:
+        """Return how far a candidate's mean recall on the test lies above the first one's, and its 95% interval."""
+        before = next(iter(self.runs))
+        if chosen == before:
+            return 0.0, 0.0, 0.0
+        found = compare_runs(self.runs[before], self.runs[chosen], device=self.device).differences[-1]
+        return (found.second - found.first) / 6, found.low / 6, found.high / 6
 
     def _fit(self, name: str, recipe: Recipe) -> None:
         self.runs[name] = self.root / "candidates" / name

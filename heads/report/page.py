@@ -19,7 +19,7 @@ from ..runs.info import versions
 from .attention import attention_of_run
 from .examples import DIRECTIONS, PageRun, agreement_table, by_element, disagreements, gallery
 from .pictures import Pictures
-from .tables import evaluation_tables, facts_table, training_charts
+from .tables import Opening, evaluation_tables, facts_table, training_charts
 
 IMAGES = 3  # whose attention is drawn, of all runs together
 CASES = 3  # queries that succeed, and as many that fail, whose elements are looked at
@@ -40,12 +40,13 @@ def write_report(
     features: str = "auto",
     device: str = "auto",
     trust: bool = False,
+    opening: Opening | None = None,
 ) -> int:
     """Write a page about a run or a user-defined model, or about several of one data set; return its bytes.
 
     The same runs, `seed` and device give the same page; the seed picks what is shown. An earlier report at `out` is
-    replaced. Pictures are in `data_root`; without it, ids and captions replace them. Other arguments are those of
-    `evaluate`.
+    replaced. Pictures are in `data_root`; without it, ids and captions replace them. An `opening` comes first.
+    Other arguments are those of `evaluate`.
 
     Raises:
         RunError: `out` is something else, or the runs are of several data sets, or do not fit their stores or split.
@@ -62,7 +63,7 @@ def write_report(
         log.warning("the page will have no pictures: %s", pictures.why_not)
     named = zip(names([one.ranker.name for one in embedded]), embedded, strict=True)
     shown_runs = [PageRun(name, one, pictures) for name, one in named]
-    text = render(_content(shown_runs, pictures, seed, device))
+    text = render({"opening": opening, **_content(shown_runs, pictures, seed, device)})
     if pictures.unreadable:
         first = next(iter(pictures.unreadable.values()))
         log.warning("unread pictures: %d; the first: %s", len(pictures.unreadable), first)

@@ -16,12 +16,22 @@ Series = tuple[Sequence[float], Sequence[float]]  # epochs and values of a line
 
 
 class Chart(NamedTuple):
-    """Lines over epochs; positions are shares of the width, and from the top of the height."""
+    """Lines over epochs, or what `across` says; positions are shares of the width, and from the top of the height."""
 
     caption: str
     lines: dict[str, list[tuple[float, float]]]  # by name, in the order of their colours
     epochs: list[tuple[float, str]]  # where a number stands on the scale, and which
     values: list[tuple[float, str]]
+    across: str = "epoch"
+
+
+class Opening(NamedTuple):
+    """What a page begins with that is not about its runs alone."""
+
+    title: str
+    table: NumberTable
+    chart: Chart
+    sentences: Sequence[str]
 
 
 def facts_table(runs: Sequence[PageRun]) -> NumberTable:
@@ -111,13 +121,13 @@ def training_charts(runs: Sequence[PageRun]) -> list[Chart]:
     return charts
 
 
-def line_chart(caption: str, lines: Mapping[str, Series]) -> Chart:
-    """Return a chart of lines over epochs."""
+def line_chart(caption: str, lines: Mapping[str, Series], across: str = "epoch") -> Chart:
+    """Return a chart of lines."""
     xs, ys = ([value for line in lines.values() for value in line[axis]] for axis in (0, 1))
     left, low = min(xs), min(ys)
     wide, high = max(max(xs) - left, 1), max(ys) - low or 1
 
-    def across(x: float) -> float:
+    def right(x: float) -> float:
         return (x - left) / wide
 
     def down(y: float) -> float:
@@ -125,9 +135,10 @@ def line_chart(caption: str, lines: Mapping[str, Series]) -> Chart:
 
     return Chart(
         f"{caption}.",
-        {name: [(across(x), down(y)) for x, y in zip(*line, strict=True)] for name, line in lines.items()},
-        [(across(x), f"{x:g}") for x in _ticks(left, max(xs), 1)],
+        {name: [(right(x), down(y)) for x, y in zip(*line, strict=True)] for name, line in lines.items()},
+        [(right(x), f"{x:,g}") for x in _ticks(left, max(xs), 1)],
         [(down(y), f"{y:g}") for y in _ticks(low, low + high)],
+        across,
     )
 
 

@@ -88,18 +88,19 @@ def draw(path: Path, counts: list[int], means: dict[str, list[list[float]]]) -> 
     figure.savefig(path, metadata={"Date": None}, facecolor="white")
 
 
-def make_subset(store: str, out: Path, count: int, seed: int) -> str:
-    """Return a store of global features with so many training pictures, drawn, and all of the other splits."""
+def make_subset(store: str, out: Path, count: int, seed: int, held: int | None = None) -> str:
+    """Return a store of global features with so many training pictures, drawn, all of the test, and `held` of val."""
     import xret
 
-    folder, url = out / f"files-{count}-{seed}", str(out / f"{count}-{seed}.zarr")
+    name = f"{count}-{seed}" if held is None else f"{count}-{held}-{seed}"
+    folder, url = out / f"files-{name}", str(out / f"{name}.zarr")
     if (folder / "done").exists():
         return url
     cache = xret.FeatureCache.open(store)
     images, captions = cache.image_set(), cache.caption_set()
-    first, last = cache.splits["train"]
-    drawn = np.random.default_rng(seed).permutation(np.arange(first, last))[:count]
-    rows = np.sort(np.concatenate([drawn, *(np.arange(*cache.splits[name]) for name in ("val", "test"))]))
+    counts = {"train": count, "val": held, "test": None}
+    drawn = [np.random.default_rng(seed).permutation(np.arange(*cache.splits[key]))[:n] for key, n in counts.items()]
+    rows = np.sort(np.concatenate(drawn))
     folder.mkdir(exist_ok=True)
     np.save(folder / "images.npy", images.global_(rows))
     splits = {row: name for name, ends in cache.splits.items() for row in range(*ends)}

@@ -3,7 +3,9 @@
 import csv
 import json
 import logging
+import math
 import pkgutil
+import re
 import shutil
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from small_checkpoints import save_text_model
+from small_reports import require_sound
 from small_store import make_store
 
 from xret import fit
@@ -79,7 +82,9 @@ def test_the_folder_is_a_run_that_may_move(fitted, tmp_path):
     moved = shutil.copytree(fitted.run, tmp_path / "moved")
     assert mean_recall(moved) == pytest.approx(chosen.test)
     assert Run(moved).recipe == Run(chosen.run).recipe
-    assert 'content="xret report"' in (moved / "report.html").read_text()
+    page = (moved / "report.html").read_text()
+    assert all(sentence in require_sound(page).text for sentence in fitted.sentences)
+    assert re.findall(r'<h2 id="([a-z]+)">', page)[0] == "opening"
 
 
 def test_the_curve_is_that_of_trainings_on_a_part(store, fitted, tmp_path):
@@ -89,8 +94,10 @@ def test_the_curve_is_that_of_trainings_on_a_part(store, fitted, tmp_path):
     train(store, recipe, tmp_path / "half", settings={"data.share": 0.5}, device="cpu")
     images, recalls = zip(*curve.points, strict=True)
     assert images == (15, 30, 60)
-    assert recalls[1:] == pytest.approx((mean_recall(tmp_path / "half", split="val"), rows[curve.name].val), abs=1e-4)
-    assert curve.gain == pytest.approx(FALLS * (recalls[2] - recalls[0]) / 2)
+    assert recalls[1:] == pytest.approx((mean_recall(tmp_path / "half"), rows[curve.name].test))
+    odds = [math.log(recall / (100 - recall)) for recall in recalls]
+    doubled = 100 / (1 + math.exp(-odds[2] - FALLS * (odds[2] - odds[0]) / 2))
+    assert curve.gain == pytest.approx(doubled - recalls[2])
     assert curve.low <= curve.gain <= curve.high
 
 
@@ -107,7 +114,7 @@ STOPS = {
     "xret.pipeline.extraction.filler.Filler.fill": 2,
     "xret.heads.training.trainer.recalls": 4,
     "xret.heads.evaluation.evaluation.recall_table": 2,
-    "xret.heads.fit.curve.bootstrap": 1,
+    "xret.heads.fit.curve.next_gain": 1,
     "xret.heads.fit.fit.evaluate": 2,
     "xret.heads.fit.fit.write_report": 1,
     "xret.heads.fit.fit.shutil.copyfile": 2,
@@ -172,6 +179,7 @@ def test_what_tells_nothing_is_refused_before_anything_is_encoded(clip, tmp_path
 def test_few_pictures_are_fitted_with_a_word_of_what_they_cannot_tell(clip, tmp_path, caplog):
     found = fit(*photos(tmp_path, 12), out=tmp_path / "out", encoder=clip, device="cpu")
     assert "12 pictures, 2 of them to judge by, can show that all works" in caplog.text
+    assert caplog.text.count("names no splits") == 1
     assert [row.name for row in found.rows] == ["frozen", "cca", "linear", "mlp"]
 
 

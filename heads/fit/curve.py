@@ -65,7 +65,7 @@ def next_gain(recalls: np.ndarray, falls: float) -> float:
 def _hits(run: Path, device: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mean hits of each test image, of its captions, summed, and the number of these, each `[I]`."""
     scored = embed_split(Ranker(run, device=device), "test", whole=False)
-    images, captions = (sum(hits(one, k).double() for k in DEPTHS).cpu() / len(DEPTHS) for one in scored.ranks())
+    images, captions = (np.mean([hits(one, k).cpu().numpy() for k in DEPTHS], 0) for one in scored.ranks())
     owner = scored.caption_image.numpy()
-    summed, count = np.bincount(owner, captions.numpy(), len(scored.ids)), np.bincount(owner, minlength=len(scored.ids))
-    return images.numpy(), summed[count > 0], count[count > 0]
+    summed, count = np.bincount(owner, captions, len(scored.ids)), np.bincount(owner, minlength=len(scored.ids))
+    return images, summed[count > 0], count[count > 0]

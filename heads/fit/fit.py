@@ -111,9 +111,9 @@ class Fit:
     @property
     def chart(self) -> Chart:
         """The learning curve, and how it is expected to go on."""
-        images, recall = self.curve.points[-1]
-        known = zip(*self.curve.points, strict=True)
-        lines = {self.curve.name: tuple(known), "expected": ([images, 2 * images], [recall, recall + self.curve.gain])}
+        images, recalls = zip(*self.curve.points, strict=True)
+        beyond = [images[-1], 2 * images[-1]], [recalls[-1], recalls[-1] + self.curve.gain]
+        lines = {self.curve.name: (images, recalls), "expected": beyond}
         return line_chart("Mean recall on test by training pictures", lines, "training pictures")
 
     def __str__(self) -> str:

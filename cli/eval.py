@@ -9,7 +9,15 @@ from .parsing import FOLDER, RUN_OR_STORE, device_option, other_store_option, sh
 
 
 @click.command("eval")
-@click.argument("runs", nargs=-1, required=True, type=RUN_OR_STORE, metavar="RUN|STORE [RUN ...]")
+@click.argument("runs", nargs=-1, type=RUN_OR_STORE, metavar="RUN|STORE [RUN ...]")
+@click.option(
+    "--embeddings",
+    nargs=3,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="IMAGES.npy CAPTIONS.npy INDEX",
+    help="Evaluate embeddings by their cosine, in the place of a RUN. INDEX is CSV or JSON lines with file_name and "
+    "caption, a line a row of CAPTIONS.",
+)
 @other_store_option
 @split_option
 @click.option(
@@ -70,6 +78,7 @@ from .parsing import FOLDER, RUN_OR_STORE, device_option, other_store_option, sh
 @device_option
 def eval_(
     runs: tuple[str, ...],
+    embeddings: tuple[Path, Path, Path] | None,
     compare: bool,
     diagnostics: bool,
     data_root: Path | None,
@@ -91,11 +100,14 @@ def eval_(
     xret eval coco-run --protocol pmrp:annotations/instances_val2014.json
     xret eval xret-demo/setdiv-k4 --diagnostics --data-root xret-demo/scenes
     xret eval coco-run --diagnostics --visual-genome DIR
+    xret eval --embeddings images.npy captions.npy index.csv
     """
     from .. import evaluate
     from ..heads.evaluation.scoring import is_store
 
-    if diagnostics and (len(runs) > 1 or is_store(runs[0])):
+    if bool(runs) == (embeddings is not None):
+        raise click.UsageError("name a RUN or STORE, or give --embeddings")
+    if diagnostics and (len(runs) != 1 or is_store(runs[0])):
         raise click.UsageError("--diagnostics takes one run, and no store")
     for name, given in (("--data-root", data_root), ("--visual-genome", visual_genome)):
         if given is not None and not diagnostics:
@@ -111,7 +123,12 @@ def eval_(
         comparison = compare_runs(*runs, **options)
         show(comparison.to_dict(), str(comparison))
         return
-    evaluation = evaluate(runs, **options)
+    if embeddings is not None:
+        from ..heads.evaluation.given import evaluate_embeddings
+
+        evaluation = evaluate_embeddings(*embeddings, **options)
+    else:
+        evaluation = evaluate(runs, **options)
     found, text = evaluation.to_dict(), str(evaluation)
     if diagnostics:
         from ..heads.diagnostics import diagnose

@@ -34,7 +34,7 @@ COMMANDS = {
 BEHIND = {  # what each hands its arguments to
     xret.extract: (EncoderSpec, Options, build_options), xret.tune: (tune,),
 }  # fmt: skip
-PRINTED = {"diagnostics", "compare"}  # of the terminal alone, or functions of their own
+PRINTED = {"diagnostics", "compare", "embeddings"}  # of the terminal alone, or functions of their own
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -121,3 +121,12 @@ def test_captions_disagree_by_the_mean_over_pairs():
         cosines = [torch.cosine_similarity(*pair, dim=0) for pair in combinations(vectors[owner == image], 2)]
         assert found[image] == pytest.approx(1 - float(torch.stack(cosines).mean()), abs=1e-6)
     assert found[2] == 0
+
+
+def test_ways_of_measuring(tmp_path):
+    store = small_store.make_store(tmp_path / "s.zarr")
+    settings = {"model.dim": 8, "schedule.epochs": 1, "adapter.words.word_dim": 8}
+    xret.train(store, recipe="vsepp", out=tmp_path / "run", settings=settings, device="cpu")
+    rows = table("measuring", tmp_path / "run")
+    whole = xret.evaluate(tmp_path / "run", device="cpu").results[0].mean_recall
+    assert float(next(iter(rows.values()))["mR"]) == pytest.approx(whole, abs=0.05)

@@ -71,6 +71,6 @@ def test_what_has_no_common_space_or_is_no_vector_is_refused(store, tmp_path):
         train(apart, load_recipe("mlp", SMALL), tmp_path / "run", device="cpu")
     with pytest.raises(RecipeError, match=r"adds vectors or sets, which aggregator.image 'pcmepp' does not give"):
         train(store, load_recipe("pcmepp", SMALL), tmp_path / "run", device="cpu")
-    with pytest.raises(RecipeError, match=r"would move the samples that aggregator.image 'pcme' draws away from"):
+    with pytest.raises(RecipeError, match=r"would move the samples that aggregator.image 'pcme' draws"):
         train(store, load_recipe("pcme", SMALL), tmp_path / "run", device="cpu")
     assert not (tmp_path / "run").exists()

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from .errors import ManifestError
+from .errors import ManifestError, XretError
+from .wording import reason
 
 
 class DocumentError(ValueError):
@@ -17,17 +18,26 @@ class DocumentError(ValueError):
 
 
 @contextmanager
-def reading(path: Path, what: str) -> Iterator[None]:
-    """Raise ManifestError where a file, which a message calls `what`, cannot be read or is not of its form."""
+def reading(
+    place: object, advice: str = "restore it", errors: type[Exception] | tuple[type[Exception], ...] = OSError
+) -> Iterator[None]:
+    """Raise ManifestError where what lies at a place cannot be read, or is not of its form.
+
+    `errors` are those that reading it raises; Exception: a library raises anything on damage.
+    """
     try:
         yield
-    except OSError as error:
-        raise ManifestError(f"{path}: {what} cannot be read ({error.strerror}).") from error
+    except XretError:
+        raise
     except UnicodeDecodeError as error:
-        raise ManifestError(f"{path}: this is not UTF-8 ({error.reason}); save it as UTF-8.") from error
+        raise ManifestError(f"{place}: this is not UTF-8 ({error.reason}); save it as UTF-8.") from error
     except DocumentError as error:
-        form = "JSON" if path.suffix == ".json" else "YAML"
-        raise ManifestError(f"{path}: this is not valid {form} ({error}); correct it.") from error
+        form = "JSON" if str(place).endswith(".json") else "YAML"
+        raise ManifestError(f"{place}: this is not valid {form} ({error}); correct it.") from error
+    except errors as error:
+        gone = isinstance(error, FileNotFoundError)
+        what = "there is no such file" if gone else f"this cannot be read ({reason(error)})"
+        raise ManifestError(f"{place}: {what}; {advice}.") from error
 
 
 def read_yaml(path: Path) -> Any:

@@ -67,7 +67,7 @@ def read_imagefolder(folder: Path, reader: RowReader) -> list[Entry]:
 
 def _read_json(path: Path, reader: RowReader) -> list[Entry]:
     """Read Karpathy's form, where captions stand with their image, or COCO's, where they stand in ``annotations``."""
-    with reading(path, "the caption file"):
+    with reading(path):
         document = read_json(path)
     images = document.get("images") if isinstance(document, dict) else None
     if not isinstance(images, list):
@@ -151,7 +151,7 @@ def caption_rows(
     they are taken as they are. `split` is that of all rows; None: as they say. ManifestError: the file cannot be read,
     a column is missing, or a row is wrong; the message names the line.
     """
-    with reading(path, "the caption file"), path.open(encoding="utf-8-sig", newline="") as file:
+    with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
         for line, row in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
             if (entry := reader.entry(row, where := f"{path}: line {line}", split, folder=folder)) is not None:
                 yield where, entry

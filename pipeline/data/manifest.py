@@ -62,7 +62,7 @@ def load_manifest(dataset: str | Path, data_root: Path | None = None) -> Manifes
     are unknown, missing or wrong, or the image folder or caption file is missing.
     """
     path = _find(dataset)
-    with reading(path, "the manifest"):
+    with reading(path):
         values = read_yaml(path)
     if not isinstance(values, dict):
         raise ManifestError(f"{path}: a manifest is a mapping with at least name, images, captions; write them.")

@@ -13,9 +13,9 @@ from typing import Any
 import fsspec
 from fsspec.utils import glob_translate
 
+from ...documents import reading
 from ...errors import ManifestError
 from ...files import walk
-from ...wording import reason
 
 _AT_ONCE = 32  # files that are looked at together: each may be a request to an object store
 _STAMPS = ("ETag", "etag", "mtime", "LastModified", "updated", "created")  # by which file systems tell a change
@@ -49,14 +49,10 @@ def look_at_all(folder: str | Path, names: Iterable[str]) -> list[File]:
 def look_at(folder: str | Path, name: str) -> File:
     """Return the size and stamp that a file has now; ManifestError where there is none."""
     url = url_of(folder, name)
-    try:
+    with reading(url, _RESTORE, Exception):
         fs, path = file_system(url)
         fs.invalidate_cache(path)  # an earlier listing would hide a change
         info: dict[str, Any] = fs.info(path)
-    except FileNotFoundError as error:
-        raise ManifestError(f"{url}: there is no such file; {_RESTORE}.") from error
-    except Exception as error:  # whatever a file system raises
-        raise ManifestError(f"{url}: this cannot be read ({reason(error)}); {_RESTORE}.") from error
     if info["type"] != "file":
         raise ManifestError(f"{url}: this is not a file; name files.")
     return File(name, info["size"], str(next((info[key] for key in _STAMPS if info.get(key)), "")))
@@ -112,14 +108,12 @@ def _below(folder: str | Path, pattern: str) -> Iterator[str]:
 def _matching(folder: str | Path, name: str) -> list[str]:
     if not re.search(r"[*?\[]", name):
         return [name]
-    try:
+    with reading(name, _RESTORE, Exception):
         if is_url(name):
             fs, path = file_system(name)
             found = [fs.unstrip_protocol(one) for one in sorted(fs.glob(path))]
         else:
             found = sorted(_below(folder, name) if "**" in name else glob(name, root_dir=folder))  # noqa: PTH207
-    except Exception as error:  # whatever a file system raises
-        raise ManifestError(f"{name}: this cannot be read ({reason(error)}); {_RESTORE}.") from error
     if not found:
         raise ManifestError(f"{url_of(folder, name)}: no file fits this; {_RESTORE}.")
     return found

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import ManifestError, SampleError, XretError
+from ...documents import reading
+from ...errors import ManifestError, SampleError
 from ...progress import Progress
-from ...wording import reason
 from ..digests import NONE, digest_of, stamp_of
 from ..images import PictureFile, read_picture
 from .files import File, look_at, url_of
@@ -94,12 +94,8 @@ class PackedReader(PictureReader):
                     " into a new store."
                 )
             self._unchanged.add(number)
-        try:
+        with reading(f"{url}: '{name}'", errors=Exception):
             return self._read(url, name, *at)
-        except XretError:
-            raise
-        except Exception as error:  # whatever a file system or a damaged file raises
-            raise ManifestError(f"{url}: '{name}' cannot be read ({reason(error)}); restore the file.") from error
 
     @abstractmethod
     def _read(self, url: str, name: str, first: int, second: int) -> PictureFile:

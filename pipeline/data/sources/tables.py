@@ -9,8 +9,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from ...documents import reading
 from ...errors import ManifestError, SampleError, require_pyarrow
-from ...wording import reason
 from ..images import PictureFile
 from ..rows import Entry, RowReader, file_name
 from .files import file_system
@@ -116,7 +116,7 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowRead
     paths: list[Any] = []
     count = 0
     for number, (url, split) in enumerate(urls):
-        try:
+        with reading(url, errors=Exception):
             for at, (row, path) in enumerate(_rows(_open(kind, url), url, reader)):
                 entry = reader.entry(row, f"{url}: row {at:,}", split, name="")
                 if entry is not None:
@@ -124,10 +124,6 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowRead
                     entries.append(entry)
                     paths.append(path)
                 count += 1
-        except ManifestError:
-            raise
-        except Exception as error:  # whatever a damaged file makes pyarrow raise
-            raise ManifestError(f"{url}: this cannot be read ({reason(error)}); restore it.") from error
     if len({path for path in paths if path and _is_name(path)}) == len(paths):
         for entry, path in zip(entries, paths, strict=True):
             entry.file_name = path

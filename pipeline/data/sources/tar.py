@@ -9,9 +9,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from ...documents import DocumentError, parse_json
+from ...documents import DocumentError, parse_json, reading
 from ...errors import ManifestError
-from ...wording import reason
 from ..images import SUFFIXES, PictureFile
 from ..rows import CAPTIONS, Entry, RowReader, file_name
 from .files import file_system
@@ -43,7 +42,7 @@ def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> 
     links, and two members of a key that say the same thing. ManifestError: the archive is damaged or incomplete.
     """
     samples: dict[str, _Sample] = {}
-    try:
+    with reading(url, errors=(tarfile.TarError, EOFError, OSError)):
         fs, path = file_system(url)
         with fs.open(path, "rb") as opened, tarfile.open(fileobj=opened, mode="r:") as archive:
             while (member := archive.next()) is not None:
@@ -53,8 +52,6 @@ def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> 
                 except ManifestError as error:
                     reader.leave_out(error)
             _require_end(opened, archive.offset, url)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise ManifestError(f"{url}: this is not a whole tar file ({reason(error)}); restore it.") from error
     for key, sample in samples.items():
         (name, place), (document, row) = sample.get("picture", ("", None)), sample.get("json", ("", {}))
         if fault := _fault(sample, key):

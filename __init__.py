@@ -110,17 +110,17 @@ def extract(
     repair: bool = False,
     data_root: "str | Path | None" = None,
 ) -> "Extraction":
-    """Encode the images and captions of a data set once, into a feature cache (``xret extract``).
+    """Encode the images and captions of a data set once, into a feature store (``xret extract``).
 
     Call it again with the same options to resume after a stop.
 
     Args:
         dataset: a manifest's name (``coco``, ``flickr30k``, ``flickr8k``, ``rsicd``) or the path of a manifest.
-        store: the cache: a local path or an fsspec URL.
+        store: a local path or an fsspec URL.
         visual, text: the encoders, as ``xret list encoders`` names them; None skips a side.
         encoder: of pictures and texts, ``hf:ID``, ``hf:DIR``, ``open_clip:ARCH/TAG``, or the folder of a run in which
             `finetune` left its backbones; in the place of `visual` and `text`.
-        layers: whose local features are cached, as a set each, of each encoder but ``words``; -1: the last.
+        layers: whose local features are stored, as a set each, of each encoder but ``words``; -1: the last.
         visual_weights, text_weights, image_size, whole, pool, views, regions, frames, prompt, dtype, trust: of the
             encoders, see `xret.pipeline.encoders.spec.EncoderSpec`.
         splits: names, or one text with commas.

@@ -36,7 +36,7 @@ class VectorsError(XretError, ValueError):
 
 
 class CacheError(XretError):
-    """A feature cache cannot be opened, does not fit, or is damaged."""
+    """A feature store cannot be opened, does not fit, or is damaged."""
 
 
 class StoreError(XretError):

@@ -116,7 +116,7 @@ def _of_layers(encoder: Any, specs: Sequence[EncoderSpec]) -> list[Any]:
     for number, spec in enumerate(specs):
         if number:
             encoder = copy(encoder)
-            encoder.choose(spec.layer)
+            encoder.use_layer(spec.layer)
         encoder.spec = spec.located(encoder.versions)
         encoders.setdefault(str(encoder.identity.get("layer")), encoder)
     return list(encoders.values())

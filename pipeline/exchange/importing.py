@@ -28,7 +28,7 @@ from ..store.leaks import find_leaks
 from ..store.store import open_for_writing, splits_at
 from ..wording import counted, printable, some_of
 from . import FORMATS
-from .importers.source import Source, SourceError, Table
+from .importers.source import Imported, SourceError, Table
 from .matching import match, match_own
 from .options import ImportOptions
 
@@ -89,7 +89,7 @@ def _encoders(options: ImportOptions, manifest: Manifest | None) -> tuple[str, .
     return encoders
 
 
-def _open_source(options: ImportOptions, encoders: Sequence[str]) -> Source:
+def _open_source(options: ImportOptions, encoders: Sequence[str]) -> Imported:
     """Return what the source holds, with notes of what may be wrong with it."""
     path, format_ = options.source.absolute(), FORMATS[options.format_]
     if not path.exists():
@@ -97,7 +97,7 @@ def _open_source(options: ImportOptions, encoders: Sequence[str]) -> Source:
     if options.arrays and not format_.takes_arrays:
         raise SourceError(f"--arrays names the arrays of an HDF5 file, but --from is {options.format_}; leave it out")
     opened = resolve_name(f"{__package__}.importers.{format_.where}")(path, options)
-    source = opened if isinstance(opened, Source) else Source(opened)
+    source = opened if isinstance(opened, Imported) else Imported(opened)
     if source.left_out:
         log.warning("%s left out: %s.", counted(len(source.left_out), "row"), "; ".join(some_of(list(source.left_out))))
     images = source.images
@@ -138,7 +138,7 @@ def _facts(table: Table, encoder: str, options: ImportOptions, *, one_model: boo
     )
 
 
-def _own_samples(source: Source, options: ImportOptions, kept: Kept) -> Samples:
+def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Samples:
     """Return the source's images and captions as a data set; captions are numbered by their entries."""
     entries: dict[str, Entry] = {}
     assert source.captions is not None
@@ -196,7 +196,7 @@ def _fill(
         for chunk in missing:
             started = time.monotonic()
             first, last = features.rows_in(chunk)
-            arrays = features.begun(chunk)
+            arrays = features.read_chunk(chunk)
             rows = left[(left >= first) & (left < last)]
             at, own = rows - first, entries[rows]
             faults = dict.fromkeys(at[own < 0].tolist(), "the source has no features of it")

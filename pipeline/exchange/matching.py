@@ -14,10 +14,10 @@ import numpy as np
 
 from ..data.images import SUFFIXES
 from ..data.samples import ImageSample, Samples, tokenize
-from .importers.source import Source, SourceError, Table
+from .importers.source import Imported, SourceError, Table
 
 
-def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str, int]:
+def match(source: Imported, samples: Samples) -> tuple[dict[str, np.ndarray], str, int]:
     """Find the entries of a source in a data set.
 
     Returns, by modality, the entry of each image and caption, int64, -1 for one that the source lacks; the kind of key;
@@ -29,7 +29,7 @@ def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str,
     _check_captions(source.images, rows, samples)
     found = np.flatnonzero(rows >= 0)
     images[rows[found]] = found
-    _choose(source.images, images, rows[found], found)
+    _pick(source.images, images, rows[found], found)
     entries = {"images": images}
     if source.captions is not None:
         row_of = dict(zip(source.images.keys, rows.tolist(), strict=True))
@@ -42,12 +42,12 @@ def match(source: Source, samples: Samples) -> tuple[dict[str, np.ndarray], str,
             for caption in image.captions
         )
         table = source.captions
-        chosen = (own[0] if len(own) == 1 else table.choose(own) for own in captions)
+        chosen = (own[0] if len(own) == 1 else table.pick(own) for own in captions)
         entries["captions"] = np.fromiter(chosen, np.int64)
     return entries, kind, int((rows < 0).sum())
 
 
-def match_own(source: Source, samples: Samples) -> dict[str, np.ndarray]:
+def match_own(source: Imported, samples: Samples) -> dict[str, np.ndarray]:
     """Return the entries of the source's own images and captions; a caption's number is its entry."""
     known: dict[str, int] = {}
     for entry, key in enumerate(source.images.keys):
@@ -123,11 +123,11 @@ _KINDS: dict[str, tuple[Callable[[ImageSample], str], Callable[[str], str]]] = {
 }
 
 
-def _choose(table: Table, images: np.ndarray, rows: np.ndarray, entries: np.ndarray) -> None:
+def _pick(table: Table, images: np.ndarray, rows: np.ndarray, entries: np.ndarray) -> None:
     order = np.argsort(rows, kind="stable")
     found, first, count = np.unique(rows[order], return_index=True, return_counts=True)
     for row, at, several in zip(found[count > 1], first[count > 1], count[count > 1], strict=True):
-        images[row] = table.choose(entries[order[at : at + several]].tolist())
+        images[row] = table.pick(entries[order[at : at + several]].tolist())
 
 
 def _check_captions(table: Table, rows: np.ndarray, samples: Samples) -> None:

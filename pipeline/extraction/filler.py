@@ -142,7 +142,7 @@ class Filler:
     def _batches(self, groups: Iterable[Sequence[int]]) -> Iterator[list[Item]]:
         """Yield the images of each group of chunks that a set lacks, as many as go together."""
         for group in groups:
-            chunks = {number: Chunk(number, self._arrays(number, FeatureSet.begun)) for number in group}
+            chunks = {number: Chunk(number, self._arrays(number, FeatureSet.read_chunk)) for number in group}
             if not (rows := self._lacking(group).tolist()):
                 continue  # a worker that was killed has written them
             names, keys = (read(rows[0], rows[-1] + 1) for read in (self.cache.file_names, self.cache.ids))
@@ -208,7 +208,7 @@ class Filler:
             whole = {item.chunk.number: item.chunk for item in items if not item.chunk.left}
         for chunk in whole.values():
             with _timed(tally, "write"):
-                for k, own in chunk.begun.items():
+                for k, own in chunk.arrays.items():
                     self.sets[k].write(chunk.number, own, chunk.failed[k])
         return tally
 
@@ -260,15 +260,15 @@ class Filler:
             ids = self.encoders[0].tokenize(texts)
         lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
         starts = np.cumsum(lengths) - lengths
-        begun = self._arrays(chunk, FeatureSet.blank)
-        for own in begun.values():
+        arrays = self._arrays(chunk, FeatureSet.blank)
+        for own in arrays.values():
             own["token"][: lengths.sum()] = np.concatenate(ids)
             own["start"][:] = starts + chunk * len(own["token"])
             own["length"][:], own["status"][:] = lengths, OK
         left = np.arange(len(texts))
         if self.sets[0].channels is not None:
             if self._reusable:
-                found = [self._reusable[k].copy_captions(own, texts, starts, lengths) for k, own in begun.items()]
+                found = [self._reusable[k].copy_captions(own, texts, starts, lengths) for k, own in arrays.items()]
                 left = np.unique(np.concatenate(found))
             by_length = left[np.argsort(lengths[left], kind="stable")]  # captions of like length need little padding
             for first in range(0, len(left), self.batch_size):
@@ -276,10 +276,10 @@ class Filler:
                 if self._stopped:
                     raise CacheError("the extraction was stopped")
                 names = [texts[row] for row in np.repeat(rows, lengths[rows])], [texts[row] for row in rows]
-                encoded = self._encode([*begun], [ids[row] for row in rows], names, tally)
-                for own, (states, pooled) in zip(begun.values(), encoded, strict=True):
+                encoded = self._encode([*arrays], [ids[row] for row in rows], names, tally)
+                for own, (states, pooled) in zip(arrays.values(), encoded, strict=True):
                     own["local"][ranges(starts[rows], lengths[rows])], own["global"][rows] = states, pooled
-        for k, own in begun.items():
+        for k, own in arrays.items():
             tally[self.job.paths[k], "encoded"] += len(left)
             tally[self.job.paths[k], "reused"] += len(texts) - len(left)
             with _timed(tally, "write"):
@@ -298,10 +298,10 @@ class Filler:
                 if isinstance(encoded[0], list):  # regions
                     return encoded
                 dtypes = [self.sets[k].dtype for k in sets]
-                begun = [
+                pending = [
                     [_begin_reading(part, dtype) for part in one] for one, dtype in zip(encoded, dtypes, strict=True)
                 ]
-            return [(local(names[0]), global_(names[1])) for local, global_ in begun]
+            return [(local(names[0]), global_(names[1])) for local, global_ in pending]
 
 
 def _load(specs: Sequence[EncoderSpec], features: FeatureSet, device: str) -> Sequence[Any]:

@@ -23,13 +23,13 @@ class Chunk:
     `left` counts the images to come.
     """
 
-    def __init__(self, number: int, begun: dict[int, dict[str, np.ndarray]]) -> None:
-        self.number, self.begun, self.left = number, begun, 0
+    def __init__(self, number: int, arrays: dict[int, dict[str, np.ndarray]]) -> None:
+        self.number, self.arrays, self.left = number, arrays, 0
         self.failed: dict[int, dict[int, str]] = defaultdict(dict)
 
     def lacking(self, at: int) -> dict[int, dict[str, np.ndarray]]:
         """Return by number the arrays of each set that lacks an image, by its row in the chunk."""
-        return {k: own for k, own in self.begun.items() if own["status"][at] == NOT_DONE}
+        return {k: own for k, own in self.arrays.items() if own["status"][at] == NOT_DONE}
 
 
 class Picture(NamedTuple):

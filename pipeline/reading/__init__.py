@@ -1,1 +1,1 @@
-"""From the cache to batches: where features lie in training, and new pictures and captions encoded alike."""
+"""From the store to batches: where features lie in training."""

@@ -1,4 +1,4 @@
-"""From the cache to batches: usable samples of a split, shuffled, in the order that training or evaluation wants."""
+"""From the store to batches: usable samples of a split, shuffled, in the order that training or evaluation wants."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,9 +13,9 @@ from ..device import on_host, send
 from ..store import CaptionSet, ImageSet
 from ..store.rows import ranges
 from ..wording import counted
-from .features import Draws, Features, Joined, SideBySide, Source, Stored
+from .features import Draws, Features, FeatureSource, Joined, SideBySide, Stored
 from .joined_sets import Captions, Images, parts_of
-from .placement import Placement, Resident, choose
+from .placement import Placement, Resident, choose_placement
 from .prefetch import block_order, opened_ahead, read_ahead
 from .split import Split, texts_of
 
@@ -57,7 +57,7 @@ class Batches:
     """
 
     def __init__(
-        self, parts: Sequence[Split], image_source: Source, caption_source: Source, device: torch.device
+        self, parts: Sequence[Split], image_source: FeatureSource, caption_source: FeatureSource, device: torch.device
     ) -> None:
         first, self.parts, self.device = parts[0], tuple(parts), device
         self.image_source, self.caption_source = image_source, caption_source
@@ -126,7 +126,7 @@ class Batches:
         """Yield the features of all captions, in their order."""
         return self._in_order(self.caption_source, self.captions, batch_size)
 
-    def _in_order(self, source: Source, samples: int, batch_size: int) -> Iterator[Features]:
+    def _in_order(self, source: FeatureSource, samples: int, batch_size: int) -> Iterator[Features]:
         items = np.split(np.arange(samples), range(batch_size, samples, batch_size))
         return read_ahead(source.fetch, items, self.device)
 
@@ -184,10 +184,10 @@ def stored_batches(
     views: Sequence[int] = (0,),
     share: float = 1.0,
 ) -> Batches:
-    """Return the usable samples of a split, or of several, with what sets of a cache hold, as batches on `device`.
+    """Return the usable samples of a split, or of several, with what sets of a store hold, as batches on `device`.
 
     Fields are of ``local``, ``global`` and ``token``; of several sets some for each. `placement` is that of
-    `placement.choose`, `share` that of `Split.drawn`, and `resident` what lies in memory already. Of several `views` an
+    `choose_placement`, `share` that of `Split.drawn`, and `resident` what lies in memory already. Of several `views` an
     epoch draws one for each image, which follows from seed, epoch and image alone; `Batches.image_features` gives the
     first. CacheError: the split is missing or incomplete, or has no usable sample. RunError: it does not fit where
     `placement` puts it.
@@ -203,7 +203,7 @@ def stored_batches(
         placement = "stream"
     counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
     what = f"the features of {counts} ({cache.dataset}, {', '.join(names)})"
-    place, where = choose(placement, columns, device, cache.folder.is_local, what, resident)
+    place, where = choose_placement(placement, columns, device, cache.folder.is_local, what, resident)
     for part in (*images, *captions):
         part.place(where, device, resident)
     image_source, caption_source = (one[0] if len(one) == 1 else SideBySide(one) for one in (images, captions))

@@ -24,7 +24,7 @@ class Features:
     """Features of one modality, padded, on one device. What was not asked for is None."""
 
     length: Tensor  # valid local rows, int64 [B]; see `device.send`
-    local: Tensor | None = None  # [B,N,C] in the cache's dtype; padding rows are zero
+    local: Tensor | None = None  # [B,N,C] in the store's dtype; padding rows are zero
     global_: Tensor | None = None  # [B,C]
     token: Tensor | None = None  # token ids, int64 [B,N]
     place: Tensor | None = None  # where rows were left out: the number of each that stays among all, int64 [B,N]
@@ -57,7 +57,7 @@ def side_by_side(parts: Sequence[Features]) -> Features:
     return replace(parts[0], others=tuple(parts[1:])) if len(parts) > 1 else parts[0]
 
 
-class Source(Protocol):
+class FeatureSource(Protocol):
     """Where the features of a split's images, or of its captions, come from. Samples are counted from 0."""
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
@@ -70,7 +70,7 @@ class Source(Protocol):
 class Stored:
     """Features of one set, which lie in the store or in memory; `place` says where.
 
-    Of the samples in these `rows` of the cache `fields` are read, of ``local``, ``global`` and ``token``, by field in
+    Of the samples in these `rows` of the store `fields` are read, of ``local``, ``global`` and ``token``, by field in
     `columns`; of several `views` all samples in the first, then all in the next. Where a set has fewer views than these
     name, it begins again with its first.
     """
@@ -103,7 +103,7 @@ class Stored:
             self.columns[field] = Column((*which, field), read, rows, count, ragged, _row_bytes(features, field))
 
     def place(self, where: Where, device: torch.device, resident: Resident) -> None:
-        """Put the columns where `placement.choose` said, unless `resident` has them, for batches on a device."""
+        """Put the columns where `choose_placement` said, unless `resident` has them, for batches on a device."""
         self.device = device
         for field, column in self.columns.items():
             # Word ids are few bytes in many small pieces: in memory they cost next to nothing, in the store the most.
@@ -146,7 +146,7 @@ class SideBySide:
 class Joined:
     """Several sources of so many samples each, of the same fields on one device; samples are counted on."""
 
-    def __init__(self, sources: Sequence[Source], sizes: Sequence[int]) -> None:
+    def __init__(self, sources: Sequence[FeatureSource], sizes: Sequence[int]) -> None:
         self.sources, self.start = sources, np.cumsum([0, *sizes])
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
@@ -154,7 +154,7 @@ class Joined:
         parts = [source.fetch(own, draws) for source, own in self._parts(items)]
         return parts[0] if len(parts) == 1 else lambda: concatenate([part() for part in parts])
 
-    def _parts(self, items: np.ndarray) -> Iterator[tuple[Source, np.ndarray]]:
+    def _parts(self, items: np.ndarray) -> Iterator[tuple[FeatureSource, np.ndarray]]:
         """Yield the sources that have some of these samples, with their own numbers of them."""
         bounds = np.searchsorted(items, self.start)
         for source, start, a, b in zip(self.sources, self.start, bounds, bounds[1:], strict=False):

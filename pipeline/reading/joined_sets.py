@@ -1,4 +1,4 @@
-"""Several feature sets of a cache, read side by side: a sample has the features of each."""
+"""Several feature sets of a store, read side by side: a sample has the features of each."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,7 +16,7 @@ S = TypeVar("S", ImageSet, CaptionSet)
 
 
 class JoinedSets(Generic[S]):
-    """Two or more sets of images of one cache, or of captions; `joined` makes them."""
+    """Two or more sets of images of one store, or of captions; `joined` makes them."""
 
     def __init__(self, parts: Sequence[S]) -> None:
         self.parts: tuple[S, ...] = tuple(parts)

@@ -14,7 +14,7 @@ _LOOKED_FOR = 100  # images of which one has to be in a folder; single ones may 
 
 
 def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
-    """Return the folder that holds the images of a cache.
+    """Return the folder that holds the images of a store.
 
     It is `data_root`, the folder ``images`` in it, or where a manifest in `data_root` says, which may be a copy of a
     bundled one; else where the bundled one says, below `data_root`. CacheError or ManifestError if they are not there.
@@ -43,7 +43,7 @@ def manifests_in(folder: Path | None, dataset: str) -> Iterator[Manifest]:
 
 
 def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:
-    """Return what opens the pictures of a cache by their file names; errors as of `image_folder`.
+    """Return what opens the pictures of a store by their file names; errors as of `image_folder`.
 
     `data_root` is that of `image_folder`; where pictures lie in files with others, what the names of these start from.
     """
@@ -52,7 +52,7 @@ def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:
 
 
 def _folder_of_files(cache: FeatureCache, data_root: Path | None) -> Path:
-    """Return the folder where the names of the files start that hold the pictures of a cache.
+    """Return the folder where the names of the files start that hold the pictures of a store.
 
     A store may come from a stranger: it names files outside `data_root` only where a manifest in there does, too.
     """

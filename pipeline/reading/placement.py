@@ -40,7 +40,7 @@ class Column:
     """One array of a feature set for the samples of a split, which are counted from 0; `place` puts it somewhere."""
 
     name: Hashable  # what tells it from all others
-    read: Callable[[np.ndarray], np.ndarray]  # returns the rows of samples, packed, from their rows in the cache
+    read: Callable[[np.ndarray], np.ndarray]  # returns the rows of samples, packed, from their rows in the store
     rows: np.ndarray  # the samples' rows in the cache, int64 [S]
     count: np.ndarray  # rows of the array that belong to each sample, int64 [S]
     ragged: bool  # whether `count` varies, so that a batch has to be padded
@@ -102,7 +102,7 @@ class Column:
         return table
 
 
-def choose(
+def choose_placement(
     placement: Placement, columns: Sequence[Column], device: torch.device, is_local: bool, what: str, resident: Resident
 ) -> tuple[Placement, Where]:
     """Return how `columns`, all features of a split, are placed, and where they lie.

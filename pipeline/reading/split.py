@@ -21,8 +21,8 @@ class Split:
 
     image_set: Images  # the features of its images
     caption_set: Captions  # the features of its captions
-    image_rows: np.ndarray  # image rows of the cache, int64
-    caption_rows: np.ndarray  # caption rows of the cache, int64
+    image_rows: np.ndarray  # image rows of the store, int64
+    caption_rows: np.ndarray  # caption rows of the store, int64
     caption_image: np.ndarray  # index into `image_rows` of each of `caption_rows`, int64
     skipped: int  # failed images, and failed captions of good images
     placement: Placement = "stream"  # where their features lie while they are read; never ``auto``

@@ -139,13 +139,13 @@ def verify(url: str) -> Verification:
     chunks, failed = 0, []
     with Progress("verify", sum(features.chunks for features in sets), "chunks") as progress:
         for features in sets:
-            marked = features.marked()
-            chunks += len(marked)
+            written = features.written()
+            chunks += len(written)
             try:
                 failed += [{"id": key, "reason": reason} for key, reason in features.failures]
             except CacheError:
                 damaged.append(Damage(f"{features.path}/status"))
-            for chunk in marked:
+            for chunk in written:
                 samples = features.rows_in(chunk)
                 damaged += [
                     Damage(f"{features.path}/{name}", chunk, samples) for name in damaged_arrays(features, chunk)
@@ -191,7 +191,7 @@ def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
 
 def damaged_chunks(features: FeatureSet) -> list[int]:
     """Return the chunks that are done and damaged."""
-    return [chunk for chunk in features.marked() if damaged_arrays(features, chunk)]
+    return [chunk for chunk in features.written() if damaged_arrays(features, chunk)]
 
 
 def _is_finite(values: np.ndarray, name: str, arrays: dict[str, Any], features: FeatureSet) -> bool:

@@ -93,7 +93,7 @@ class FeatureSet:
         """Return the chunks that hold rows of these splits that are not done."""
         return sorted(set((self.rows_left(splits) // self.chunk_rows).tolist()))
 
-    def marked(self) -> list[int]:
+    def written(self) -> list[int]:
         """Return the chunks that have a mark, whether it can be read or not; rows of a chunk may be left."""
         names = self.cache.folder.names(f"{self.path}/status")
         return sorted(int(name.split(".")[1]) for name in names if name.startswith("c."))
@@ -172,7 +172,7 @@ class FeatureSet:
             blank[name] = np.full((rows, *array.shape[1:]), array.fill_value, array.dtype)
         return blank
 
-    def begun(self, chunk: int) -> dict[str, np.ndarray]:
+    def read_chunk(self, chunk: int) -> dict[str, np.ndarray]:
         """Return the arrays of a chunk by name as they are in the store, or blank if none of its samples is done.
 
         CacheError: a file of it is missing or damaged; Zarr would take fill values for one that is missing.

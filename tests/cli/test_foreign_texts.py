@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     cache = FeatureCache.open(str(store), writable=True)
     images = cache.image_set()
     chunk = 61 // images.chunk_rows
-    images.write(chunk, images.begun(chunk), {61: f"{MARK}: damaged"})
+    images.write(chunk, images.read_chunk(chunk), {61: f"{MARK}: damaged"})
     for name in cache.file_names(0, cache.images):
         (folder / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (40, 30)).save(folder / "images" / name)

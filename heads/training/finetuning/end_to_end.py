@@ -29,7 +29,7 @@ _OF_IMAGE, _OF_CAPTION = 1, 2  # so that each draws numbers of its own
 
 
 class Pictures:
-    """The images of a split as pixels [B,3,S,S], which take the place of local features; a `features.Source`.
+    """The images of a split as pixels [B,3,S,S], which take the place of local features; a `features.FeatureSource`.
 
     `crop_and_flip` names the windows that are read in training, see `read_window`, or is ``none``; EncoderError if the
     `encoder` does not bring one to the size of a whole picture.
@@ -63,7 +63,7 @@ class Pictures:
 
 
 class Tokens:
-    """The captions of a split as token ids; a `features.Source`.
+    """The captions of a split as token ids; a `features.FeatureSource`.
 
     In training the share `masked` of the words is changed, see `change_words`; EncoderError if the tokenizer cannot.
     """

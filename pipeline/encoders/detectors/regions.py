@@ -32,7 +32,7 @@ class Selection:
                 f" {self.proposals}; the published features have 36 or 10-100"
             )
 
-    def choose(self, scores: Tensor, overlaps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def select(self, scores: Tensor, overlaps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Choose among n boxes by their scores [n,C], background excluded, and intersections over union [n,n].
 
         Non-maximum suppression runs for every class on its own. The confidence of a box is its best score among the
@@ -100,10 +100,10 @@ class RegionEncoder(VisualEncoder):
     @torch.inference_mode()
     def encode(self, pictures: list[Any]) -> list[Regions]:
         """Encode pictures, each by itself, so that none depends on the others; regions come most confident first."""
-        return [self._choose(self.detect(picture)) for picture in pictures]
+        return [self._select(self.detect(picture)) for picture in pictures]
 
-    def _choose(self, found: Detected) -> Regions:
-        order, classes, confidences = self._selection.choose(found.scores, box_iou(found.outlines, found.outlines))
+    def _select(self, found: Detected) -> Regions:
+        order, classes, confidences = self._selection.select(found.scores, box_iou(found.outlines, found.outlines))
         parts = (found.features[order], found.boxes[order], classes + self.first_class, confidences)
         local, places, numbers, scores = (part.cpu().numpy() for part in parts)
         return Regions(local, places, numbers, scores, found.size)

@@ -42,7 +42,7 @@ class Checkpoint:
         return self.source != "" and Path(self.source).is_dir()
 
     @property
-    def place(self) -> tuple[str, dict[str, Any]]:
+    def location(self) -> tuple[str, dict[str, Any]]:
         """What the loaders of transformers take: a folder or model id, and options."""
         found = None if self.is_folder else _HUB_ID.fullmatch(self.source)
         name, revision = found.groups() if found else (self.source, None)
@@ -50,17 +50,17 @@ class Checkpoint:
 
     def file(self, name: str) -> Path:
         """Return one of its files; OSError: it has none of that name."""
-        place, how = self.place
+        place, how = self.location
         return Path(str(cached_file(place, name, **how)))
 
     def load(self, auto: Any, **options: Any) -> Any:
         """Return what the class `auto` of transformers makes of it."""
-        name, how = self.place
+        name, how = self.location
         return auto.from_pretrained(name, trust_remote_code=self.trust, **how, **options)
 
     def commit(self) -> dict[str, str]:
         """Return the commit of the hub from which it was loaded, as a version to record; none of a folder."""
-        name, options = self.place
+        name, options = self.location
         file = None if self.is_folder else try_to_load_from_cache(name, "config.json", revision=options.get("revision"))
         return {"commit": Path(file).parent.name} if isinstance(file, str) else {}  # snapshots/COMMIT/config.json
 

@@ -66,9 +66,9 @@ class HubImageEncoder(Grid):
         }
         commit = Checkpoint(source, "image").commit()
         self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | commit
-        self.choose(spec.layer)
+        self.use_layer(spec.layer)
 
-    def choose(self, layer: int) -> None:
+    def use_layer(self, layer: int) -> None:
         """Let the local features be those of a layer."""
         found = self._first(self._pixels, False)
         last = len(found.hidden_states) - 1

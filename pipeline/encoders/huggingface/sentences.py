@@ -28,7 +28,7 @@ class Pooling:
         kinds = [part["type"].rpartition(".")[2].lower() for part in self._parts[1:]]
         self.described = ", ".join([*map(str, modes), *kinds])
         library = load_library("sentence_transformers.util", "sentences")
-        name, options = checkpoint.place
+        name, options = checkpoint.location
         made = [
             library.import_from_string(part["type"]).load(name, subfolder=part["path"], **options)
             for part in self._parts
@@ -80,7 +80,7 @@ def read_pooling(checkpoint: Checkpoint, prompt: str | None) -> Pooling | None:
 
 
 def _read(checkpoint: Checkpoint, name: str) -> Any:
-    place, options = checkpoint.place
+    place, options = checkpoint.location
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     file = cached_file(place, name, **options, **missing)
     return None if file is None else json.loads(Path(file).read_text(encoding="utf-8"))

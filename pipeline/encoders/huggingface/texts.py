@@ -61,7 +61,7 @@ class TokenEncoder(TextEncoder):
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         self.device, self._half, self._prompt = device, spec.half, spec.prompt
 
-    def choose(self, layer: int) -> None:
+    def use_layer(self, layer: int) -> None:
         """Let the local features be those of a layer."""
         layer = choose_layer(self._what, layer, self._last + 1)
         self._layer = None if layer == self._last else layer
@@ -179,7 +179,7 @@ class HubTextEncoder(TokenEncoder):
             **({} if bert else {"global": self._global}),
         }
         self.versions = library_versions("torch", "transformers", "tokenizers") | checkpoint.commit()
-        self.choose(spec.layer)
+        self.use_layer(spec.layer)
 
     def _pooled(self, config: Any, bert: bool) -> str:
         """Return where the global feature comes from."""

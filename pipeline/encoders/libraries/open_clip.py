@@ -74,9 +74,9 @@ class ClipImageEncoder(Grid):
             **described,
         }
         self.versions = library_versions("torch", "torchvision", "open_clip", "timm", "PIL")
-        self.choose(spec.layer)
+        self.use_layer(spec.layer)
 
-    def choose(self, layer: int) -> None:
+    def use_layer(self, layer: int) -> None:
         """Let the local features be those of a layer."""
         self._layer = choose_layer(self._what, layer, self._last + 1)
         self._measure(self._pixels)
@@ -129,7 +129,7 @@ class ClipTextEncoder(TokenEncoder):
             **described,
         }
         self.versions = library_versions("torch", "open_clip", "transformers")
-        self.choose(spec.layer)
+        self.use_layer(spec.layer)
 
     def _load_tokenizer(self, arch: str) -> str:
         with quiet():

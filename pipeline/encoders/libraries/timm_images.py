@@ -84,9 +84,9 @@ class TimmEncoder(Grid):
             "global": "pre_logits",
         }
         self.versions = library_versions("torch", "torchvision", "timm", "PIL")
-        self.choose(spec.layer)
+        self.use_layer(spec.layer)
 
-    def choose(self, layer: int) -> None:
+    def use_layer(self, layer: int) -> None:
         """Let the local features be those of a layer."""
         self._layer = choose_layer(self._what, layer, self._last + 1)
         self._measure(self._pixels)

@@ -23,7 +23,7 @@ from ...data.rows import RowReader
 from ...errors import require_pyarrow
 from ...wording import reason, some_of
 from ..options import ImportOptions
-from .source import Source, SourceError, Table, Unreadable, map_floats, require_fitting, sha256
+from .source import Imported, SourceError, Table, Unreadable, map_floats, require_fitting, sha256
 
 _AT_ONCE = 1 << 14  # rows that are read
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
@@ -58,7 +58,7 @@ class Matrix(Table):
         """Leave out all other rows."""
         self._rows = np.array(rows, dtype=np.int64)
 
-    def place(self, row: int) -> str:
+    def where(self, row: int) -> str:
         """Return where a row lies, for messages."""
         row = row if self._rows is None else int(self._rows[row])
         part = int(np.searchsorted(self._first, row, side="right")) - 1
@@ -74,15 +74,15 @@ class Matrix(Table):
             out[here] = map_floats(self.paths[number], 2)[rows[here] - self._first[number]]
         return out
 
-    def choose(self, entries: Sequence[int]) -> int:
+    def pick(self, entries: Sequence[int]) -> int:
         """Return which entry of one sample counts; of images all are equal where several are."""
-        return entries[0] if self.compared else super().choose(entries)
+        return entries[0] if self.compared else super().pick(entries)
 
     def arrays(self, entry: int) -> list[np.ndarray]:
         """Return the vector of an entry, [1,C]."""
         values = self.read(np.array([entry]))
         if not np.isfinite(values).all():
-            raise Unreadable(f"{self.place(entry)} holds NaN or infinity")
+            raise Unreadable(f"{self.where(entry)} holds NaN or infinity")
         return [values]
 
     def put(self, arrays: dict[str, np.ndarray], at: np.ndarray, entries: np.ndarray) -> dict[int, str]:
@@ -97,11 +97,11 @@ class Matrix(Table):
             arrays["global"][places[good]] = values[good]
             for lost, fault in ((~finite, "holds NaN or infinity"), (~filled, "is all 0, as what was never written")):
                 lost_rows = zip(places[lost].tolist(), rows[lost].tolist(), strict=True)
-                faults |= {place: f"{self.place(row)} {fault}" for place, row in lost_rows}
+                faults |= {place: f"{self.where(row)} {fault}" for place, row in lost_rows}
         return faults
 
 
-def open_folder(folder: Path, options: ImportOptions) -> Source:
+def open_folder(folder: Path, options: ImportOptions) -> Imported:
     """Look through a folder of ``images``, ``captions`` and ``index``; SourceError if one is missing or of no use.
 
     To skip failures leaves out lines without an image and a caption, with their rows.
@@ -131,7 +131,7 @@ def _normal(name: str) -> str:
     return name if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) else posixpath.normpath(name)
 
 
-def open_clip_retrieval(folder: Path, options: ImportOptions) -> Source:
+def open_clip_retrieval(folder: Path, options: ImportOptions) -> Imported:
     """Look through clip-retrieval's folder; failures as in `open_folder`.
 
     SourceError if files are missing or not of their form, or do not fit each other; or pyarrow is not installed.
@@ -200,7 +200,7 @@ def _line(path: Path, columns: list[str], values: tuple[Any, ...], skip: bool) -
     )
 
 
-def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Source:
+def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Imported:
     """Match matrices with the lines of an index, which lie in these files; SourceError where they do not fit."""
     where = index[0] if len(index) == 1 else index[0].parent
     every: list[str | None] = []
@@ -215,7 +215,7 @@ def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequ
             splits.append(split and sys.intern(split))
     once = list(dict.fromkeys(filter(None, every)))
     a_line = _has_row_a_line(images, captions, len(every), len(once), where)
-    gone = [captions.place(row) for row in sorted({*range(len(every))}.difference(kept))]
+    gone = [captions.where(row) for row in sorted({*range(len(every))}.difference(kept))]
     if gone:
         for matrix in (images, captions) if a_line else (captions,):
             matrix.select(kept)
@@ -228,7 +228,7 @@ def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequ
     _give_captions(images, names, texts, str(where))
     for matrix in (images, captions):
         matrix.identity = {"files": {path.name: sha256(path) for path in sorted([*matrix.paths, *index])}}
-    return Source(images, captions, names, [f"{place} has no image and caption" for place in gone])
+    return Imported(images, captions, names, [f"{place} has no image and caption" for place in gone])
 
 
 def _has_row_a_line(images: Matrix, captions: Matrix, lines: int, names: int, where: Path) -> bool:
@@ -260,7 +260,7 @@ def _require_equal(images: Matrix, names: list[str]) -> None:
         if differing.any():
             row = int(rows[differing][0])
             raise SourceError(
-                f"{images.place(int(first[row]))} and {images.place(row)} are of '{names[row]}' and differ; name each"
+                f"{images.where(int(first[row]))} and {images.where(row)} are of '{names[row]}' and differ; name each"
                 " picture differently"
             )
 

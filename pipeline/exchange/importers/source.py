@@ -30,7 +30,7 @@ class Unreadable(Exception):
 class Table(ABC):
     """Features of a source that was looked through once. Entries are counted from 0."""
 
-    keys: Sequence[str]  # what the source calls each entry; `choose` says which of several with one key is used
+    keys: Sequence[str]  # what the source calls each entry; `pick` says which of several with one key is used
     splits: Sequence[str | None] = ()  # the split of each entry; None where the source does not say
     captions: Sequence[tuple[str, Sequence[str]]] = ()  # where the source has those of an entry, and these
     rows: int = 0  # regions of an entry, the most that there are; 0: a vector each
@@ -49,7 +49,7 @@ class Table(ABC):
     def arrays(self, entry: int) -> list[np.ndarray]:
         """Return the features [n,C] of an entry, and its boxes [n,4] if there are any; Unreadable if it is damaged."""
 
-    def choose(self, entries: Sequence[int]) -> int:
+    def pick(self, entries: Sequence[int]) -> int:
         """Return which of several entries of one sample counts: the first whole one.
 
         SourceError if two that are whole differ.
@@ -68,7 +68,7 @@ class Table(ABC):
 
 
 @dataclass(frozen=True)
-class Source:
+class Imported:
     """What an importer found."""
 
     images: Table

@@ -117,7 +117,7 @@ def test_stopped_anywhere_it_goes_on(written, bert, manifest, tmp_path, monkeypa
         patch.setattr(CaptionSet, "write", stop)
         with pytest.raises(CacheError, match="stopped"):
             extract(manifest, tmp_path / "s.zarr", bert(0, 2))
-    assert sum(len(one.marked()) for one in sets(tmp_path / "s.zarr").values()) == written
+    assert sum(len(one.written()) for one in sets(tmp_path / "s.zarr").values()) == written
     summary = extract(manifest, tmp_path / "s.zarr", bert(0, 2))
     assert sum(one.chunks_before for one in summary.sets) == written
     assert files(tmp_path / "s.zarr") == files(tmp_path / "whole.zarr")

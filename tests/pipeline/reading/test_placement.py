@@ -9,7 +9,7 @@ from xret.pipeline.errors import RunError
 from xret.pipeline.reading import placement as placement_module
 from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.features import Stored, concatenate
-from xret.pipeline.reading.placement import Column, Resident, choose
+from xret.pipeline.reading.placement import Column, Resident, choose_placement
 
 CPU = torch.device("cpu")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
@@ -78,14 +78,20 @@ def of_size(size):
 def test_auto_takes_the_first_place_that_the_features_fit(processes, device, is_local, size, expected, monkeypatch):
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 1000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (100, 10**9))
-    assert choose("auto", of_size(size), torch.device(device), is_local, "these", Resident(processes)) == expected
+    assert (
+        choose_placement("auto", of_size(size), torch.device(device), is_local, "these", Resident(processes))
+        == expected
+    )
 
 
 def test_memory_that_is_too_small_for_every_process(monkeypatch):
     monkeypatch.setattr(placement_module, "free_host_memory", lambda: 1000)
-    assert choose("memory", of_size(250), torch.device("cpu"), False, "these", Resident(4)) == ("memory", "host")
+    assert choose_placement("memory", of_size(250), torch.device("cpu"), False, "these", Resident(4)) == (
+        "memory",
+        "host",
+    )
     with pytest.raises(RunError, match="in each of 4 processes"):
-        choose("memory", of_size(251), torch.device("cpu"), False, "these", Resident(4))
+        choose_placement("memory", of_size(251), torch.device("cpu"), False, "these", Resident(4))
 
 
 def test_what_lies_in_memory_already_needs_no_more(cache, monkeypatch):
@@ -112,7 +118,10 @@ def test_what_torch_keeps_of_a_gpu_s_memory_is_free(monkeypatch):
     free = [100]
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free[0], 10**9))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.__setitem__(0, 10**9))
-    assert choose("memory", of_size(10**8), torch.device("cuda"), True, "features", Resident()) == ("memory", "device")
+    assert choose_placement("memory", of_size(10**8), torch.device("cuda"), True, "features", Resident()) == (
+        "memory",
+        "device",
+    )
 
 
 def test_the_bytes_are_those_of_the_arrays(cache):

@@ -310,7 +310,7 @@ def test_what_is_done_is_known_row_by_row(tmp_path):
     described = next(one for one in describe(cache.url)["sets"] if one["name"] == images.name)
     assert described["done"] == {"train": (0, 2), "val": (2, 2), "test": (0, 1)}
     assert described["percent"] == 100 * 10 / 24
-    begun = images.begun(1)
+    begun = images.read_chunk(1)
     assert (begun["status"] == [255, 255, 0, 0, 0, 0, 0, 0]).all()
     assert np.array_equal(begun["local"][2:], images.local(np.arange(10, 16)))
 
@@ -329,7 +329,7 @@ def test_a_begun_chunk_that_is_damaged_is_not_completed(tmp_path, how):
     file = tmp_path / "s.zarr" / images.path / "size" / "c.1.0"
     file.unlink() if how == "lost" else file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(CacheError, match=rf"{file} is (missing|damaged); .* --repair"):
-        images.begun(1)
+        images.read_chunk(1)
 
 
 def test_lengths_that_are_lost_are_not_taken_for_one(own):
@@ -343,7 +343,7 @@ def test_a_set_with_a_row_is_in_the_choice(tmp_path):
     url = make_store(tmp_path / "s.zarr", train=10, val=3, test=0, image=("grid", "roi"), splits=("val",))
     whole = FeatureCache.open(url, writable=True).image_set("grid")
     for chunk in range(whole.chunks):
-        arrays = whole.begun(chunk)
+        arrays = whole.read_chunk(chunk)
         arrays["status"][:] = 0
         whole.write(chunk, arrays)
     with pytest.raises(CacheError, match="several feature sets fit 'auto'"):
@@ -364,7 +364,7 @@ def test_recorded_failures_do_not_slow_later_writes(own):
     images = cache.image_set()
     written = []
     original = type(cache.folder).write
-    arrays = {chunk: images.begun(chunk) for chunk in range(4)}
+    arrays = {chunk: images.read_chunk(chunk) for chunk in range(4)}
     try:
         type(cache.folder).write = lambda folder, name, data: (written.append(len(data)), original(folder, name, data))
         for chunk in range(4):

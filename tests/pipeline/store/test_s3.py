@@ -43,7 +43,7 @@ def test_a_store_is_that_of_a_disk(url, tmp_path):
 
 def test_a_further_chunk_takes_few_requests(server, url):
     images = FeatureCache.open(url, writable=True).image_set()
-    arrays = {chunk: images.begun(chunk) for chunk in (1, 2)}
+    arrays = {chunk: images.read_chunk(chunk) for chunk in (1, 2)}
     images.write(1, arrays[1])
     before = len(server.requests)
     images.write(2, arrays[2])

@@ -17,7 +17,7 @@ def test_a_made_case():
     # Box 2 drops 3 everywhere: where both have nothing, it comes first. Class 0 drops 1 for 0, class 1 0 for 1, and
     # class 2 1 for 0, as neither has anything.
     assert surviving(SCORES, OVERLAPS > 0.3).int().tolist() == [[1, 0, 1], [0, 1, 0], [1, 1, 1], [0, 0, 0]]
-    order, classes, confidences = Selection(1, 4, 300, 0.2, 0.3).choose(SCORES, OVERLAPS)
+    order, classes, confidences = Selection(1, 4, 300, 0.2, 0.3).select(SCORES, OVERLAPS)
     assert order.tolist() == [0, 1, 2]
     assert classes.tolist() == [0, 1, 2]
     assert confidences.tolist() == pytest.approx([0.5, 0.3, 0.25])
@@ -35,11 +35,11 @@ def test_a_made_case():
     ],
 )
 def test_fewest_and_most_boxes(regions, confidence, expected):
-    assert Selection(*regions, 300, confidence, 0.3).choose(SCORES, OVERLAPS)[0].tolist() == expected
+    assert Selection(*regions, 300, confidence, 0.3).select(SCORES, OVERLAPS)[0].tolist() == expected
 
 
 def test_a_box_that_survives_nowhere_keeps_its_best_class_at_no_confidence():
-    order, classes, confidences = Selection(4, 4, 300, 0.2, 0.3).choose(SCORES, OVERLAPS)
+    order, classes, confidences = Selection(4, 4, 300, 0.2, 0.3).select(SCORES, OVERLAPS)
     assert (order[3].item(), classes[3].item(), confidences[3].item()) == (3, 2, 0)
 
 
@@ -72,7 +72,7 @@ def test_the_rule_is_that_of_loops(count, classes, seed, levels, fewest, more):
     overlaps = torch.rand(count, count, generator=generator)
     overlaps = (overlaps + overlaps.T) / 2
     regions = (fewest, fewest + more)
-    order, chosen, confidences = Selection(*regions, 300, 0.4, 0.5).choose(scores, overlaps)
+    order, chosen, confidences = Selection(*regions, 300, 0.4, 0.5).select(scores, overlaps)
     expected, best = rule_by_hand(scores.tolist(), overlaps.tolist(), regions, 0.4, 0.5)
     assert order.tolist() == expected
     assert confidences.tolist() == [best[n] for n in expected]

@@ -1,4 +1,4 @@
-"""Extraction into a store: whose features they are, what is computed, resumed, reused, repaired and refused."""
+"""Extraction into a store: whose features they are, what is computed, and what is refused."""
 
 import gc
 import json
@@ -17,36 +17,20 @@ import pytest
 import torch
 import torchvision
 from packed_data import SPLITS, PackedData
-from PIL import Image
-from small_encoder import SmallEncoder, use_for_images
-from small_extraction import SMALL, files
+from small_extraction import IMAGES, SMALL, captions_of, files
 
 import xret
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
-from xret.pipeline.errors import CacheError, EncoderError, ManifestError, SampleError
+from xret.pipeline.errors import CacheError, EncoderError
 from xret.pipeline.extraction import cluster
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
-from xret.pipeline.reading.joined_sets import joined
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.inspect import verify
 from xret.pipeline.store.regions import Regions
-
-IMAGES = replace(SMALL, text=None)
-
-
-@pytest.fixture
-def store(manifest, tmp_path):
-    extract(manifest, tmp_path / "s.zarr", SMALL)
-    return str(tmp_path / "s.zarr")
-
-
-def captions_of(manifest):
-    """Return what stands in a caption file, to be changed."""
-    return json.loads(manifest.captions.read_text())
 
 
 def test_features_are_the_encoders_own(manifest, store):
@@ -104,6 +88,8 @@ def test_words_count_what_tokenisation_meets(manifest, tmp_path):
 
 def test_a_second_run_computes_nothing_and_loads_nothing(store, manifest):
     before = files(store)
+    for picture in manifest.images.iterdir():  # which need not be there
+        picture.unlink()
     program = f"""
 import sys, time, xret
 began = time.monotonic()
@@ -114,11 +100,6 @@ print(sum(one.samples for one in found.sets), sum(one.chunks_before for one in f
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said.split() == ["0", "True", "False"]
     assert files(store) == before
-
-
-def test_what_is_finished_needs_no_pictures_and_no_place_to_write(store, manifest, tmp_path):
-    shutil.rmtree(manifest.images)
-    assert [one.samples for one in extract(manifest, store, SMALL).sets] == [0, 0]
 
 
 def test_other_weights_in_the_same_file_are_another_set(manifest, tmp_path):
@@ -207,63 +188,6 @@ def test_the_host_process_stays_as_it_was(manifest, tmp_path):
     assert (torch.get_num_threads(), logging.getLogger("distributed").level, dict(os.environ)) == before
 
 
-def test_features_of_the_same_pictures_and_captions_are_copied(manifest, tmp_path, small_bert):
-    how = replace(SMALL, text=replace(SMALL.text, name="bert", weights=str(small_bert)))
-    extract(manifest, tmp_path / "old.zarr", how)
-    content = captions_of(manifest)
-    content["images"][3]["sentences"][0]["raw"] = "a new text"
-    manifest.captions.write_text(json.dumps(content))
-    shutil.copy(manifest.images / "5.jpg", manifest.images / "0.jpg")
-    (manifest.images / "1.jpg").write_bytes((manifest.images / "1.jpg").read_bytes() + b"\0")  # other bytes
-    new = extract(manifest, tmp_path / "new.zarr", replace(how, reuse=str(tmp_path / "old.zarr")))
-    images, captions = new.sets
-    assert (images.reused, images.samples) == (31, 1)
-    assert (captions.reused, captions.samples) == (79, 1)
-    extract(manifest, tmp_path / "plain.zarr", how)
-    one, other = (FeatureCache.open(tmp_path / name) for name in ("new.zarr", "plain.zarr"))
-    assert np.allclose(one.image_set().local(np.arange(32)), other.image_set().local(np.arange(32)), atol=2e-3)
-    assert np.allclose(one.caption_set().local(np.arange(80)), other.caption_set().local(np.arange(80)), atol=2e-3)
-    with pytest.raises(CacheError, match=r"holds other samples .* --reuse"):
-        extract(manifest, tmp_path / "old.zarr", how)
-
-
-@pytest.fixture
-def small_bert(tmp_path):
-    from small_bert import save_bert
-
-    return save_bert(tmp_path / "bert")
-
-
-OTHER = replace(IMAGES, visual=replace(IMAGES.visual, weights="random:1"))
-
-
-def replace_pictures(manifest, *numbers):
-    """Put other pictures in the place of these."""
-    for number in numbers:
-        Image.new("RGB", (48, 40), (number, 9, 9)).save(manifest.images / f"{number}.jpg")
-
-
-def test_pictures_that_were_replaced_are_refused_and_those_with_another_time_are_not(manifest, tmp_path):
-    url = str(tmp_path / "s.zarr")
-    extract(manifest, url, replace(IMAGES, splits=("train",)))
-    kept, before = {number: (manifest.images / f"{number}.jpg").read_bytes() for number in (3, 30)}, files(url)
-    replace_pictures(manifest, 3, 30)  # of train, and of test, which has no features yet
-    os.utime(manifest.images / "5.jpg", (1, 1))
-    for how in (replace(IMAGES, splits=("train",)), IMAGES, OTHER):
-        with pytest.raises(CacheError, match=r"1 picture of 32 changed .*\(3\.jpg\); .*--reuse"):
-            extract(manifest, url, how)
-    assert files(url) == before
-    extract(manifest, url, replace(SMALL, visual=None))  # captions have no pictures
-    (manifest.images / "3.jpg").write_bytes(kept[3])
-    extract(manifest, url, IMAGES)
-    assert [one.samples for one in extract(manifest, url, IMAGES).sets] == [0]
-    (manifest.images / "30.jpg").unlink()  # gone is not changed
-    assert [one.samples for one in extract(manifest, url, IMAGES).sets] == [0]
-    (manifest.images / "30.jpg").write_bytes(kept[30])
-    with pytest.raises(CacheError, match=r"\(30\.jpg\)"):
-        extract(manifest, url, IMAGES)
-
-
 def test_what_splits_share_is_in_the_summary_now_and_when_all_is_done(manifest, tmp_path):
     for number in (21, 30):  # of val and of test
         shutil.copy(manifest.images / "0.jpg", manifest.images / f"{number}.jpg")
@@ -272,218 +196,6 @@ def test_what_splits_share_is_in_the_summary_now_and_when_all_is_done(manifest, 
         assert (found["pictures"], found["captions"], found["copies"]) == (1, 0, 0)
         assert "0.jpg (train)" in found["sentence"]
     assert verify(str(tmp_path / "s.zarr")).to_json()["leaks"] == found
-
-
-def test_a_second_set_of_other_pictures_is_refused_as_it_is_read(manifest, tmp_path):
-    """By their digests, where stamps cannot tell: a file of the same size and time."""
-    url = str(tmp_path / "s.zarr")
-    picture = manifest.images / "25.jpg"
-    picture.write_bytes(picture.read_bytes() + b"\0")
-    extract(manifest, url, IMAGES)
-    then = picture.stat()
-    picture.write_bytes(picture.read_bytes()[:-1] + b"\1")
-    os.utime(picture, ns=(then.st_atime_ns, then.st_mtime_ns))
-    with pytest.raises(CacheError, match=r"another picture '25\.jpg'.*--reuse"):
-        extract(manifest, url, replace(OTHER, on_error="skip"))
-    picture.unlink()  # a file that is lost is a failure
-    (images,) = extract(manifest, url, replace(OTHER, on_error="skip")).sets
-    assert images.failed == 1 and verify(url).ok
-
-
-def test_two_sets_of_different_pictures_are_found_and_not_read_together(manifest, tmp_path):
-    one, two = tmp_path / "one.zarr", tmp_path / "two.zarr"
-    extract(manifest, one, IMAGES)
-    replace_pictures(manifest, 3, 30)
-    extract(manifest, two, OTHER)
-    first, second = (FeatureCache.open(url).set_paths("images")[0] for url in (one, two))
-    shutil.copytree(two / second, one / second)  # stores are joined by copying
-    found = verify(str(one))
-    assert not found.ok and not found.damaged
-    (differing,) = found.to_json()["differing"]
-    assert {*differing["sets"]} == {first, second} and (differing["images"], differing["example"]) == (2, "3.jpg")
-    cache = FeatureCache.open(one)
-    with pytest.raises(CacheError, match=r"different pictures \(2 files, such as '3\.jpg'\)"):
-        joined([cache.set_at(path) for path in (first, second)])
-    with pytest.raises(CacheError, match=r"\(3\.jpg, 30\.jpg\)"):
-        extract(manifest, one, OTHER)
-
-
-def test_a_store_keeps_its_own_split_and_hands_it_on_with_reuse(manifest, tmp_path):
-    content = captions_of(manifest)
-    for image in content["images"]:
-        del image["split"]
-
-    def splits(name, *images, **how):
-        manifest.captions.write_text(json.dumps({"images": [*content["images"], *images]}))
-        extract(manifest, tmp_path / name, replace(IMAGES, **how))
-        cache = FeatureCache.open(tmp_path / name)
-        return {name: split for split, rows in cache.splits.items() for name in cache.file_names(*rows)}
-
-    before = splits("s.zarr", splits=("test",))
-    assert [[*before.values()].count(split) for split in SPLITS] == [25, 3, 4]
-    (manifest.images / "1.jpg").write_bytes((manifest.images / "0.jpg").read_bytes())  # it has no features yet
-    assert splits("s.zarr") == before
-    replace_pictures(manifest, *range(100, 110))
-    new = [
-        image | {"filename": f"{number + 100}.jpg", "imgid": number + 100}
-        for number, image in enumerate(content["images"][:10])
-    ]
-    for image in new:
-        image["sentences"] = [one | {"imgid": image["imgid"]} for one in image["sentences"]]
-    after = splits("new.zarr", *new, reuse=str(tmp_path / "s.zarr"))
-    assert {name: after[name] for name in before} == before
-    assert [[*after.values()].count(split) for split in SPLITS] == [33, 4, 5]
-
-
-def test_a_store_without_that_encoder_gives_nothing(manifest, store, tmp_path, caplog):
-    other = replace(IMAGES, visual=replace(SMALL.visual, weights="random:1"), reuse=store)
-    with caplog.at_level(logging.WARNING, "xret"):
-        (images,) = extract(manifest, tmp_path / "new.zarr", other).sets
-    assert images.reused == 0 and images.samples == 32
-    assert "nothing is reused" in caplog.text
-
-
-def test_a_broken_picture_stops_or_is_recorded_and_repaired(manifest, tmp_path):
-    url, good = tmp_path / "s.zarr", (manifest.images / "4.jpg").read_bytes()
-    (manifest.images / "4.jpg").write_bytes(b"no picture")
-    with pytest.raises(SampleError, match=r"4\.jpg.*--on-error skip"):
-        extract(manifest, url, IMAGES)
-    (images,) = extract(manifest, url, replace(IMAGES, on_error="skip")).sets
-    assert images.failed == 1 and "4.jpg" in images.reasons[0]
-    features = FeatureCache.open(url).image_set()
-    assert dict(features.failures).keys() == {"4"} and features.complete("train")
-    assert np.isnan(features.local(np.array([4]))).all() and np.isfinite(features.local(np.array([5]))).all()
-    assert verify(str(url)).failed_samples[0]["id"] == "4"
-    (images,) = extract(manifest, url, replace(IMAGES, on_error="skip")).sets  # it stays as it is
-    assert (images.samples, images.failed) == (0, 1)
-    (manifest.images / "4.jpg").write_bytes(good)
-    (images,) = extract(manifest, url, replace(IMAGES, repair=True)).sets
-    assert (images.failed, images.chunks, images.samples) == (0, 1, 1)
-    extract(manifest, tmp_path / "whole.zarr", IMAGES)
-    repaired, whole = (FeatureCache.open(one).image_set() for one in (url, tmp_path / "whole.zarr"))
-    for name in ("local", "global", "length", "size", "digest"):
-        one, other = (features.array(name, np.arange(32)) for features in (repaired, whole))
-        assert np.allclose(one[4], other[4], rtol=2e-3, atol=1e-3)  # it was alone in its batch
-        assert np.array_equal(np.delete(one, 4, 0), np.delete(other, 4, 0))
-    assert verify(str(url)).ok and files(url).keys() == files(tmp_path / "whole.zarr").keys()
-
-
-def test_failures_of_a_split_stay_when_another_ones_join_them(manifest, tmp_path):
-    for number in (17, 21):  # of train and of val, in one chunk
-        (manifest.images / f"{number}.jpg").write_bytes(b"no picture")
-    how = replace(IMAGES, on_error="skip")
-    for splits in (("train",), ("train", "val", "test")):
-        (images,) = extract(manifest, tmp_path / "s.zarr", replace(how, splits=splits)).sets
-    features = FeatureCache.open(tmp_path / "s.zarr").image_set()
-    assert dict(features.failures).keys() == {"17", "21"} and len(images.reasons) == images.failed == 2
-    assert features.chunks_of("train")[-1] == features.chunks_of("val")[0]
-
-
-def test_a_repair_of_a_split_keeps_the_others_and_their_failures(manifest, tmp_path):
-    good = {number: (manifest.images / f"{number}.jpg").read_bytes() for number in (17, 21)}  # of train and of val
-    for number in good:
-        (manifest.images / f"{number}.jpg").write_bytes(b"no picture")
-    extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip"))
-    for number, data in good.items():
-        (manifest.images / f"{number}.jpg").write_bytes(data)
-    (images,) = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, repair=True, splits=("val",))).sets
-    features = FeatureCache.open(tmp_path / "s.zarr").image_set()
-    assert images.samples == 1 and dict(features.failures).keys() == {"17"}
-    assert all(features.complete(split) for split in ("train", "val", "test"))
-
-
-@pytest.mark.parametrize(("array", "chunk", "file"), [("local", 2, "c.2.0.0"), ("status", 1, "c.1")])
-def test_what_is_damaged_is_named_and_repaired_alone(manifest, store, array, chunk, file):
-    before, path = files(store), FeatureCache.open(store).image_set().path
-    with Path(store, path, array, file).open("r+b") as opened:
-        opened.write(b"\x07")
-    (damage,) = verify(store).damaged
-    assert (damage.array, damage.chunk) == (f"{path}/{array}", chunk)
-    summary = extract(manifest, store, replace(SMALL, repair=True))
-    assert (summary.sets[0].chunks, summary.sets[0].chunks_before) == (1, 3)
-    assert files(store) == before
-
-
-def test_a_repair_that_would_lose_good_features_is_refused(manifest, store):
-    images = FeatureCache.open(store).image_set()
-    with Path(store, images.path, "global", "c.0.0").open("r+b") as opened:
-        opened.write(b"\xff")
-    before = files(store)
-    (manifest.images / "3.jpg").unlink()
-    with pytest.raises(ManifestError, match=r"3\.jpg.*would lose"):
-        extract(manifest, store, replace(SMALL, repair=True, on_error="skip"))
-    assert files(store) == before
-
-
-def test_missing_pictures_are_counted_before_a_store_is_there(manifest, tmp_path):
-    for number in (3, 7):
-        (manifest.images / f"{number}.jpg").unlink()
-    with pytest.raises(ManifestError, match=r"2 pictures of 32 are missing \(3\.jpg, 7\.jpg\)"):
-        extract(manifest, tmp_path / "s.zarr", SMALL)
-    assert not (tmp_path / "s.zarr").exists()
-    (images,) = extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip")).sets
-    assert images.failed == 2
-
-
-@pytest.mark.parametrize(("first", "splits"), [(26, "'test'"), (20, "'val' or 'test'")])
-def test_a_split_of_which_nothing_can_be_read_is_refused_and_tried_again(manifest, tmp_path, first, splits):
-    good = {number: (manifest.images / f"{number}.jpg").read_bytes() for number in range(first, 32)}
-    for number in good:
-        (manifest.images / f"{number}.jpg").write_bytes(b"")
-    with pytest.raises(CacheError, match=f"no image of split {splits} could be read"):
-        extract(manifest, tmp_path / "s.zarr", replace(IMAGES, on_error="skip"))
-    for number, data in good.items():
-        (manifest.images / f"{number}.jpg").write_bytes(data)
-    (images,) = extract(manifest, tmp_path / "s.zarr", IMAGES).sets
-    assert (images.failed, images.samples) == (0, len(good))
-
-
-def test_a_value_beyond_the_dtype_names_the_picture(manifest, tmp_path):
-    network = torchvision.models.resnet18()
-    with torch.no_grad():
-        network.conv1.weight.mul_(1e30)
-    torch.save(network.state_dict(), tmp_path / "w.pt")
-    huge = replace(IMAGES, visual=replace(SMALL.visual, weights=str(tmp_path / "w.pt")))
-    with pytest.raises(CacheError, match=r"\.jpg': (a value of .* is beyond float16|the encoder gave NaN)"):
-        extract(manifest, tmp_path / "s.zarr", huge)
-
-
-NAN, LARGE = "the encoder gave NaN or infinity", "beyond float16; extract with --dtype float32"
-TINY = "values of 1e-08 at most are too small for float16; extract with --dtype float32"
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({(0, 1, 1, 2): 1e5, (0, 3, 0, 5): np.nan}, f"'3.jpg': {NAN}"),
-        ({(0, 1, 1, 2): -np.inf}, f"'1.jpg': {NAN}"),
-        ({(0, 2, 3, 15): -7e4, (1, 0, 0): np.nan}, f"'2.jpg': a value of 7e+04 is {LARGE}"),
-        ({(1, 4, 0): 65520.0}, f"'4.jpg': a value of 6.55e+04 is {LARGE}"),
-        ({(0, 5, 2): 1e-8}, f"'5.jpg': {TINY}"),
-        ({(1, 5): -1e-8, (1, 6): 1e-8}, f"'5.jpg': {TINY}"),
-        ({(0, 2, 3, 15): 65504.0, (0, 1, 0): 0.0, (1, 1): 1e-5, (0, 5, 2, 1): 1e-8, (0, 3, 1): 3e-3}, None),
-    ],
-)
-def test_what_the_dtype_cannot_hold_is_refused_and_the_rest_is_cast(
-    changes, sentence, tiny_dataset, tmp_path, monkeypatch
-):
-    """The sentences follow from the definition: a value beyond float16, a row that is off by more than 1%."""
-    use_for_images(monkeypatch, encoder := SmallEncoder())
-    random = np.random.default_rng(0)
-    made = random.standard_normal((8, 4, 16), np.float32), random.standard_normal((8, 16), np.float32)
-    for (which, *place), value in changes.items():
-        made[which][tuple(place)] = value
-    encoder.encode = lambda pixels: made
-    manifest, options = load_manifest(tiny_dataset(train=8)), replace(IMAGES, batch_size=8)
-    if sentence is not None:
-        with pytest.raises(CacheError) as caught:
-            extract(manifest, tmp_path / "s.zarr", options)
-        assert sentence in str(caught.value)
-        return
-    extract(manifest, tmp_path / "s.zarr", options)
-    features = FeatureCache.open(str(tmp_path / "s.zarr")).image_set()
-    for stored, values in zip((features.local, features.global_), made, strict=True):
-        assert np.asarray(stored(np.arange(8))).tobytes() == values.astype(np.float16).tobytes()
 
 
 @pytest.mark.gpu

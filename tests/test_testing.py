@@ -116,6 +116,11 @@ class Half(Dot):
         return images @ captions.T
 
 
+class Rounded(Loss):
+    def forward(self, similarity, positives, images, captions):
+        return images.embedding.float().square().mean()
+
+
 class First(Loss):
     def forward(self, similarity, positives, images, captions):
         return similarity[0, 0]
@@ -144,6 +149,7 @@ class Resting(Loss):
         (Wrong, "lengths change scores"),
         (Weighed, "a rotation changes scores"),
         (Half, "is compared in"),
+        (Rounded, "float64 is rounded"),
         (First, "another order of the batch"),
         (Infinite, "similarity -inf"),
         (Resting, "at_rest is wrong"),

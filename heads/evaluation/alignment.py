@@ -99,18 +99,7 @@ def align(store: str | Path, split: str = "val") -> Alignment:
         CacheError: the store or the split cannot be used, or there are no two sets to compare.
     """
     cache = FeatureCache.open(store)
-    if split == "train":
-        raise CacheError("the map is fitted on the split 'train'; compare on another one, as val")
-    for name in ("train", split):
-        if name not in cache.splits:
-            raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")
-    sets = [cache.set_at(path) for path in cache.set_paths()]
-    left_out = {one.path: why for one in sets if (why := _lacks(one, split))}
-    images = [one for one in sets if isinstance(one, ImageSet) and one.path not in left_out]
-    captions = [one for one in sets if isinstance(one, CaptionSet) and one.path not in left_out]
-    if not (images and captions):
-        reasons = "".join(f"; {path}: {why}" for path, why in left_out.items())
-        raise CacheError(f"{cache.url} has no image set and caption set to compare{reasons}")
+    images, captions, left_out = _compared(cache, split)
     sides = joined(images), joined(captions)
     fields: dict[str, Any] = {
         "image_fields": tuple({FIELDS[_feature(one)]} for one in images),
@@ -135,6 +124,23 @@ def align(store: str | Path, split: str = "val") -> Alignment:
             pairs.append(PairAlignment(image.name, _feature(image), caption.name, _feature(caption), *found))
     pairs.sort(key=lambda pair: -pair.mean_recall)
     return Alignment(str(store), split, count, len(shown.owner), other.skipped, tuple(pairs), left_out)
+
+
+def _compared(cache: FeatureCache, split: str) -> tuple[list[ImageSet], list[CaptionSet], dict[str, str]]:
+    """Return the sets of both sides that can be compared, and the others with why not; CacheError where none can."""
+    if split == "train":
+        raise CacheError("the map is fitted on the split 'train'; compare on another one, as val")
+    for name in ("train", split):
+        if name not in cache.splits:
+            raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")
+    sets = [cache.set_at(path) for path in cache.set_paths()]
+    left_out = {one.path: why for one in sets if (why := _lacks(one, split))}
+    images = [one for one in sets if isinstance(one, ImageSet) and one.path not in left_out]
+    captions = [one for one in sets if isinstance(one, CaptionSet) and one.path not in left_out]
+    if not (images and captions):
+        reasons = "".join(f"; {path}: {why}" for path, why in left_out.items())
+        raise CacheError(f"{cache.url} has no image set and caption set to compare{reasons}")
+    return images, captions, left_out
 
 
 def _lacks(features: FeatureSet, split: str) -> str:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,80 +18,85 @@ from .own import Sources, part_of
 from .schema import takes
 from .trial import try_aggregator, try_loss, try_similarity
 
+LENGTH = torch.tensor([4, 1])  # of two samples, the first a 2 by 2 map
 
-@torch.no_grad()
+
+class _Named(NamedTuple):
+    """A part by its place in a recipe."""
+
+    path: str
+    name: str
+    given: Block
+    kind: type[Any]
+
+
 def check_parts(
     dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block], sources: Sources
 ) -> list[str]:
-    """Return what the parts of a recipe, by their complete blocks, refuse, and which of them do not go together."""
-    name, faults = similarity["name"], list[str]()
-    compare = part_of(SIMILARITIES, name, sources)
-    kinds = tuple(part_of(AGGREGATORS, block["name"], sources) for block in aggregator.values())
-    with drawing(torch.device("cpu"), 0):  # a part may draw
-        pair = _aggregated(dim, json.dumps(aggregator), kinds)
-        faults += [made for made in pair if isinstance(made, str)]
-        for (side, block), kind in zip(aggregator.items(), kinds, strict=True):
-            if kind.embedding != compare.embedding:
-                fitting = [one for one, part in AGGREGATORS.items() if part.embedding == compare.embedding]
-                faults.append(
-                    f"aggregator.{side} '{block['name']}' gives a {kind.embedding} and similarity '{name}' compares "
-                    f"{compare.embedding}s (take one of {', '.join(fitting)}, or another similarity)"
-                )
-        sides = [made for made in pair if isinstance(made, Aggregated)]
-        embeddings = None if faults else [made.embedding for made in sides]
-        if ":" not in name:
-            _try("similarity", compare, similarity, (), embeddings, faults)
-        elif embeddings is not None:
-            _tried("similarity", partial(try_similarity, compare, arguments(similarity), *embeddings), faults)
-        samples = (torch.eye(2), torch.eye(2) > 0, *sides) if len(sides) == 2 else None
-        for term, block in terms.items():
-            part = part_of(LOSSES, term, sources)
-            if ":" not in term:
-                _try(f"loss.{term}", part, block, (dim, 2) if takes(part, "vocabulary_size") else (), samples, faults)
-            elif samples is not None:
-                _tried(f"loss.{term}", partial(try_loss, part, arguments(block), samples), faults)
-            if part.log_odds and not compare.log_odds:
-                fitting = [one for one, part in SIMILARITIES.items() if part.log_odds]
-                faults.append(f"loss.{term} needs a similarity that gives log-odds: {', '.join(fitting)}")
-    return faults if terms else [*faults, "loss needs at least one term with a weight above 0"]
+    """Return what the parts of a recipe, by their complete blocks, refuse, and which of them do not go together.
 
-
-@lru_cache(8)  # recipes of a tuning or an ablation differ in other values as well
-def _aggregated(dim: int, aggregator: str, kinds: tuple[type[Any], ...]) -> tuple[Aggregated | str, ...]:
-    """Return what each aggregator makes of two samples of zeros, the first a 2 by 2 map, or why it is refused.
-
-    `aggregator` is the JSON of their blocks, and `kinds` are their classes.
+    Parts that were tried in this process are not tried again.
     """
-    made: list[Aggregated | str] = []
-    length, global_ = torch.tensor([4, 1]), torch.zeros(2, dim)
-    token = embedding.Sequence(torch.zeros(2, 4, dtype=torch.long), length)
-    for (side, block), kind in zip(json.loads(aggregator).items(), kinds, strict=True):
-        faults: list[str] = []
-        if ":" in block["name"]:
-            found = _tried(f"aggregator.{side}", partial(try_aggregator, kind, dim, arguments(block)), faults)
-        else:
-            samples = torch.zeros(2, 4, dim), length, global_
-            found = _try(f"aggregator.{side}", kind, block, (dim, dim), samples, faults)
-        made.append(faults[0] if faults else found._replace(global_=global_, token=token))
-    return tuple(made)
+    registries = [*((AGGREGATORS, block["name"]) for block in aggregator.values()), (SIMILARITIES, similarity["name"])]
+    kinds = [part_of(registry, name, sources) for registry, name in registries]
+    kinds += [part_of(LOSSES, term, sources) for term in terms]
+    paths = [*(f"aggregator.{side}" for side in aggregator), "similarity", *(f"loss.{term}" for term in terms)]
+    names = [*(name for _, name in registries), *terms]
+    blocks = map(arguments, (*aggregator.values(), similarity, *terms.values()))
+    return list(_faults(dim, json.dumps([*zip(paths, names, blocks, strict=True)]), tuple(kinds)))
 
 
-def _tried(path: str, trial: Callable[[], Any], faults: list[str]) -> Any:
-    """Return what the trial of a part of one's own gives, or None and a fault."""
-    try:
-        return trial()
-    except ValueError as error:
-        faults.append(f"{path}: {error}")
-        return None
+@lru_cache(64)
+@torch.no_grad()
+def _faults(dim: int, parts: str, kinds: tuple[type[Any], ...]) -> tuple[str, ...]:
+    """Return the faults of parts, each a path, a name and arguments in JSON, with their classes."""
+    faults: list[str] = []
+    image, text, compare, *terms = (_Named(*one, kind) for one, kind in zip(json.loads(parts), kinds, strict=True))
+    with drawing(torch.device("cpu"), 0):  # a part may draw
+        sides = [_aggregated(dim, one, faults) for one in (image, text)]
+        faults += [_misfit(one, compare) for one in (image, text) if one.kind.embedding != compare.kind.embedding]
+        embeddings = None if faults else [side.embedding for side in sides if side is not None]
+        trial = partial(try_similarity, compare.kind, compare.given, *(embeddings or ()))
+        _try(compare, (), embeddings, trial, faults)
+        samples = None if None in sides else (torch.eye(2), torch.eye(2) > 0, *sides)
+        for term in terms:
+            sizes = (dim, 2) if takes(term.kind, "vocabulary_size") else ()
+            _try(term, sizes, samples, partial(try_loss, term.kind, term.given, samples or ()), faults)
+            if term.kind.log_odds and not compare.kind.log_odds:
+                fitting = [one for one, part in SIMILARITIES.items() if part.log_odds]
+                faults.append(f"{term.path} needs a similarity that gives log-odds: {', '.join(fitting)}")
+    return tuple(faults if terms else [*faults, "loss needs at least one term with a weight above 0"])
+
+
+def _aggregated(dim: int, one: _Named, faults: list[str]) -> Aggregated | None:
+    """Return what an aggregator makes of two samples of zeros; None and a fault where it is refused."""
+    global_ = torch.zeros(2, dim)
+    samples = torch.zeros(2, 4, dim), LENGTH, global_
+    made = _try(one, (dim, dim), samples, partial(try_aggregator, one.kind, dim, one.given), faults)
+    token = embedding.Sequence(torch.zeros(2, 4, dtype=torch.long), LENGTH)
+    return None if made is None else made._replace(global_=global_, token=token)
+
+
+def _misfit(one: _Named, compare: _Named) -> str:
+    fitting = [name for name, part in AGGREGATORS.items() if part.embedding == compare.kind.embedding]
+    return (
+        f"{one.path} '{one.name}' gives a {one.kind.embedding} and similarity '{compare.name}' compares "
+        f"{compare.kind.embedding}s (take one of {', '.join(fitting)}, or another similarity)"
+    )
 
 
 def _try(
-    path: str, part: type, block: Block, sizes: tuple[int, ...], inputs: Sequence[Any] | None, faults: list[str]
+    one: _Named, sizes: tuple[int, ...], inputs: Sequence[Any] | None, trial: Callable[[], Any], faults: list[str]
 ) -> Any:
-    """Make a part and, where there are `inputs`, call it; return what it gives, or None and a fault."""
+    """Make a part and, where there are `inputs`, call it; return what it gives, or None and a fault.
+
+    One of the user's goes through its `trial`.
+    """
     try:
+        if ":" in one.name:
+            return None if inputs is None else trial()
         with torch.device("meta"):  # without memory for its weights
-            made = part(*sizes, **arguments(block))
+            made = one.kind(*sizes, **one.given)
         if inputs is None:
             return None
         made.to_empty(device="cpu")
@@ -99,5 +104,5 @@ def _try(
             values.zero_()  # whatever the memory held, scipy's matching refuses what is not finite
         return made(*inputs)
     except (ValueError, RuntimeError) as error:  # RuntimeError: more weights than memory holds
-        faults.append(f"{path}: {reason(error)}")
+        faults.append(f"{one.path}: {reason(error)}")
         return None

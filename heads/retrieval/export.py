@@ -85,35 +85,18 @@ def export_embeddings(
         RunError: it ends in something else or cannot be written; or the run is damaged.
     """
     out = Path(out)
-    folder = out.suffix in ("", ".npy")
     writers: dict[str, Callable[[Path, Gallery, Arrays, About], None]]
-    writers = {".parquet": _write_parquet, ".safetensors": _write_safetensors}
-    if not folder and out.suffix not in writers:
+    writers = {".parquet": _write_parquet, ".safetensors": _write_safetensors, "": _write_folder, ".npy": _write_folder}
+    if out.suffix not in writers:
         raise RunError(f"{out}: export to a file ending in .parquet or .safetensors, or to a folder of .npy files")
+    folder = writers[out.suffix] is _write_folder
     require_new(out, folder=folder)
     smaller = dims is not None or dtype != "float32"
     if smaller:
         require_cosines(retriever)
     if out.suffix == ".parquet":
         _pyarrow()
-    gallery, run, compare = retriever.gallery, retriever.run, retriever.model.compare
-    similarity = {"name": type(compare).__name__} if run is None else dict(run.recipe.similarity)
-    about: About = {
-        "format": "xret-embeddings",
-        "version": 1,
-        "run": Path(retriever.name).resolve().name,
-        "recipe": retriever.title,
-        "similarity": similarity,
-        "dataset": gallery.dataset,
-        "manifest_sha256": retriever.cache.manifest_sha256,
-        "split": retriever.split,  # None: all
-        "splits": gallery.rows_of_splits(),  # the rows of images of each, [first, last)
-        "kind": kind_of(gallery.images),
-        "unit": compare.of_cosines and dtype != "int8",  # whether vectors, elements, rows or means have unit length
-        "measure": f"{similarity['name']}: {compare.score}",
-    }
-    if compare.dot_product:
-        about["measure"] = "cosine" if compare.of_cosines and not about["unit"] else "dot product"
+    gallery, about = retriever.gallery, _about(retriever, dtype)
     both: list[Embedding] = [gallery.images, gallery.captions]
     turn = None if dims is None else rotation(retriever, dims)
     if smaller:
@@ -122,7 +105,7 @@ def export_embeddings(
         about |= {"dtype": dtype, "mean_recall": recalls}
     arrays = {
         modality if name == "embedding" else f"{modality}.{name}": part.cpu().numpy()
-        for modality, embedding in zip(("images", "captions"), both, strict=True)
+        for modality, embedding in zip(MODALITIES, both, strict=True)
         for name, part in tensors_of(embedding).items()
     }
     arrays |= {} if turn is None else {"rotation": turn.cpu().numpy()}
@@ -134,13 +117,35 @@ def export_embeddings(
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{retriever.name} gives embeddings that are not finite: it is damaged, train it again")
     with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
-        writers.get(out.suffix, _write_folder)(partial, gallery, arrays, about)
+        writers[out.suffix](partial, gallery, arrays, about)
     return about | {
         "out": str(out),
         "images": len(gallery.image_ids),
         "captions": len(gallery.texts),
         "shapes": {name: list(array.shape) for name, array in arrays.items()},
         "bytes": sum(file.stat().st_size for file in (out.iterdir() if folder else [out])),
+    }
+
+
+def _about(retriever: Retriever, dtype: str) -> About:
+    """Return what every file says of itself."""
+    gallery, run, compare = retriever.gallery, retriever.run, retriever.model.compare
+    similarity = {"name": type(compare).__name__} if run is None else dict(run.recipe.similarity)
+    unit = compare.of_cosines and dtype != "int8"
+    measure = "cosine" if compare.of_cosines and not unit else "dot product"
+    return {
+        "format": "xret-embeddings",
+        "version": 1,
+        "run": Path(retriever.name).resolve().name,
+        "recipe": retriever.title,
+        "similarity": similarity,
+        "dataset": gallery.dataset,
+        "manifest_sha256": retriever.cache.manifest_sha256,
+        "split": retriever.split,  # None: all
+        "splits": gallery.rows_of_splits(),  # the rows of images of each, [first, last)
+        "kind": kind_of(gallery.images),
+        "unit": unit,  # whether vectors, elements, rows or means have unit length
+        "measure": measure if compare.dot_product else f"{similarity['name']}: {compare.score}",
     }
 
 

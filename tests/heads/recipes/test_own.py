@@ -19,7 +19,7 @@ from xret.heads.modules.registry import import_all
 from xret.heads.recipes import own
 from xret.heads.recipes.blocks import arguments
 from xret.heads.recipes.own import part_of
-from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.recipe import changed, load_recipe
 from xret.heads.recipes.settings import settings_of
 from xret.heads.retrieval import download, export, hub, indexing
 from xret.heads.runs.run import Run
@@ -197,6 +197,17 @@ def test_a_loss_may_lie_in_a_package(folder):
     (one,), (two,) = (state["losses"].values() for state in states)
     assert one == two != 0
     assert list(Run("one").metrics()[0]["parts"]) == ["triplet", term]
+
+
+def test_a_part_is_tried_once_in_a_process(folder, monkeypatch):
+    counted = ["made = []", "def __init__(self, local_dim, dim):", "    super().__init__(local_dim, dim)"]
+    counted += ["    self.made.append(dim)", FORWARD, "    return Aggregated(global_)"]
+    (folder / "counted.py").write_text(made("A", "Aggregator", counted)[0])
+    recipes = [load_recipe("vsepp", ["aggregator.image=counted:A", f"optimizer.lr={rate}"]) for rate in (0.1, 0.2)]
+    part = part_of(aggregators.AGGREGATORS, "counted:A", recipes[0].sources)
+    tried = len(part.made)
+    assert changed(recipes[0], ["schedule.epochs=2"]) and len(part.made) == tried == 2  # and made again, to compare
+    assert load_recipe("vsepp", ["aggregator.image=counted:A", "model.dim=8"]) and len(part.made) > tried
 
 
 def test_words_may_be_masked_for_an_adapter_of_ones_own(folder):

@@ -12,6 +12,7 @@ from ...pipeline.wording import reason
 from ..modules import embedding
 from ..modules.aggregators import AGGREGATORS, Aggregated
 from ..modules.losses import LOSSES
+from ..modules.registry import Registry
 from ..modules.similarity import SIMILARITIES
 from .blocks import Block, arguments
 from .own import Sources, part_of
@@ -37,13 +38,13 @@ def check_parts(
 
     Parts that were tried in this process are not tried again.
     """
-    registries = [*((AGGREGATORS, block["name"]) for block in aggregator.values()), (SIMILARITIES, similarity["name"])]
-    kinds = [part_of(registry, name, sources) for registry, name in registries]
-    kinds += [part_of(LOSSES, term, sources) for term in terms]
-    paths = [*(f"aggregator.{side}" for side in aggregator), "similarity", *(f"loss.{term}" for term in terms)]
-    names = [*(name for _, name in registries), *terms]
-    blocks = map(arguments, (*aggregator.values(), similarity, *terms.values()))
-    return list(_faults(dim, json.dumps([*zip(paths, names, blocks, strict=True)]), tuple(kinds)))
+    of_each: list[tuple[str, Registry[Any], str, Block]] = [
+        *((f"aggregator.{side}", AGGREGATORS, block["name"], block) for side, block in aggregator.items()),
+        ("similarity", SIMILARITIES, similarity["name"], similarity),
+        *((f"loss.{term}", LOSSES, term, block) for term, block in terms.items()),
+    ]
+    kinds = tuple(part_of(registry, name, sources) for _, registry, name, _ in of_each)
+    return list(_faults(dim, json.dumps([(path, name, arguments(block)) for path, _, name, block in of_each]), kinds))
 
 
 @lru_cache(64)
@@ -51,7 +52,8 @@ def check_parts(
 def _faults(dim: int, parts: str, kinds: tuple[type[Any], ...]) -> tuple[str, ...]:
     """Return the faults of parts, each a path, a name and arguments in JSON, with their classes."""
     faults: list[str] = []
-    image, text, compare, *terms = (_Named(*one, kind) for one, kind in zip(json.loads(parts), kinds, strict=True))
+    named = zip(json.loads(parts), kinds, strict=True)
+    image, text, compare, *terms = (_Named(path, name, given, kind) for (path, name, given), kind in named)
     with drawing(torch.device("cpu"), 0):  # a part may draw
         sides = [_aggregated(dim, one, faults) for one in (image, text)]
         faults += [_misfit(one, compare) for one in (image, text) if one.kind.embedding != compare.kind.embedding]

@@ -452,3 +452,13 @@ def test_its_commands_run_in_order_on_a_small_data_set(tmp_path, monkeypatch):
         for number, key in re.findall(r"\[(\d+)\]|(\w+)", path):
             value = value[int(number) if number else key]
         assert value is not None, line
+
+
+def test_each_concept_has_one_line_and_its_name_in_the_code():
+    rows = re.findall(r"^\| (.+?) \| (.+) \| `(\w+)` \|$", text_of(ROOT / "CONTRIBUTING.md"), re.MULTILINE)
+    words, told, names = zip(*rows, strict=True)
+    assert 40 < len(rows) <= 60 and all(len(set(column)) == len(rows) for column in (words, told, names))
+    files = [file for room in ("heads", "pipeline") for file in (ROOT / room).rglob("*.py")]
+    source = "\n".join(file.read_text("utf-8") for file in files)
+    missing = [name for name in names if not re.search(rf"(?:class|def) {name}\b|\b{name}(?:: | = )", source)]
+    assert not missing

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from itertools import takewhile
+from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
@@ -60,7 +60,7 @@ def show_one(name: str, store: str | None, settings: dict[str, Any]) -> None:
     """
     from ..heads.recipes.names import lineage
 
-    texts = [layer.text for layer in lineage(name)]  # before torch is imported
+    layers = lineage(name)  # before torch is imported
     from ..heads.model import feature_facts, fitted
     from ..heads.recipes.recipe import load_recipe
     from ..heads.runs.features import sets_named
@@ -71,42 +71,39 @@ def show_one(name: str, store: str | None, settings: dict[str, Any]) -> None:
         sets = sets_named(FeatureCache.open(store), recipe.data.image, recipe.data.text)
         recipe = fitted(recipe, *map(feature_facts, sets))
     sources: dict[str, str] = {}
-    for text in reversed(texts):  # what a variant says overrides what its base says
-        sources = {key: one for key, one in sources.items() if not key.startswith("expected.")} | _sources(text)
-    head = takewhile(lambda line: line.startswith("#"), texts[0].splitlines())
+    for layer in reversed(layers):  # what a variant says overrides what its base says
+        sources = {key: one for key, one in sources.items() if not key.startswith("expected.")} | _sources(*layer.place)
+    head = takewhile(lambda line: line.startswith("#"), layers[0].text.splitlines())
     values = recipe.to_dict()
     show(values, [*head, *_lines(values, {key: source for key, source in sources.items() if key not in settings})])
 
 
-def _sources(text: str) -> dict[str, str]:
-    """Return the comment after each key of a file that is indented by two spaces, by the key's dotted path.
+def _sources(file: Path, variant: str) -> dict[str, str]:
+    """Return the comment beside each value of a recipe's file or its variant, by the key's dotted path.
 
-    Where a key takes the values of an anchor, it takes their comments, too. That of a block on a line is of its values.
+    A value that an alias takes from elsewhere has the comment there, unless it has one of its own.
     """
     import yaml
 
-    from ..heads.recipes.schema import flat
+    text = file.read_text(encoding="utf-8")
+    lines = text.splitlines()
 
-    sources: dict[str, str] = {}
-    anchors: dict[str, str] = {}
-    path: list[str] = []
-    for line in text.splitlines():
-        if found := re.match(r'((?:  )*)"?([\w-]+|<<)"?:\s*(?:([&*])([^\s,\]}]+))?', line):
-            path[len(found[1]) // 2 :] = [found[2]]
-            key, comment = ".".join(path).removesuffix(".<<"), line.partition(" #")[2].strip()
-            if found[3] == "*" and (before := anchors.get(found[4])):
-                taken = {one: source for one, source in sources.items() if one.startswith(f"{before}.")}
-                sources |= {f"{key}{one.removeprefix(before)}": source for one, source in taken.items()}
-                comment = comment or ("" if taken else sources[before])
-            if found[2] != "<<":
-                sources[key] = comment
-            if found[3] == "&":
-                anchors[found[4]] = key
-            if line[found.end() :].startswith("{"):
-                with suppress(yaml.YAMLError):  # it has an alias, or goes on in the next line
-                    within = flat(yaml.safe_load(line.strip())[found[2]])
-                    sources |= {f"{key}.{inner}": comment for inner in within} | {key: ""}
-    return sources
+    def comment(node: yaml.Node) -> str:
+        return lines[node.start_mark.line].partition(" #")[2].strip()
+
+    def within(block: yaml.Node, path: str = "") -> Iterator[tuple[str, str]]:
+        for key, value in block.value:
+            inner = path if key.value == "<<" else f"{path}{key.value}."
+            if not isinstance(value, yaml.MappingNode):
+                yield inner[:-1], comment(key) or comment(value)
+                continue
+            if inner != path:
+                yield inner[:-1], "" if value.flow_style else comment(key)  # that of a block on a line is of its values
+            yield from within(value, inner)
+
+    prefix = f"variants.{variant}."
+    found = dict(within(yaml.compose(text, yaml.SafeLoader)))
+    return {key.removeprefix(prefix): source for key, source in found.items() if not variant or key.startswith(prefix)}
 
 
 def _lines(values: Mapping[str, Any], sources: Mapping[str, str], path: tuple[str, ...] = ()) -> Iterator[str]:

@@ -4,6 +4,7 @@ OUT/ablation.json             what is varied, of which data set
 OUT/VARIANT/seed=N/           a run, and its `eval.json`, the result of `evaluate`, with which the cell is finished
 """
 
+import itertools
 import json
 import logging
 import threading
@@ -39,7 +40,7 @@ from ..runs.info import absolute
 from ..runs.run import Run
 from ..series import claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.train import train
-from .plan import Plan, make_plan
+from .plan import Plan, Variant, make_plan
 from .table import Entry, Line, as_text, require_saveable, save, summarise
 
 logger = logging.getLogger("xret")
@@ -188,41 +189,47 @@ def ablate(
     if hubness:
         require_bank(cache, plan.split)
     untrained = tuple(_untrained(plan, sets_of, hubness, device))
-    cells = {}
-    for variant in plan.variants:
-        views = plan.views and sets_of[variant.name][0].views > 1
-        used = fitted(variant.recipe, *map(feature_facts, sets_of[variant.name]))
-        for seed in range(seeds):
-            run = str(root / variant.name / f"seed={seed}")
-            names = tuple(set_names(sets_of[variant.name]))
-            cells[run] = Cell(run, url, used, names, seed, plan.split, views, hubness, device, jobs == 1)
-    read = [sets_of[variant.name] for variant in plan.variants if not variant.baseline]
-    own: dict[str, Any] = {"manifest_sha256": cache.manifest_sha256, "sets": None}
-    if all(set_names(one) == set_names(read[0]) for one in read):
-        own |= {"sets": set_names(read[0]), "skipped": skipped(read[0])}
+    cells: list[tuple[Variant, Cell]] = []
+    for variant, seed in itertools.product(plan.variants, range(seeds)):
+        sets, run = sets_of[variant.name], str(root / variant.name / f"seed={seed}")
+        used = fitted(variant.recipe, *map(feature_facts, sets))
+        how = plan.split, plan.views and sets[0].views > 1, hubness, device, jobs == 1
+        cells.append((variant, Cell(run, url, used, tuple(set_names(sets)), seed, *how)))
     make_folder(root)
     with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
-        claim(root, "ablation", own | plan.description)
-        outcomes = _outcomes(list(cells.values()), jobs)
+        claim(root, "ablation", {"manifest_sha256": cache.manifest_sha256, **_read(plan, sets_of), **plan.description})
+        outcomes = _outcomes([cell for _, cell in cells], jobs)
     rows = {row for variant in plan.variants for row in variant.paper}
     only = next(iter(rows)) if len(rows) == 1 else None  # may be shown, with its name, for another data set
     entries: list[Entry] = []
-    for variant in plan.variants:
-        for seed in range(seeds):
-            run = str(root / variant.name / f"seed={seed}")
-            first, outcome = (variant.label, variant.values, seed, run), outcomes[run]
-            if isinstance(outcome, str):
-                entries.append(Entry(*first, error=outcome))
-                continue
-            for result, corrected in outcome.tables:
-                row = row_of(cache.dataset, result.protocol) or only
-                paper = {} if corrected else variant.paper.get(row or "", {})
-                row = row if paper else None
-                entries.append(Entry(*first, result, None, paper, row, outcome.views[0], corrected))
+    for variant, cell in cells:
+        entries += _entries(variant, cell, outcomes[cell.run], lambda protocol: row_of(cache.dataset, protocol) or only)
     ablation = Ablation(tuple(entries), plan.source, untrained)
     for file in files:
         save(ablation.lines, Path(file))
     return ablation
+
+
+def _read(plan: Plan, sets_of: Mapping[str, Sets]) -> dict[str, Any]:
+    """Return the names of the feature sets that all variants read, and how many samples lack features."""
+    first, *others = [sets_of[variant.name] for variant in plan.variants if not variant.baseline]
+    if any(set_names(sets) != set_names(first) for sets in others):
+        return {"sets": None}
+    return {"sets": set_names(first), "skipped": skipped(first)}
+
+
+def _entries(
+    variant: Variant, cell: Cell, outcome: Evaluation | str, row_for: Callable[[str], str | None]
+) -> Iterator[Entry]:
+    """Yield what came of a cell; `row_for` a protocol is the paper's row to compare with."""
+    first = variant.label, variant.values, cell.seed, cell.run
+    if isinstance(outcome, str):
+        yield Entry(*first, error=outcome)
+        return
+    for result, corrected in outcome.tables:
+        row = row_for(result.protocol)
+        paper = {} if corrected else variant.paper.get(row or "", {})
+        yield Entry(*first, result, None, paper, row if paper else None, outcome.views[0], corrected)
 
 
 def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:

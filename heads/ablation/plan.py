@@ -81,25 +81,28 @@ def make_plan(
         RecipeError: not one of `grid` and `vary` with `recipe` is given; or unknown names, keys and wrong values, all
             of them at once.
     """
-    recipe = None if recipe is None else str(recipe)
-    baselines = [baselines] if isinstance(baselines, str) else [*map(str, baselines)]
-    if (grid is None) != bool(vary) or (grid is None and recipe is None):
-        raise RecipeError("give --recipe with one --vary or more, or --grid")
     fixed = {key: _plain(value) for key, value in normalised(settings or {}).items()}
     faults: list[str] = []
-    found = {} if grid is None else read_grid(grid)
-    if found.get("finetuned") and recipe is None:
-        raise RecipeError(_of_tuned_networks(str(grid), found))
-    rows = list(_grid_rows(str(grid), found, recipe) if found else _varied_rows(str(recipe), vary or {}))
-    keys = [full_key(key.strip()) for names in vary or {} for key in names.split(",")]
-    if len({*keys}) < len(keys) or len({row[0] for row in rows}) < len(rows):
-        faults.append("--vary names a key or a value twice")
+    found: dict[str, Any] = {}
+    keys: list[str] = []
+    if grid is not None and not vary:
+        found = read_grid(grid)
+        rows = list(_grid_rows(grid, found, None if recipe is None else str(recipe)))
+    elif grid is None and vary and recipe is not None:
+        rows = list(_varied_rows(str(recipe), vary))
+        keys = [full_key(key.strip()) for key in ",".join(vary).split(",")]
+        if len({*keys}) < len(keys) or len({row[0] for row in rows}) < len(rows):
+            faults.append("--vary names a key or a value twice")
+    else:
+        raise RecipeError("give --recipe with one --vary or more, or --grid")
     variants = _resolved(rows, fixed, faults)
-    beside = [one for name in dict.fromkeys(baselines) for one in _baseline(name, fixed, rows, faults)]
+    beside: list[Variant] = []
+    for name in dict.fromkeys([baselines] if isinstance(baselines, str) else map(str, baselines)):
+        beside += _baseline(name, fixed, rows, faults)
     if faults:
         raise refused("the ablation", faults)
-    if recipe is not None and grid is None:
-        _put_paper(variants, recipe)
+    if grid is None:
+        _put_paper(variants, str(recipe))
     description = {
         "recipes": sorted({variant.recipe.name for variant in variants}),
         "grid": grid,
@@ -115,10 +118,9 @@ def grid_names() -> list[str]:
 
 
 def read_grid(name: str) -> dict[str, Any]:
-    """Return a grid: ``source``, ``cells``, and optionally ``recipe``, ``split`` and ``finetuned``.
+    """Return a grid: ``source``, ``cells``, and optionally ``recipe`` and ``split``.
 
-    Cells of a ``finetuned`` one are the same heads as another grid's, and differ in the network that they train. Its
-    ``sets`` only give YAML's names to settings, for the cells.
+    Its ``sets`` only give YAML's names to settings, for the cells.
 
     A cell has a ``label`` and, where it needs them, ``set``, a ``recipe`` of its own, and ``paper``: by row either
     the RSUM or a mapping with ``rsum``, ``log_circular_variance``, ``image_to_text`` and ``text_to_image``, the last
@@ -148,17 +150,6 @@ def _grid_rows(name: str, grid: dict[str, Any], recipe: str | None) -> Iterator[
         paper = {row: _paper(values) for row, values in cell.get("paper", {}).items()} if known else {}
         folder = re.sub(r"[^a-z0-9.=]+", "-", cell["label"].lower()).strip("-")
         yield folder, cell["label"], cell.get("set", {}), cell.get("recipe", recipe or grid.get("recipe")), paper
-
-
-def _of_tuned_networks(name: str, grid: dict[str, Any]) -> str:
-    """Return why a grid of trained networks is no ablation from a cache, and how its cells are trained."""
-    settings = " ".join(f"--set {key}={value}" for key, value in grid["cells"][0]["set"].items())
-    return (
-        f"grid '{name}' has a network trained in each cell, which no frozen features are beside; train them one by one,"
-        f" the first with `xret train-head STORE --recipe {grid['recipe']} {settings} --out RUN` and `xret finetune RUN"
-        " --data-root DIR --reattach image --out TUNED`. With --recipe the heads alone are compared, without the"
-        " paper's values"
-    )
 
 
 def _paper(values: float | Mapping[str, Any]) -> dict[str, float]:

@@ -100,20 +100,34 @@ class Line:
 
 def summarise(entries: Sequence[Entry]) -> list[Line]:
     """Return the lines of the entries of an ablation: protocol by protocol, the variants in their order."""
-    lines = []
-    for protocol in dict.fromkeys(filter(None, (one.protocol for one in entries))) or ["-"]:
-        for label in dict.fromkeys(entry.label for entry in entries):
-            own = [entry for entry in entries if entry.label == label]
-            done = [entry for entry in own if entry.protocol == protocol]
-            names = dict.fromkeys(name for entry in done for name in entry.metrics)
-            known = {name: [one.metrics[name] for one in done if name in one.metrics] for name in names}
-            mean = {name: statistics.fmean(values) for name, values in known.items()}
-            std = {name: statistics.stdev(values) for name, values in known.items() if len(values) > 1}
-            first, failed = (done or own)[0], sum(entry.error is not None for entry in own)
-            numbers = len(done), failed, mean, std, first.row, first.paper
-            result = first.result if done else None
-            lines.append(Line(label, first.values, protocol, result, first.views, *numbers))
-    return lines
+    protocols = dict.fromkeys(filter(None, (entry.protocol for entry in entries))) or ["-"]
+    by_label: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_label.setdefault(entry.label, []).append(entry)
+    return [_line(protocol, variant) for protocol in protocols for variant in by_label.values()]
+
+
+def _line(protocol: str, entries: Sequence[Entry]) -> Line:
+    """Return the line of a variant with these entries."""
+    done = [entry for entry in entries if entry.protocol == protocol]
+    known: dict[str, list[float]] = {}
+    for entry in done:
+        for name, value in entry.metrics.items():
+            known.setdefault(name, []).append(value)
+    first = (done or entries)[0]
+    return Line(
+        label=first.label,
+        values=first.values,
+        protocol=protocol,
+        result=first.result if done else None,
+        views=first.views,
+        seeds=len(done),
+        failed=sum(entry.error is not None for entry in entries),
+        mean={name: statistics.fmean(values) for name, values in known.items()},
+        std={name: statistics.stdev(values) for name, values in known.items() if len(values) > 1},
+        row=first.row,
+        paper=first.paper,
+    )
 
 
 def as_text(lines: Sequence[Line]) -> str:
@@ -183,31 +197,42 @@ def plot(lines: Sequence[Line]) -> Any:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     measured = [line for line in lines if "rsum" in line.mean]
-    for protocol in dict.fromkeys(line.protocol for line in measured):
-        own = [line for line in measured if line.protocol == protocol]
-        points = sorted((line for line in own if line.values), key=lambda line: line.place)
-        seeds = max((line.seeds for line in points), default=0)
-        label = "one seed" if seeds < 2 else f"mean of {seeds} seeds ± standard deviation"
-        bars = [line.std.get("rsum", 0.0) for line in points] if seeds > 1 else None
-        x, y = [line.place for line in points], [line.mean["rsum"] for line in points]
-        axes.errorbar(x, y, bars, marker="o", capsize=3, label=f"protocol {protocol}: {label}")
-        if known := {line.place: line.paper["rsum"] for line in points if "rsum" in line.paper}:
-            axes.plot([*known], [*known.values()], "x", label=f"protocol {protocol}: the paper's value")
-        for line in own:
-            if not line.values:
-                axes.axhline(line.mean["rsum"], linestyle=":", label=f"protocol {protocol}: {line.label}")
-    values = sorted({line.place for line in lines if line.values})
+    for protocol, own in _by_protocol(measured).items():
+        _draw(axes, f"protocol {protocol}", own)
+    varied = [line for line in lines if line.values]
+    values = sorted({line.place for line in varied})
     if values and values[0] > 0 and values[-1] > 10 * values[0]:
         axes.set_xscale("log")
     if len(values) <= 8:
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
-    axes.set_xlabel(" = ".join(next((line.values for line in lines if line.values), ())))
+    axes.set_xlabel(" = ".join(varied[0].values) if varied else "")
     axes.set_ylabel("RSUM: sum of six recalls in percent")
     if measured:
         axes.set_title(_title(measured))
         figure.legend(loc="outside lower center")
     return figure
+
+
+def _draw(axes: Any, title: str, lines: Sequence[Line]) -> None:
+    """Draw the lines of a protocol."""
+    points = sorted((line for line in lines if line.values), key=lambda line: line.place)
+    seeds = max((line.seeds for line in points), default=0)
+    label = "one seed" if seeds < 2 else f"mean of {seeds} seeds ± standard deviation"
+    bars = [line.std.get("rsum", 0.0) for line in points] if seeds > 1 else None
+    x, y = [line.place for line in points], [line.mean["rsum"] for line in points]
+    axes.errorbar(x, y, bars, marker="o", capsize=3, label=f"{title}: {label}")
+    if known := {line.place: line.paper["rsum"] for line in points if "rsum" in line.paper}:
+        axes.plot([*known], [*known.values()], "x", label=f"{title}: the paper's value")
+    for line in (line for line in lines if not line.values):
+        axes.axhline(line.mean["rsum"], linestyle=":", label=f"{title}: {line.label}")
+
+
+def _by_protocol(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line.protocol, []).append(line)
+    return found
 
 
 def _names(lines: Sequence[Line]) -> list[str]:
@@ -217,24 +242,25 @@ def _names(lines: Sequence[Line]) -> list[str]:
 
 def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
     """Yield the title and the rows of each protocol's table, its head first."""
-    for protocol in dict.fromkeys(line.protocol for line in lines):
-        own = [line for line in lines if line.protocol == protocol]
-        columns = {"": [line.label for line in own]}
+    for own in _by_protocol(lines).values():
+        columns = [["", *(line.label for line in own)]]
         for metric in _names(own) or ["rsum"]:
-            way, _, name = metric.partition(" ")
-            marks = [" *" if metric == "rsum" and below(line, own) else "" for line in own]
-            cells = [_mean(line, metric) + mark for line, mark in zip(own, marks, strict=True)]
-            columns[f"{_WAYS[way]} {name}" if name else _TITLES[metric]] = cells
-            if any(metric in line.paper for line in own):
-                columns[f"paper {metric}"] = [
-                    f"{line.paper[metric]:g}" if metric in line.paper else "-" for line in own
-                ]
+            columns += _columns(metric, own)
         if len({line.views for line in own}) > 1:
-            columns["views"] = [str(line.views) for line in own]
+            columns.append(["views", *(str(line.views) for line in own)])
         if any(line.failed for line in own):
-            columns["failed"] = [str(line.failed) for line in own]
-        head = ["paper" if name.startswith("paper ") else name for name in columns]
-        yield _title(own), [head, *map(list, zip(*columns.values(), strict=True))]
+            columns.append(["failed", *(str(line.failed) for line in own)])
+        yield _title(own), [*map(list, zip(*columns, strict=True))]
+
+
+def _columns(metric: str, lines: Sequence[Line]) -> Iterator[list[str]]:
+    """Yield the column of a metric, and that of the paper's values where there are any."""
+    way, _, name = metric.partition(" ")
+    marks = [" *" if metric == "rsum" and below(line, lines) else "" for line in lines]
+    cells = [_mean(line, metric) + mark for line, mark in zip(lines, marks, strict=True)]
+    yield [f"{_WAYS[way]} {name}" if name else _TITLES[metric], *cells]
+    if any(metric in line.paper for line in lines):
+        yield ["paper", *(f"{line.paper[metric]:g}" if metric in line.paper else "-" for line in lines)]
 
 
 def below(line: Line, lines: Sequence[Line]) -> bool:

@@ -136,12 +136,7 @@ def train(
                 _warn_once(f"{cache.url}: {leaks.sentence}.")
             if base is None:
                 look_at_data(model, split)
-                if recipe.model.residual in ("cca", "procrustes"):
-                    found = find_base(model, split, val_split, rotate=recipe.model.residual == "procrustes")
-                    level = logging.INFO if title == "" else logging.DEBUG
-                    _log.log(
-                        level, f"closed form: ridge {found.ridge:g}, power {found.power:g}, val RSUM {found.rsum:.1f}"
-                    )
+                fit_residual(model, recipe, split, val_split, logging.INFO if title == "" else logging.DEBUG)
             else:
                 take_weights(model, base, split)
                 take_losses(losses, recipe, base)
@@ -318,6 +313,13 @@ def look_at_data(model: Model, split: Batches) -> None:
         except ValueError as error:
             raise RecipeError(f"adapter.words: {error}") from error
         _log.warning(f"words without a vector in {words[0].vectors}: {len(read.missing)} of {len(read.found)}")
+
+
+def fit_residual(model: Model, recipe: Recipe, split: Batches, val: Batches, level: int) -> None:
+    """Give a new model the closed form that its head is added to, where the recipe has one, and log it at `level`."""
+    if recipe.model.residual in ("cca", "procrustes"):
+        found = find_base(model, split, val, rotate=recipe.model.residual == "procrustes")
+        _log.log(level, f"closed form: ridge {found.ridge:g}, power {found.power:g}, val RSUM {found.rsum:.1f}")
 
 
 def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:

@@ -7,6 +7,7 @@ The bundled `spaces.yaml` maps keys to the text that ``--space KEY=TEXT`` takes:
 from collections.abc import Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +47,26 @@ def make_space(
     base = changed(base, {key: 1 for key in lacking if key in own})
     values = flat(asdict(base)) | {key: weight for key, weight in lacking.items() if key in own}
     swapped = tuple(f"{part}." for part in PARTS if f"{part}.name" in own)  # another part may lack these keys
-    usable = [key for key in flat(base.to_dict()) if not _refusal(key, base, fixed, swapped)]
+    refusal = partial(_refusal, recipe=base, values=values, fixed=fixed, swapped=swapped)
+    texts = bundled(base.name, [key for key in flat(base.to_dict()) if not refusal(key)])
     space: Space = {}
     faults: list[str] = []
-    for key, given in {**bundled(base.name, usable), **own}.items():
-        if fault := _refusal(key, base, fixed, swapped):
+    for key, given in {**texts, **own}.items():
+        if fault := refusal(key):
             faults.append(fault)
-        elif key not in values:
-            faults.append(f"recipe '{base.name}' has no key {key}{nearest(key, usable)}")
-        else:
-            try:
-                space[key] = _distribution(key, given, base)
-            except RecipeError as error:
-                faults += faults_of(error)
+            continue
+        try:
+            space[key] = _distribution(key, given, base)
+        except RecipeError as error:
+            faults += faults_of(error)
     if faults or not space:
         raise refused(f"the space of recipe '{base.name}'", faults or [f"nothing is left to vary: give --space {FORM}"])
     return space, {key: first for key, one in space.items() for first in _nearest(values[key], one)}
 
 
-def _refusal(key: str, recipe: Recipe, fixed: Mapping[str, Any], swapped: tuple[str, ...]) -> str:
+def _refusal(
+    key: str, *, recipe: Recipe, values: Mapping[str, Any], fixed: Mapping[str, Any], swapped: tuple[str, ...]
+) -> str:
     """Return why a key of a recipe cannot be varied, an empty text where it can; see `make_space`."""
     block = key.rpartition(".")[0]
     if block.removeprefix("adapter.") in KINDS.keys() - recipe.adapter.keys():
@@ -77,7 +79,7 @@ def _refusal(key: str, recipe: Recipe, fixed: Mapping[str, Any], swapped: tuple[
         return f"{key} is given to --space and to --set: leave one out"
     if key.startswith(swapped) and not key.endswith(".name"):
         return f"{key} cannot be varied beside {block}.name: not every part has it"
-    return ""
+    return "" if key in values else f"recipe '{recipe.name}' has no key {key}{nearest(key, [*flat(recipe.to_dict())])}"
 
 
 def bundled(name: str, keys: list[str]) -> dict[str, str]:

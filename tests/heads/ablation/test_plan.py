@@ -131,16 +131,16 @@ def test_the_papers_grids_are_there():
     wanted = {f"vse-infty-{name}" for name in ("table1", "table4", "table6", "table7", "table11", "table12")}
     wanted |= {"setdiv-table3", "setdiv-table4", "setdiv-b1", "setdiv-b3", "vse-infty-figure4", "vse-infty-figure6"}
     wanted |= {"maxmatch-table3", "maxmatch-table5", "maxmatch-table6", "gaussian-table5-vsrn", "gaussian-table6-vsrn"}
-    wanted |= {"vse-infty-table1-grid", "vse-infty-figure4-grid", "vse-infty-figure4-bert", "gaussian-table5-finetuned"}
+    wanted |= {"vse-infty-table1-grid", "vse-infty-figure4-grid", "vse-infty-figure4-bert"}
     assert wanted | {f"gaussian-table{number}" for number in (5, 6, 7, 8)} == set(grid_names())
 
 
 @pytest.mark.parametrize("name", grid_names())
 def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_path, monkeypatch):
     grid = read_grid(name)
-    assert set(grid) <= {"source", "recipe", "split", "finetuned", "sets", "cells"}
+    assert set(grid) <= {"source", "recipe", "split", "sets", "cells"}
     assert all(set(cell) <= {"label", "recipe", "set", "paper"} for cell in grid["cells"])
-    asked = {"recipe": grid["recipe"] if "finetuned" in grid else None, "grid": name, "settings": {"model.dim": 8}}
+    asked = {"grid": name, "settings": {"model.dim": 8}}
     plan = make_plan(**asked)
     assert len({v.name for v in plan.variants}) == len({v.label for v in plan.variants}) == len(grid["cells"])
     for variant in plan.variants:
@@ -153,7 +153,7 @@ def test_every_grid_resolves_and_fits_features_of_its_kinds(name, stores, tmp_pa
         assert set(variant.paper) <= set(ROWS)
         for row in variant.paper.values():
             assert all(0 <= number <= 600 for metric, number in row.items() if metric != "log_circular_variance")
-    assert any(variant.paper for variant in plan.variants) == ("finetuned" not in grid)
+    assert any(variant.paper for variant in plan.variants)
     data = plan.variants[0].recipe.data
     monkeypatch.setattr(ablation, "run_cell", lambda *_: "not trained")
     entries = ablated(stores(data.image_kind, data.text_kind), asked, tmp_path / "out")
@@ -173,11 +173,6 @@ def test_a_papers_value_of_a_grid_is_that_of_the_recipe_where_a_cell_is_the_reci
             rsum = values if isinstance(values, float) else values.get("rsum")
             known = expected.get(row)
             assert known is None or rsum is None or rsum == pytest.approx(known, abs=1.0), (cell, known)
-
-
-def test_rows_of_trained_encoders_are_not_taken_for_frozen_ones():
-    with pytest.raises(RecipeError, match=r"gaussian-table5-finetuned.* `xret finetune RUN"):
-        make_plan(grid="gaussian-table5-finetuned")
 
 
 def test_another_recipe_in_a_grid_has_no_paper_and_keeps_the_settings():

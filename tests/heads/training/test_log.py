@@ -132,11 +132,20 @@ def test_tensorboard(store, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(store, recipe_of("vsepp", 2, "runtime.log=tensorboard"), tmp_path / "run", device="cpu")
+    class Stop(Callback):
+        def on_step(self, step, values):
+            if step == 8:  # the second of the third epoch, of which nothing was saved
+                raise KeyboardInterrupt
+
+    recipe = recipe_of("vsepp", 3, "data.batch_size=24", "runtime.log=tensorboard")
+    with pytest.raises(KeyboardInterrupt):
+        train(store, recipe, tmp_path / "run", device="cpu", callbacks=[Stop()])
+    train(store, recipe, tmp_path / "run", device="cpu", resume=True)
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    tags = events.Tags()["scalars"]
-    check({tag: {event.step: event.value for event in events.Scalars(tag)} for tag in tags}, tmp_path / "run")
+    recorded = {tag: events.Scalars(tag) for tag in events.Tags()["scalars"]}
+    check({tag: {event.step: event.value for event in of_tag} for tag, of_tag in recorded.items()}, tmp_path / "run")
+    assert [event.step for event in recorded["Le"]] == list(range(1, 10))  # none twice
 
 
 def test_wandb(store, tmp_path, monkeypatch):

@@ -5,8 +5,11 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
 import torch
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 from small_ablations import DASK, killed_in_second_epoch, started, weights
 from small_store import make_store
 from small_tunings import SETTINGS, TRIALS, heavy, numbers, tuned
@@ -42,6 +45,23 @@ def test_the_best_trial_by_validation_is_kept_alone(whole):
     assert best.info.best_rsum == found.best.rsum
     assert best.recipe == load_recipe(str(out / "best.yaml"))
     assert best.recipe.optimizer.lr == found.best.values["optimizer.lr"]
+
+
+def test_half_of_the_trials_are_pruned_at_each_rung(stores, tmp_path):
+    """Successive halving after 1, 2 and 4 of 6 epochs, trial after trial, in plain words."""
+    out = tmp_path / "out"
+    found = tuned(stores(), out, seed=2)
+    journal = JournalStorage(JournalFileBackend(str(out / "journal.log")))
+    rungs: dict[int, list[float]] = {1: [], 2: [], 4: []}
+    for trial in optuna.load_study(study_name="tuning", storage=journal).trials:
+        ends = 6
+        for epoch, there in rungs.items():
+            there.append(trial.intermediate_values[epoch])
+            if sum(other > there[-1] for other in there) >= max(1, len(there) // 2):
+                ends = epoch
+                break
+        assert found.trials[trial.number].epochs == ends
+    assert len({trial.epochs for trial in found.trials}) > 2
 
 
 def test_values_are_drawn_from_the_space_and_the_first_trial_is_the_recipe(stores, whole):

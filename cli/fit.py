@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .extract import DATA_ROOT, ON_ERROR
 from .parsing import NEW_FOLDER, PLACE, device_option, seed_option, show, trust_option, typed
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 @click.option(
     "--minutes", type=click.FloatRange(min=0), help="Train no longer than until then; encoding is always finished."
 )
-@click.option("--data-root", type=PLACE, help="The folder that a manifest's paths start from.")
+@DATA_ROOT
+@ON_ERROR
 @trust_option
 @device_option
 @seed_option

@@ -85,26 +85,29 @@ def require_contrast(name: str, splits: dict[str, int], texts: Sequence[str]) ->
         )
 
 
-def read(source: Source) -> dict[str, int]:
-    """Read the samples, and return how many images each split has; errors of `require_contrast` and of the data set."""
+def read(source: Source, on_error: str) -> tuple[dict[str, int], int]:
+    """Read the samples; return how many images each split has, and how many captions there are.
+
+    Errors are those of `require_contrast` and of the data set.
+    """
     if source.manifest is None:
         cache = FeatureCache.open(source.store)
         splits = {split: last - first for split, (first, last) in cache.splits.items()}
         require_contrast(source.name, splits, cache.caption_texts(0, cache.captions))
-        return splits
-    samples = read_samples(source.manifest, kept=partial(splits_at, source.store))
+        return splits, cache.captions
+    samples = read_samples(source.manifest, on_error == "skip", kept=partial(splits_at, source.store))
     splits = {split: last - first for split, (first, last) in samples.splits.items()}
-    require_contrast(source.name, splits, [one.text for image in samples.images for one in image.captions])
-    return splits
+    texts = [one.text for image in samples.images for one in image.captions]
+    require_contrast(source.name, splits, texts)
+    return splits, len(texts)
 
 
-def encode(source: Source, splits: dict[str, int], encoder: str | None, device: str, trust: bool) -> None:
-    """Fill the store; after the pictures of `val`, say how long the others take. Errors as of `extract`."""
+def encode(source: Source, splits: dict[str, int], encoder: str | None, **how: Any) -> None:
+    """Fill the store; after the pictures of `val`, say how long the others take. `how` and errors as of `extract`."""
     if source.manifest is None:
         return
-    how: dict[str, Any] = {"encoder": encoder or ENCODER, "device": device, "trust": trust}
     try:
-        options = build_options(**how)
+        options = build_options(encoder=encoder or ENCODER, **how)
         total = sum(splits[split] for split in SPLITS)
         if total > _SMALL:
             done = extract(source.manifest, source.store, replace(options, splits=("val",)))

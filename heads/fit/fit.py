@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import locked, writing
@@ -28,6 +28,7 @@ from ...pipeline.reading.placement import Resident
 from ...pipeline.reading.split import Split
 from ...pipeline.store import FeatureCache
 from ...pipeline.store.leaks import find_leaks
+from ...pipeline.wording import in_time
 from ..evaluation.comparison import compare_runs
 from ..evaluation.evaluation import evaluate
 from ..evaluation.number_table import NumberTable, Rows
@@ -49,6 +50,7 @@ FROZEN, CLOSED = "frozen", "cca"
 TRAINED = ("linear", "mlp")
 # Of what begins with a model already: longer schedules overfit small validation splits, and cost more.
 SHORT = {"schedule.epochs": 20, "schedule.patience": 8}
+_SECONDS = 5, 0.003  # of a CPU core: of any fit, and for each caption
 _log = logging.getLogger("xret")
 
 
@@ -148,6 +150,7 @@ def fit(
     seed: int = 0,
     device: str = "auto",
     data_root: str | Path | None = None,
+    on_error: Literal["fail", "skip"] = "fail",
     trust: bool = False,
 ) -> Fit:
     """Make the best retrieval model of pictures and captions, and say how good it is (``xret fit``).
@@ -165,6 +168,7 @@ def fit(
         seed: of all trainings.
         device: ``auto``, ``cpu`` or ``cuda``.
         data_root: the folder that a manifest's paths start from; None: the manifest's own.
+        on_error: at a picture or caption that cannot be read, ``fail`` or ``skip`` it.
         trust: let a program that a checkpoint comes with run.
 
     Raises:
@@ -176,11 +180,13 @@ def fit(
     began, root = time.monotonic(), Path(out).resolve()
     source = find_source(data, captions, root, data_root, encoder)
     _log.info("[1/4] Reading")
-    splits = read(source)
+    splits, texts = read(source, on_error)
     given = {"data": absolute(str(data)), "captions": captions and absolute(str(captions)), "seed": seed}
     with _claimed(root, given | {"encoder": None if source.manifest is None else encoder or ENCODER}):
-        _log.info(f"[2/4] Encoding {', '.join(f'{count:,} {split}' for split, count in splits.items())}")
-        encode(source, splits, encoder, device, trust)
+        counts = ", ".join(f"{count:,} {split}" for split, count in splits.items())
+        fits = in_time(_SECONDS[0] + _SECONDS[1] * texts)
+        _log.info(f"[2/4] Encoding {counts}; to fit them will take about {fits} of a CPU core")
+        encode(source, splits, encoder, device=device, trust=trust, on_error=on_error)
         cache = FeatureCache.open(source.store)
         require_different_pictures(cache)
         _log.info("[3/4] Fitting")

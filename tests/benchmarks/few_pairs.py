@@ -112,12 +112,16 @@ def make_subset(store: str, out: Path, count: int, seed: int, held: int | None =
             start, stop = cache.captions_of(row, row + 1)
             spoken = np.arange(start, stop)
             ends = np.cumsum(captions.length[spoken])[:-1]
-            vectors += [one.astype(np.float32).mean(0) for one in np.split(captions.local(spoken), ends)]
+            if captions.kind == "global":
+                vectors += [*captions.global_(spoken)]
+            else:
+                vectors += [one.astype(np.float32).mean(0) for one in np.split(captions.local(spoken), ends)]
             for text in cache.caption_texts(start, stop):
                 lines.writerow([cache.file_names(row, row + 1)[0], text, splits[row]])
     np.save(folder / "captions.npy", np.array(vectors, np.float32))
     command = [sys.executable, "-m", "xret.cli", "import", "--store", url, "--from", "embeddings", "--source", folder]
-    subprocess.run([*map(str, command), "--encoder", "IMAGES,CAPTIONS"], check=True, stdout=subprocess.DEVNULL)
+    names = "BOTH" if images.space is not None and images.space == captions.space else "IMAGES,CAPTIONS"
+    subprocess.run([*map(str, command), "--encoder", names], check=True, stdout=subprocess.DEVNULL)
     (folder / "done").touch()
     return url
 

@@ -96,6 +96,12 @@ def test_the_closed_form_beside_trained_heads(tmp_path):
     assert all(0 < float(row["`cca`"]) <= 100 for row in rows.values())
 
 
+def test_what_fit_chooses_and_foretells(tmp_path):
+    store = small_store.make_store(tmp_path / "s.zarr", train=96, val=12, test=12, text="tokens")
+    (row,) = table("fits", store, "--out", tmp_path / "fits").values()
+    assert float(row["best row"]) >= float(row["chosen"]) > 0 and row["in the interval"] in ("0 of 1", "1 of 1")
+
+
 def test_alignment_beside_trained_heads(tmp_path):
     store = small_store.make_store(tmp_path / "s.zarr", image=("grid", "roi"), text="tokens")
     heads, correlations = printed("alignment", store, "--out", tmp_path / "heads").split("\n\n")

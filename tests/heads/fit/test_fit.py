@@ -22,7 +22,7 @@ from xret.heads.fit import data
 from xret.heads.fit.curve import FALLS
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
-from xret.pipeline.errors import EncoderError, ManifestError, RunError
+from xret.pipeline.errors import EncoderError, ManifestError, RunError, SampleError
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +174,24 @@ def test_what_tells_nothing_is_refused_before_anything_is_encoded(clip, tmp_path
         fit(pictures, out=tmp_path / "out")
     with pytest.raises(ManifestError, match="there is no file"):
         fit(pictures, tmp_path / "none.csv", out=tmp_path / "out")
+
+
+def test_pictures_that_are_all_one_file_are_refused_also_with_splits(clip, tmp_path):
+    pictures, file = photos(tmp_path, 60, pixels=np.full((40, 40, 3), 128, np.uint8))
+    lines = file.read_text().splitlines()
+    splits = ["split", *(["val", "test", *["train"] * 8] * 6)]
+    file.write_text("\n".join(f"{line},{split}" for line, split in zip(lines, splits, strict=True)))
+    with pytest.raises(ManifestError, match="all 60 pictures are the same file"):
+        fit(pictures, file, out=tmp_path / "out", encoder=clip, device="cpu")
+
+
+def test_a_picture_that_cannot_be_read_may_be_skipped(clip, tmp_path):
+    pictures, file = photos(tmp_path, 60)
+    (pictures / "7.png").write_bytes(b"no picture")
+    with pytest.raises(SampleError, match=r"7\.png"):
+        fit(pictures, file, out=tmp_path / "out", encoder=clip, device="cpu")
+    found = fit(pictures, file, out=tmp_path / "out", encoder=clip, device="cpu", on_error="skip", minutes=0)
+    assert len(found.rows) == 4
 
 
 def test_few_pictures_are_fitted_with_a_word_of_what_they_cannot_tell(clip, tmp_path, caplog):

@@ -1,6 +1,6 @@
 """What ``xret fit`` chooses and foretells, on subsets of a data set.
 
-    python tests/benchmarks/fit.py f8k.zarr --out fits
+    python tests/benchmarks/fits.py f8k.zarr --out fits
 
 Of N pictures four fifths are learnt from and a tenth chooses, as in xret's own split; all of `test` judges, so that the
 differences are exact. Subsets of one seed contain one another: what the curve of N pictures expects of twice as many is
@@ -26,7 +26,7 @@ from sizes import small
 def main(store: str, out: Path, counts: str, subsets: int) -> None:
     """Fit subsets of STORE's pictures, and print what was chosen and foretold, the mean over the subsets."""
     out.mkdir(parents=True, exist_ok=True)
-    header = ["pictures", "chosen", "before", "closed form", "best row", "lost by the choice, at most", "CPU seconds"]
+    header = ["pictures", "chosen", "before", "closed form", "best row", "lost, at most", "CPU seconds"]
     header += ["expected of twice", "found", "error, at most", "in the interval"]
     click.echo(f"| {' | '.join(header)} |\n{'|---' * len(header)}|")
     for count in map(int, counts.split(",")):

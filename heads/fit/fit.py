@@ -156,7 +156,7 @@ def fit(
     """Make the best retrieval model of pictures and captions, and say how good it is (``xret fit``).
 
     Candidates are the frozen encoders by themselves, where they share a space, canonical correlations, and a linear and
-    a two-layer head that begin with the better of these. Validation chooses one; the test split is looked at after
+    a two-layer head that begin with one of these. Validation chooses one; the test split is looked at after
     that. Called again it goes on where it was stopped.
 
     Args:
@@ -261,7 +261,9 @@ class _Fitting:
         recipes = closed_candidates(self.sets)
         for name, recipe in recipes.items():
             self._fit(name, recipe)
-        base = self._best(recipes) if recipes else "none"
+        if {FROZEN, CLOSED} <= recipes.keys() and not self._is_better(FROZEN, CLOSED):
+            del recipes[CLOSED]  # which is shown, and neither chosen nor begun with
+        base = next(reversed(recipes), "none")
         recipes |= (heads := trained_candidates(self.sets, base))
         epochs = next(iter(heads.values())).schedule.epochs
         parts = len(heads) + len(SHARES)
@@ -277,6 +279,16 @@ class _Fitting:
             self.parts[self.images] = self.runs[fitted]
             self._tick(parts * epochs - self.counted)
         return chosen, fitted
+
+    def _is_better(self, first: str, second: str) -> bool:
+        """Return whether the second is surely better on `val`.
+
+        The closed form is chosen among many by few pictures, and may be anything; what is added to the frozen encoders
+        stays near them.
+        """
+        return (
+            compare_runs(self.runs[first], self.runs[second], split="val", device=self.device).differences[-1].low > 0
+        )
 
     def _best(self, names: Sequence[str] | Mapping[str, Recipe]) -> str:
         """Return the best on `val`; of equal ones the first."""

@@ -102,7 +102,9 @@ def _sources(file: Path, variant: str) -> dict[str, str]:
             yield from within(value, inner)
 
     prefix = f"variants.{variant}."
-    found = dict(within(yaml.compose(text, yaml.SafeLoader)))
+    root = yaml.compose(text, yaml.SafeLoader)
+    assert root is not None, "a recipe has keys"
+    found = dict(within(root))
     return {key.removeprefix(prefix): source for key, source in found.items() if not variant or key.startswith(prefix)}
 
 

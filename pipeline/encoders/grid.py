@@ -18,7 +18,7 @@ from torchvision.models import DenseNet, VisionTransformer, get_model, get_model
 from ..data.images import LONGEST, AnyPicture, open_image
 from ..device import to_host
 from ..errors import EncoderError
-from .base import VisualEncoder, library_versions
+from .base import VisualEncoder, choose_layer, library_versions
 from .captured import Captured
 from .registry import IMAGES, unknown
 from .spec import EncoderSpec
@@ -39,7 +39,12 @@ class Grid(VisualEncoder):
     longest: int | None = LONGEST  # how many times its shorter side an image's longer one may be
     network: nn.Module  # up to the last feature map; frozen, unless fine-tuning changes that
     device: str
+    identity: dict[str, Any]
     _layer: Any = None  # whose map the local features are; None: the last
+    _what: str  # the encoder's name in errors
+    _last: int  # number of the last layer, and how an identity names that
+    _last_name = "last"
+    _pixels: Tensor  # of nothing, to try the network with
     _half = False  # let a GPU compute in bfloat16
     _captured: Captured | None = None
     _transform: Callable[[Image.Image], Tensor]
@@ -101,6 +106,13 @@ class Grid(VisualEncoder):
     @abstractmethod
     def _run(self, pixels: Tensor, layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:
         """Return of each layer a map [B,C,H,W] or rows [B,N,C], and the global features [B,D]."""
+
+    def use_layer(self, layer: int) -> None:
+        """Let the local features be those of a layer of a library that counts the maps of a pass from 0."""
+        self._layer = choose_layer(self._what, layer, self._last + 1)
+        self._measure(self._pixels)
+        name = self._last_name if self._layer == self._last else f"intermediates.{self._layer}"
+        self.identity = {**self.identity, "layer": name}
 
     def weights_id(self) -> str:
         """Return the weights' entry in the identity of an encoder that reads what `save` writes now."""

@@ -241,7 +241,6 @@ def _fill_all(sets: Sequence[tuple[Any, Any]], *how: Any) -> list[SetSummary]:
 
 
 def _fill(sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest, options: Options) -> list[SetSummary]:
-    """Compute the chunks of the splits that are not done."""
     wanted = {chunk for split in options.splits for chunk in sets[0][0].chunks_of(split)}
     if options.repair:
         sets = _without_damage(sets, wanted, samples, manifest, options)

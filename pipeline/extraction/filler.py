@@ -232,7 +232,6 @@ class Filler:
                 own["size"][item.at] = read.size
 
     def _encode_images(self, items: list[Item], pictures: list[Any], tally: Tally) -> None:
-        """Encode pictures, and lay their features out in the arrays of each set that lacks them."""
         names, lacking = [item.picture.name for item in items], [item.chunk.lacking(item.at) for item in items]
         wanted = sorted(set[int]().union(*lacking))
         batch = _stacked(pictures, self.device) if self.encoders[0].kind == "grid" else pictures
@@ -254,7 +253,6 @@ class Filler:
     # Captions
 
     def _fill_captions(self, chunk: int, tally: Tally) -> None:
-        """Tokenise the captions of a chunk, encode them if the sets have states, and write it."""
         texts = self.cache.caption_texts(*self.sets[0].rows_in(chunk))
         with _timed(tally, "read"):
             ids = self.encoders[0].tokenize(texts)

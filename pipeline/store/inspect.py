@@ -195,7 +195,6 @@ def damaged_chunks(features: FeatureSet) -> list[int]:
 
 
 def _is_finite(values: np.ndarray, name: str, arrays: dict[str, Any], features: FeatureSet) -> bool:
-    """Return whether the features of samples that did not fail are finite."""
     good = np.asarray(arrays["status"]) == OK
     if name == "local" and features.modality == "captions":
         good = np.arange(len(values)) < int(np.asarray(arrays["length"])[good].clip(0).sum())

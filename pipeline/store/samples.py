@@ -171,7 +171,6 @@ def create_store(folder: Folder, samples: Samples, protocols: Sequence[str]) -> 
 
 
 def _sample_arrays(samples: Samples) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Return the arrays of the samples by name, with their dimension names."""
     captions = [caption for image in samples.images for caption in image.captions]
     arrays: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
         "split": (("image",), np.array([SPLITS.index(image.split) for image in samples.images], dtype=np.uint8)),

@@ -87,7 +87,6 @@ def _refuse_names_of_splits(manifest: Manifest, files: _Files) -> None:
 
 
 def _files(manifest: Manifest) -> _Files:
-    """Return the files of tars and tables in the order of the manifest."""
     if manifest.kind == "arrow":
         return _saved(manifest.images, manifest.packed[None], by_folder=manifest.columns.split is None)
     return [(file, split) for split, name in manifest.packed.items() for file in find_files(manifest.images, name)]

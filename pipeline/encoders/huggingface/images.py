@@ -174,7 +174,6 @@ def _layout(
 
 
 def _pooling(found: Any, lacks_pooler: bool, before: int) -> str:
-    """Return where the global feature of a model without texts comes from."""
     if getattr(found, "pooler_output", None) is not None and not lacks_pooler:
         return "pooler"
     return "class token" if before else "mean"

@@ -182,7 +182,6 @@ class HubTextEncoder(TokenEncoder):
         self.use_layer(spec.layer)
 
     def _pooled(self, config: Any, bert: bool) -> str:
-        """Return where the global feature comes from."""
         if self._joint:
             return "projected"
         if self._pooling is not None:

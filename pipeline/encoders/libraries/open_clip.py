@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...errors import EncoderError, nearest
 from .. import weights
-from ..base import choose_layer, in_passes, library_versions, load_library, require_cut
+from ..base import in_passes, library_versions, load_library, require_cut
 from ..grid import GRID_OPTIONS, Grid
 from ..huggingface.hub import plain, quiet, states_of
 from ..huggingface.texts import TokenEncoder, tokenizer_digest
@@ -75,13 +75,6 @@ class ClipImageEncoder(Grid):
         }
         self.versions = library_versions("torch", "torchvision", "open_clip", "timm", "PIL")
         self.use_layer(spec.layer)
-
-    def use_layer(self, layer: int) -> None:
-        """Let the local features be those of a layer."""
-        self._layer = choose_layer(self._what, layer, self._last + 1)
-        self._measure(self._pixels)
-        name = "last" if self._layer == self._last else f"intermediates.{self._layer}"
-        self.identity = {**self.identity, "layer": name}
 
     def _run(self, pixels: Tensor, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         network: Any = self.network

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...documents import read_json
 from ...errors import EncoderError, nearest
 from .. import weights
-from ..base import choose_layer, in_passes, library_versions, load_library, require_cut
+from ..base import in_passes, library_versions, load_library, require_cut
 from ..grid import GRID_OPTIONS, Grid
 from ..huggingface.hub import Checkpoint, load_from, plain, quiet
 from ..huggingface.images import HubImageEncoder, load_image_model
@@ -71,10 +71,11 @@ class TimmEncoder(Grid):
                 (final, maps), norm = network.forward_intermediates(self._pixels), False
             self._last, end = len(maps) - 1, _as_map(final, maps[-1], self._before)
             # A convolution after the last stage: more channels on the same cells.
-            self._convolved = end is not None and end.shape[1] != maps[-1].shape[1]
+            convolved = end is not None and end.shape[1] != maps[-1].shape[1]
             # What goes into the classifier is the last map, of a pass that gives the others without the norm.
-            self._ends = end is not None and (self._convolved or torch.equal(end, maps[-1]))
+            self._ends = end is not None and (convolved or torch.equal(end, maps[-1]))
             self._normed = self._last if norm and not self._ends else None
+            self._last_name = "final" if convolved else "last"
         self.identity: dict[str, Any] = {
             "encoder": "timm",
             "weights": spec.weights if str(spec.weights).startswith("random:") else self.weights_id(),
@@ -85,14 +86,6 @@ class TimmEncoder(Grid):
         }
         self.versions = library_versions("torch", "torchvision", "timm", "PIL")
         self.use_layer(spec.layer)
-
-    def use_layer(self, layer: int) -> None:
-        """Let the local features be those of a layer."""
-        self._layer = choose_layer(self._what, layer, self._last + 1)
-        self._measure(self._pixels)
-        last = "final" if self._convolved else "last"
-        name = last if self._layer == self._last else f"intermediates.{self._layer}"
-        self.identity = {**self.identity, "layer": name}
 
     def _run(self, pixels: Tensor, layers: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         network: Any = self.network

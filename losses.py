@@ -1,6 +1,9 @@
 """Losses of image-text retrieval: `torch.nn.Module`s, called as ``loss(similarity, positives, images, captions)``.
 
-    Triplet(margin=0.2)(similarity, positives)   # a scalar of [I, C] and bool [I, C]
+    >>> similarity = torch.tensor([[0.9, 0.2, 0.8], [0.1, 0.7, 0.6]])  # [I, C]
+    >>> positives = torch.tensor([[True, False, False], [False, True, True]])
+    >>> Triplet(margin=0.2)(similarity, positives)
+    tensor(0.1667)
 
 The last two are what the aggregators gave, `xret.nn.Aggregated`: losses on the embeddings themselves read them
 (`Diversity`, `MMD` and others), those on the similarity alone do without.

@@ -1,7 +1,8 @@
 """Aggregators and adapters of heads, for a model of your own: `torch.nn.Module`s that need no store, recipe or run.
 
-    aggregator = ElementSlots(local_dim=512, dim=256, slots=4)
-    embedding = aggregator(local, length, global_).embedding   # [B, 4, 256] of local [B, N, 512], global_ [B, 256]
+    >>> local, length, global_ = torch.randn(2, 5, 512), torch.tensor([5, 3]), torch.randn(2, 256)
+    >>> ElementSlots(local_dim=512, dim=256, slots=4)(local, length, global_).embedding.shape
+    torch.Size([2, 4, 256])
 
 Rows after the first `length[b]` of sample b are padding, whatever they hold. An adapter makes both inputs of cached
 features, an aggregator makes a vector, a set, a `Gaussian` or a `Sequence` of them, and `xret.similarities` compares

@@ -1,6 +1,8 @@
 """Similarities of image and caption embeddings: `torch.nn.Module`s that give ``[images, captions]``, larger is closer.
 
-    SmoothChamfer(alpha=16)(images, captions)   # [I, C] of sets [I, K, D] and [C, K, D]
+    >>> images, captions = torch.randn(3, 4, 256), torch.randn(5, 4, 256)  # sets of 4
+    >>> SmoothChamfer(alpha=16)(images, captions).shape
+    torch.Size([3, 5])
 
 `in_blocks` compares whole galleries in bounded memory.
 """

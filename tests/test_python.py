@@ -1,5 +1,6 @@
 """What the command line does, Python does with the same names and defaults, from `xret.extract` to `xret.load`."""
 
+import doctest
 import importlib
 import inspect
 import pydoc
@@ -147,6 +148,18 @@ def test_every_part_that_a_recipe_can_name_is_public(module, parts):
         assert getattr(public, part.__name__) is part
         assert part.__doc__
     assert getattr(xret, module) is public
+
+
+@pytest.mark.parametrize("module", ["nn", "similarities", "losses"])
+def test_examples_in_docstrings_give_what_they_say(module):
+    public, finder, runner = importlib.import_module(f"xret.{module}"), doctest.DocTestFinder(), doctest.DocTestRunner()
+    found = [public, *(getattr(public, name) for name in public.__all__)]
+    examples = [
+        one
+        for part in found
+        for one in finder.find(part, getattr(part, "__name__", ""), globs={**vars(public), "torch": torch})
+    ]
+    assert sum(runner.run(one).attempted for one in examples) > 1 and runner.failures == 0
 
 
 def test_every_error_is_public_and_types_are_shipped():

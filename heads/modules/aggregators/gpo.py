@@ -39,6 +39,9 @@ def cos_sin_positions(number: int, width: int, like: Tensor) -> Tensor:
 class GPO(Pooling):
     """Generalised pooling operator: a generator turns each rank and the number of rows into a coefficient.
 
+        >>> GPO(8, 8)(torch.randn(2, 5, 8), torch.tensor([5, 3]), torch.randn(2, 8)).embedding.shape
+        torch.Size([2, 8])
+
     Args:
         generator: what scores the ranks (Table 10): a bi-GRU or an MLP over their cosine and sine encodings, a bi-GRU
             over a learned row for each rank, or a learned vector that is interpolated to the number of rows.

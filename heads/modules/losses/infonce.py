@@ -27,6 +27,9 @@ class InfoNCE(BlockLoss):
     A positive pair is compared with the negatives alone: other positives of its row or column are left out of its sum,
     and so are pairs whose similarity is -inf.
 
+        >>> InfoNCE(scale=20)(torch.eye(2), torch.eye(2) > 0) < 1e-6
+        tensor(True)
+
     Args:
         scale: what similarities are multiplied with at first; a temperature that they are divided by is its inverse.
         learned: train the scale.

@@ -45,6 +45,9 @@ def match(cosines: Tensor) -> Tensor:
 class Assignment(Similarity):
     """The score of the best matching, the mean of exp(cosine) - 1 over matched pairs (MaxMatch eq. 4).
 
+        >>> Assignment()(torch.eye(2)[None], torch.eye(2).flip(0)[None])  # both elements find their own
+        tensor([[1.7183]])
+
     Sets of different sizes, which the paper does not have, have as many pairs as the smaller one has elements.
     MaxMatch section 3.4 leaves the matching out of inference, for the "top-k most similar embeddings", and names no k.
     Its appendix F has the entire sets "during training and inference", unlike the one pair of `mil`. The matching takes

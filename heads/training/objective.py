@@ -85,19 +85,14 @@ class Objective:
         words = None if found is None or found.token is None else Sequence(found.token, found.length)
         text = None if self.text_number is None else self.text_number[batch.caption_index]
         same_is_positive = self.recipe.loss["same_text"] == "positive"
+        owner, device = on_host(batch.caption_image), batch.caption_image.device
+        positives, others = compared_pairs(owner, text, same_is_positive=same_is_positive)
         if self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses):
-            owner = on_host(batch.caption_image)
-            pairs = compared_pairs(owner, text, same_is_positive=same_is_positive)
-            return Prepared(images, captions, words, phases, blocks=pairs)
-        positives, ignored = batch.positives, None
-        if text is not None:
-            ignored = same_text(on_host(positives), text)
-            if same_is_positive:
-                positives, ignored = send(on_host(positives) | ignored, positives.device), None
-            else:
-                ignored = send(ignored, positives.device)
-        listing = None if positives.is_cpu else Pairs(*send(on_host(positives).nonzero().T, positives.device))
-        return Prepared(images, captions, words, phases, positives, listing, ignored)
+            return Prepared(images, captions, words, phases, blocks=(positives, others))
+        size = len(images.length), len(captions.length)
+        ignored = None if text is None or same_is_positive else send(mask_of(others, size), device)
+        listed = None if device.type == "cpu" else Pairs(*send(torch.stack(positives), device))
+        return Prepared(images, captions, words, phases, send(mask_of(positives, size), device), listed, ignored)
 
     def loss(self, given: Prepared) -> Tensor:
         """Return what calling it does, of a batch that is prepared; on a GPU it asks the host nothing."""
@@ -140,16 +135,9 @@ def same_texts(batches: Batches) -> Tensor:
     return torch.tensor([numbers.setdefault(text, len(numbers)) for text in batches.texts()])
 
 
-def same_text(positives: Tensor, text: Tensor) -> Tensor:
-    """Return where a caption that is not the image's own has the text of one that is, bool ``[I, C]``.
-
-    `positives` is bool ``[I, C]``, `text` the number of each caption's text, ``[C]``; all is on the host.
-    """
-    texts, number = text.unique(return_inverse=True)
-    image, caption = positives.nonzero(as_tuple=True)
-    has = torch.zeros(len(positives), len(texts), dtype=torch.bool)
-    has[image, number[caption]] = True
-    return has[:, number] & ~positives
+def mask_of(pairs: Pairs, size: tuple[int, int]) -> Tensor:
+    """Return where pairs on the host lie in a matrix, bool."""
+    return torch.zeros(size, dtype=torch.bool).index_put(pairs, torch.tensor(True))
 
 
 def embed_in_parts(embed: Callable[[Features], Aggregated], features: Features, parts: int = 1) -> Aggregated:

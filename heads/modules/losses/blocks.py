@@ -156,8 +156,6 @@ def _by_block(pairs: Pairs, side: int, down: int, across: int, device: torch.dev
 def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positive: bool) -> tuple[Pairs, Pairs]:
     """Return a batch's positives, and the pairs that take no part in a loss; it is computed on the host.
 
-    As `Batch.positives` and `training.objective.same_text` give them, but listed: memory grows with their number.
-
     Args:
         caption_image: the image of each caption, `[C]`.
         text: the number of each caption's text, `[C]`; None: texts are not compared.

@@ -73,7 +73,10 @@ def show_one(name: str, store: str | None, settings: dict[str, Any]) -> None:
     sources: dict[str, str] = {}
     for layer in reversed(layers):  # what a variant says overrides what its base says
         sources = {key: one for key, one in sources.items() if not key.startswith("expected.")} | _sources(*layer.place)
-    head = takewhile(lambda line: line.startswith("#"), layers[0].text.splitlines())
+    file, variant = layers[0].place
+    lines = file.read_text(encoding="utf-8").splitlines()
+    first = lines.index(f"  {variant}:") + 1 if variant else 0
+    head = takewhile(lambda line: line.startswith("#"), map(str.strip, lines[first:]))
     values = recipe.to_dict()
     show(values, [*head, *_lines(values, {key: source for key, source in sources.items() if key not in settings})])
 
@@ -91,7 +94,7 @@ def _sources(file: Path, variant: str) -> dict[str, str]:
     def comment(node: yaml.Node) -> str:
         return lines[node.start_mark.line].partition(" #")[2].strip()
 
-    def within(block: yaml.Node, path: str = "") -> Iterator[tuple[str, str]]:
+    def within(block: Any, path: str = "") -> Iterator[tuple[str, str]]:
         for key, value in block.value:
             inner = path if key.value == "<<" else f"{path}{key.value}."
             if not isinstance(value, yaml.MappingNode):

@@ -35,8 +35,7 @@ class Data:
     used_with: ClassVar[Conditions] = {"captions": ("unit", ("image",))}
     image: SetNames = "auto"  # prefix of a feature set's name, or auto: the only one there; a list: several together
     text: SetNames = "auto"
-    # Refuse features of other kinds; null: of none. A run has those of its features.
-    image_kind: SetNames | None = None
+    image_kind: SetNames | None = None  # refuse features of other kinds; null: take any. A run has those of its own
     text_kind: SetNames | None = None
     views: Literal["draw", "first"] = "draw"  # of images cached in several: one is drawn every epoch, or the first
     unit: Literal["image", "caption"] = "image"  # image: a batch holds images with all their captions

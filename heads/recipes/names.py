@@ -1,6 +1,5 @@
 """The names and files of recipes, without torch; the package's docstring says where each name is."""
 
-import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,11 +12,10 @@ FOLDER = Path(__file__).parent / "systems"
 
 
 class Layer(NamedTuple):
-    """What a recipe says itself, without its base: its place (file and variant), its values and its text."""
+    """What a recipe says itself, without its base: its place (file and variant), and its values."""
 
     place: tuple[Path, str]
     values: dict[str, Any]
-    text: str
 
 
 def recipe_names() -> list[str]:
@@ -88,21 +86,13 @@ def _base(base: str, layer: Layer) -> tuple[Path, str]:
 
 
 def _read(file: Path, variant: str) -> tuple[Layer, str | None]:
-    values, text = _parse(file), file.read_text(encoding="utf-8")
+    values = _parse(file)
     variants = values.pop("variants", {})
     values.pop("when", None)  # for lists of recipes
     if variant:
         values = {"base": file.stem, **variants[variant], "name": f"{file.stem}/{variant}"}
-        text = _text_of(text, variant)
     base = values.pop("base", None)
-    return Layer((file, variant), values, text), None if base is None else str(base)
-
-
-def _text_of(text: str, variant: str) -> str:
-    """Return the lines of a variant, as if they were a file."""
-    lines = text.partition(f"\n  {variant}:\n")[2].splitlines()
-    end = next((at for at, line in enumerate(lines) if line and not line.startswith("    ")), len(lines))
-    return textwrap.dedent("\n".join(lines[:end]))
+    return Layer((file, variant), values), None if base is None else str(base)
 
 
 def _parse(file: Path) -> dict[str, Any]:

@@ -196,10 +196,6 @@ def _set_names(value: Any) -> str | list[str]:
     return names[0] if len(names) == 1 else list(names)
 
 
-def _kinds(value: Any) -> str | list[str] | None:
-    return None if value is None else _set_names(value)
-
-
 _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     types.NoneType: ("null", _of(types.NoneType)),
     bool: ("true or false", _of(bool)),
@@ -207,7 +203,10 @@ _PLAIN: dict[Any, tuple[str, Callable[[Any], Any]]] = {
     float: ("a number", _of(float)),
     str: ("text", _text),
     SetNames: ("auto, the name of a feature set, or several different names such as [A, B]", _set_names),
-    SetNames | None: ("null, a kind of features, or several different ones such as [A, B]", _kinds),
+    SetNames | None: (
+        "null, a kind of features, or several different ones such as [A, B]",
+        lambda value: None if value is None else _set_names(value),
+    ),
 }
 
 

@@ -39,15 +39,6 @@ def test_what_there_is_no_list_of_names_those_there_are():
     assert all(what in run("list", "--help").stdout for what in ("encoders", "recipes", *PARTS))
 
 
-def test_recipes_fit_a_terminal_and_can_be_named_as_they_stand():
-    lines, system, found = run("recipes").stdout.splitlines(), "", []
-    assert max(map(len, lines)) <= 80
-    for name in (line.split()[0] for line in lines[1:] if not line.startswith("    ")):
-        system = system if name.startswith("/") else name
-        found.append(f"{system}{name}" if name.startswith("/") else name)
-    assert sorted(found) == sorted(recipe_names())
-
-
 def test_headlines_are_what_the_recipes_resolve_to():
     for found in headlines():
         recipe = load_recipe(found["name"], ["model.dim=8"])

@@ -132,7 +132,7 @@ def test_the_papers_grids_are_there():
     wanted |= {"setdiv-table3", "setdiv-table4", "setdiv-b1", "setdiv-b3", "vse-infty-figure4", "vse-infty-figure6"}
     wanted |= {"maxmatch-table3", "maxmatch-table5", "maxmatch-table6", "gaussian-table5-vsrn", "gaussian-table6-vsrn"}
     wanted |= {"vse-infty-table1-grid", "vse-infty-figure4-grid", "vse-infty-figure4-bert"}
-    assert wanted | {f"gaussian-table{number}" for number in (5, 6, 7, 8)} == set(grid_names())
+    assert wanted | {f"gaussian-table{number}" for number in (5, 6, 7, 8)} <= set(grid_names())
 
 
 @pytest.mark.parametrize("name", grid_names())

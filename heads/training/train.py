@@ -123,8 +123,7 @@ def train(
         val_split = batches_of(sets, model, "val", target, resident=resident)
         objective = Objective(recipe, model, losses, split)
         trainer = Trainer(objective, build_optimizer(model, losses, recipe.optimizer), target)
-    if len(np.unique(split.caption_image)) < 2:
-        raise RunError(f"split 'train' of {cache.url} has a single usable image, which has no negative: add images")
+    require_negatives(split)
     created = run is None
     run = ready(Run, run, out, on_split(info, split))
     leaks = find_leaks(cache) if title == "" else None
@@ -144,6 +143,13 @@ def train(
         untrained = evaluate_untrained(sets, "val", protocol="full", device=str(target))
         rsum = None if untrained is None else untrained.results[0].rsum
         return replace(summary, leaks=leaks, untrained_rsum=rsum)
+
+
+def require_negatives(split: Batches) -> None:
+    """Raise RunError if a training split has a single image."""
+    if len(np.unique(split.caption_image)) < 2:
+        url = split.parts[0].image_set.cache.url
+        raise RunError(f"split 'train' of {url} has a single usable image, which has no negative: add images")
 
 
 @lru_cache(16)

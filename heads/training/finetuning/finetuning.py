@@ -26,7 +26,7 @@ from ....pipeline.encoders.origin import Origin
 from ....pipeline.encoders.spec import short_name
 from ....pipeline.errors import RecipeError, RunError
 from ....pipeline.files import remove, writing
-from ....pipeline.reading.joined_sets import parts_of
+from ....pipeline.reading.joined_sets import Captions, Images, parts_of
 from ....pipeline.reading.pictures import find_pictures
 from ....pipeline.reading.split import Split
 from ...model import Model, build_losses, term_of
@@ -137,14 +137,18 @@ def finetune(
     facts: dict[str, Any] = {"epochs": 0, "best_epoch": None, "best_rsum": None, "init_from": None}
     facts |= {"finetuned": {"epoch": trainer.epoch, "reattach": put, "fingerprints": prints}, "recipe": recipe}
     facts |= {"head": absolute(str(base.path)), "device": str(target), "versions": versions()}
-    for name, found in zip(BRANCHES, sets, strict=True):  # the store knows where the weights of other runs lie
-        pairs = zip(parts_of(found), base.info.origins(name), strict=True)
-        facts[name] = tuple(was if isinstance(one, RetokenizedCaptions) else Origin.of(one) for one, was in pairs)
+    facts |= {name: _origins(found, base.info.origins(name)) for name, found in zip(BRANCHES, sets, strict=True)}
     created = new is None
     new = ready(TunedRun, new, out, on_split(replace(base.info, **facts), split))
     with new.locked(created), within_memory(target, *_LACKING):
         trainer.resume(new)
         return trainer.train(new, split, val, callbacks)
+
+
+def _origins(features: Images | Captions, before: Sequence[Origin]) -> tuple[Origin, ...]:
+    """Return what made the parts of a set, by the store, which knows where the weights of other runs lie."""
+    pairs = zip(parts_of(features), before, strict=True)
+    return tuple(was if isinstance(one, RetokenizedCaptions) else Origin.of(one) for one, was in pairs)
 
 
 class TunedRun(Run):

@@ -116,7 +116,6 @@ def _require_run_or_id(path: str) -> None:
 
 RUN, STORE, RUN_OR_STORE = _There(require_run), _There(require_store), _There(require_store, require_run)
 RUN_OR_ID = _There(_require_run_or_id)
-PLACE = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)  # to read from
 NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the command's to say
 NEW_FILE = Output(path_type=Path, dir_okay=False)

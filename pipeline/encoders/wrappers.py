@@ -49,6 +49,10 @@ class Wrapper:
         self.cells: tuple[int, int] | None = None  # of a pooled grid, before that
         self.identity: dict[str, Any] = {**encoder.identity, **entry}
 
+    def encode(self, batch: Any) -> Any:
+        """Encode a decoded batch: local [B,N,C] and global features [B,D]; of views [B,V,N,C] and [B,V,D]."""
+        return to_host(*encode_layers([self], batch)[0])
+
 
 class PoolEncoder(Wrapper):
     """Average a grid's cells in windows of `pool` (height, width) cells side by side; the global feature stays.
@@ -75,10 +79,6 @@ class PoolEncoder(Wrapper):
     def prepare(self, image: Image.Image) -> Tensor:
         """Prepare an image as the encoder within does."""
         return self._encoder.prepare(image)
-
-    def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Encode a batch of decoded images [B,3,H,W]; return the pooled cells [B,N,C] and global features [B,D]."""
-        return to_host(*self.encode_layers(pixels, [self])[0])
 
     @torch.inference_mode()
     def encode_layers(self, pixels: Tensor, encoders: "Sequence[PoolEncoder]") -> list[tuple[Tensor, Tensor]]:
@@ -119,10 +119,6 @@ class ViewsEncoder(Wrapper):
         whole = self._encoder.prepare(image)
         others = [self._view(self._encoder, image, whole, key, view) for view in range(1, self.views)]
         return torch.stack([whole, *others]), image.size
-
-    def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
-        """Encode the views [B,V,3,S,S] of a batch: local [B,V,N,C] and global features [B,V,C], float32."""
-        return to_host(*self.encode_layers(pixels, [self])[0])
 
     @torch.inference_mode()
     def encode_layers(self, pixels: Tensor, encoders: "Sequence[ViewsEncoder]") -> list[tuple[Tensor, Tensor]]:

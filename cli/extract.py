@@ -9,27 +9,20 @@ from .parsing import FOLDER, device_option, trust_option, workers
 from .summaries import print_summary
 
 
-def _regions(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not (found := re.fullmatch(r"(\d+)(?:-(\d+))?", value)):
-        raise click.BadParameter(f"'{value}' is no number of boxes; give one, as 36, or a range, as 10-100")
-    return int(found[1]), int(found[2] or found[1])
+def _numbers(pattern: str, advice: str) -> Any:
+    """Return what reads the whole numbers of a text that fits a pattern."""
+
+    def read(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
+        if value is not None and not re.fullmatch(pattern, value):
+            raise click.BadParameter(f"'{value}' {advice}")
+        return None if value is None else [int(number) for number in re.findall(r"(?<!\d)-?\d+", value)]
+
+    return read
 
 
-def _layers(_ctx: click.Context, _parameter: click.Parameter, value: str) -> list[int]:
-    try:
-        return [int(one) for one in value.split(",")]
-    except ValueError as error:
-        raise click.BadParameter(f"'{value}' names no layers; give one, as 9, or several, as 6,9,12") from error
-
-
-def _pool(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not (found := re.fullmatch(r"(\d+)x(\d+)", value)):
-        raise click.BadParameter(f"'{value}' is no window; give height and width in cells, as 2x2")
-    return int(found[1]), int(found[2])
+_LAYERS = _numbers(r"\s*-?\d+\s*(,\s*-?\d+\s*)*", "names no layers; give one, as 9, or several, as 6,9,12")
+_POOL = _numbers(r"\d+x\d+", "is no window; give height and width in cells, as 2x2")
+_REGIONS = _numbers(r"\d+(-\d+)?", "is no number of boxes; give one, as 36, or a range, as 10-100")
 
 
 # Options of every command that fills a store.
@@ -86,7 +79,7 @@ ON_ERROR = click.option(
     "--layers",
     default="-1",
     metavar="N,N,…",
-    callback=_layers,
+    callback=_LAYERS,
     help="Layers of the local features, one feature set each; -1 is the last. 0 are the embeddings of texts and of "
     "hf:, and the first block or stage of images of timm: and open_clip:.",
 )
@@ -103,7 +96,7 @@ ON_ERROR = click.option(
 )
 @click.option(
     "--pool",
-    callback=_pool,
+    callback=_POOL,
     metavar="HxW",
     help="Average a grid's cells in windows, such as 2x2, before they are stored.",
 )
@@ -115,7 +108,7 @@ ON_ERROR = click.option(
     "air.",
 )
 @click.option(
-    "--regions", callback=_regions, metavar="N|MIN-MAX", help="Boxes in an image, for detectors; by default 36."
+    "--regions", callback=_REGIONS, metavar="N|MIN-MAX", help="Boxes in an image, for detectors; by default 36."
 )
 @click.option("--frames", type=click.IntRange(1), help="Images are folders of video frames; encode at most this many.")
 @click.option("--prompt", metavar="TEMPLATE", help='Template for each caption, such as "a photo of {}".')

@@ -69,8 +69,8 @@ _FORMATS = (f"{name:16}{one.layout}" for name, one in FORMATS.items())
 def import_(dataset: str | None, store: str, data_root: Path | None, **options: Any) -> None:
     """Import features that others extracted into a feature store; see `_HELP`."""
     from ..pipeline.data.manifest import load_manifest
+    from ..pipeline.exchange.importers.source import ImportOptions
     from ..pipeline.exchange.importing import import_features
-    from ..pipeline.exchange.options import ImportOptions
 
     if not options["splits"].strip(","):
         raise click.UsageError("nothing to import: give at least one of --splits")

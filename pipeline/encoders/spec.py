@@ -27,7 +27,7 @@ class EncoderSpec:
         pool: height and width, in cells, of the windows in which a grid is averaged; None: it is not.
         views: ``dihedral:8`` or ``crop-flip:4``: augmentation and number of views of a picture, itself included;
             None: only the picture.
-        regions: fewest and most boxes of a picture, for detectors; None: 36.
+        regions: fewest and most boxes of a picture, or one number, for detectors; None: 36.
         frames: pictures are folders of video frames, of which at most so many are taken; None: they are files.
         prompt: what is encoded in the place of a caption, which stands in it for ``{}``.
         dtype: in which features are stored; of ``float16`` a GPU computes in bfloat16.
@@ -52,6 +52,7 @@ class EncoderSpec:
             object.__setattr__(self, "weights", None)
         for key in ("pool", "regions"):
             if (value := getattr(self, key)) is not None:
+                value = [*value, *value] if key == "regions" and len(value) == 1 else value
                 if not (len(value) == 2 and all(isinstance(one, int) for one in value)):
                     raise EncoderError(f"{key} must be two whole numbers, as (2, 2), not {value!r}")
                 object.__setattr__(self, key, tuple(value))

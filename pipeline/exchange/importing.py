@@ -28,9 +28,8 @@ from ..store.leaks import find_leaks
 from ..store.store import open_for_writing, splits_at
 from ..wording import counted, printable, some_of
 from . import FORMATS
-from .importers.source import Imported, SourceError, Table
+from .importers.source import Imported, ImportOptions, SourceError, Table
 from .matching import match, match_own
-from .options import ImportOptions
 
 log = logging.getLogger("xret")
 

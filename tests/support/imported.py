@@ -7,9 +7,8 @@ import pytest
 from region_sources import ARRAYS, CHANNELS
 
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.exchange.importers.source import SourceError
+from xret.pipeline.exchange.importers.source import ImportOptions, SourceError
 from xret.pipeline.exchange.importing import import_features
-from xret.pipeline.exchange.options import ImportOptions
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.inspect import verify
 

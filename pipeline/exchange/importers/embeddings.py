@@ -22,8 +22,7 @@ from ...data.caption_files import caption_rows
 from ...data.rows import RowReader
 from ...errors import require_pyarrow
 from ...wording import reason, some_of
-from ..options import ImportOptions
-from .source import Imported, SourceError, Table, Unreadable, map_floats, require_fitting, sha256
+from .source import Imported, ImportOptions, SourceError, Table, Unreadable, map_floats, require_fitting, sha256
 
 _AT_ONCE = 1 << 14  # rows that are read
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below

@@ -13,8 +13,7 @@ import numpy as np
 from ...errors import nearest
 from ...store.regions import Regions
 from ...wording import reason
-from ..options import ImportOptions
-from .source import RegionTable, SourceError, Unreadable, sha256, shown
+from .source import ImportOptions, RegionTable, SourceError, Unreadable, sha256, shown
 
 _CACHE = 1 << 27  # bytes of decoded chunks kept, so that neighbours in a chunk are decoded once
 # Of each role the kinds of NumPy's dtypes that fit, and its shape after that of the images; None: as many as regions.

@@ -15,8 +15,7 @@ import numpy as np
 
 from ...documents import DocumentError, read_json
 from ...store.regions import Regions
-from ..options import ImportOptions
-from .source import RegionTable, SourceError, map_floats, sha256
+from .source import ImportOptions, RegionTable, SourceError, map_floats, sha256
 
 # Where an image is in two files, the first of them counts: 'test' is the beginning of 'testall' in COCO.
 _SPLITS = {"train": "train", "dev": "val", "testall": "test", "test": "test"}

@@ -2,18 +2,20 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...errors import CacheError, XretError
-from ...store.create import misfit
+from ...extraction.options import Filling
+from ...store.create import misfit, require_dtype
 from ...store.regions import REGION_ARRAYS, Regions, lay_out
 
+KINDS = ("roi", "frames")  # of features with rows
 _SAME = 1e-2  # what one picture's features stay below where it was encoded twice, in other batches or on other devices
 # Peaks of a row beyond which no network's are: float32 read in the wrong order of bytes is mostly beyond them.
 _LARGEST, _SMALLEST = 1e15, 1e-30
@@ -25,6 +27,24 @@ class SourceError(XretError, ValueError):
 
 class Unreadable(Exception):
     """The features of one entry are damaged; the message is a phrase that says how."""
+
+
+@dataclass(frozen=True)
+class ImportOptions(Filling):
+    """How to import; the command line's options, with its defaults."""
+
+    format_: str  # one of `FORMATS`
+    source: Path  # file or folder of the features
+    arrays: Mapping[str, str] = field(default_factory=dict)  # for ``hdf5``, the name in the file of each role
+    kind: str = "roi"  # of features with rows: ``roi``, regions of a picture, or ``frames`` of a video
+    encoder: tuple[str, ...] = ()  # the model that made embeddings, or that of the images and that of the captions
+    dtype: str = "float16"  # ``float16`` or ``float32``
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_dtype(self.dtype)
+        if self.kind not in KINDS:
+            raise CacheError(f"kind is '{self.kind}'; give {' or '.join(KINDS)}")
 
 
 class Table(ABC):

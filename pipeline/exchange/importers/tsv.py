@@ -19,8 +19,7 @@ import numpy as np
 
 from ...progress import Progress
 from ...store.regions import Regions
-from ..options import ImportOptions
-from .source import RegionTable, SourceError, Unreadable
+from .source import ImportOptions, RegionTable, SourceError, Unreadable
 
 _ORIGINAL = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 _OF_LXMERT = (

@@ -13,9 +13,8 @@ from pyarrow import parquet
 
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, ManifestError, SampleError
-from xret.pipeline.exchange.importers.source import SourceError
+from xret.pipeline.exchange.importers.source import ImportOptions, SourceError
 from xret.pipeline.exchange.importing import import_features
-from xret.pipeline.exchange.options import ImportOptions
 from xret.pipeline.store import FeatureCache, create
 from xret.pipeline.store.inspect import describe, verify
 

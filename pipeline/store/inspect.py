@@ -10,8 +10,7 @@ import numpy as np
 
 from ..errors import CacheError
 from ..progress import Progress
-from .folder import Folder
-from .layout import checksum
+from .folder import Folder, checksum
 from .leaks import Leaks, find_leaks
 from .samples import MODALITIES
 from .sets import FAILED, NOT_DONE, OK, CaptionSet, FeatureSet, ImageSet, chunk_file

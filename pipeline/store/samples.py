@@ -13,8 +13,7 @@ from ..data.manifest import SPLITS
 from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..errors import CacheError
-from .folder import Folder
-from .layout import create_array, seal
+from .folder import Folder, create_array, seal
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")

@@ -28,8 +28,7 @@ from ..data.digests import BYTES
 from ..data.samples import Samples
 from ..errors import CacheError, OutputError, nearest
 from ..files import no_store
-from .folder import LOCK, Folder
-from .layout import create_array, seal
+from .folder import LOCK, Folder, create_array, seal
 from .samples import FORMAT, MODALITIES, VERSION, StoredSamples, create_store
 from .sets import NOT_DONE, CaptionSet, ImageSet
 

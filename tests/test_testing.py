@@ -107,8 +107,9 @@ class Weighed(Similarity):
     of_cosines = True
 
     def forward(self, images, captions):
-        unit = nn.functional.normalize(captions, dim=1)
-        return nn.functional.normalize(images, dim=1)[:, :2] @ unit[:, :2].T
+        dtype = torch.promote_types(images.dtype, torch.float32)
+        images, captions = (nn.functional.normalize(side.to(dtype), dim=1) for side in (images, captions))
+        return images[:, :2] @ captions[:, :2].T
 
 
 class Half(Dot):
@@ -167,6 +168,7 @@ def test_what_keeps_the_contract_passes_and_draws_nothing():
     torch.manual_seed(3)
     check_aggregator(Mean)
     check_similarity(Dot)
+    check_similarity(type("Unclaimed", (Weighed,), {"of_cosines": False}))
     assert torch.rand(1) == expected
 
 

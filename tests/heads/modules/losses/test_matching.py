@@ -185,13 +185,6 @@ def test_losses_are_the_loops_over_pairs_but_ignored_ones(seed, images, captions
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_gradcheck(loss):
-    similarity = -torch.rand(3, 5, dtype=torch.float64)
-    positives = torch.rand(3, 5) < 0.4
-    assert torch.autograd.gradcheck(lambda s: loss(s, positives), similarity.requires_grad_())
-
-
-@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("everything", [True, False])
 def test_one_sort_of_pairs_alone_has_a_gradient(loss, everything):
     similarity = torch.rand(2, 3, requires_grad=True)

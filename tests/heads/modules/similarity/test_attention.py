@@ -75,17 +75,6 @@ def test_blocks_change_neither_values_nor_gradients(direction, pooling, monkeypa
 
 
 @pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
-def test_float32_is_near_float64(direction, pooling):
-    images, captions = sequences([36, 30], width=64), sequences([12, 7, 20], width=64, seed=1)
-    single = [Sequence(side.rows.float(), side.length) for side in (images, captions)]
-    double = [Sequence(side.rows.double(), side.length) for side in single]
-    expected = cross_attention(*double, direction=direction, pooling=pooling)
-    actual = cross_attention(*single, direction=direction, pooling=pooling)
-    assert actual.dtype == torch.float32
-    torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("direction", "pooling"), SETTINGS)
 def test_a_sample_without_rows_is_finite(direction, pooling):
     images, captions = sequences([3, 0]), sequences([2, 0, 1], seed=1)
     rows = [side.rows.requires_grad_() for side in (images, captions)]

@@ -22,7 +22,7 @@ Importing xret is cheap: torch, Zarr and Dask are imported with the first functi
 `xret.errors.XretError`s, whose message is one sentence: what is wrong, where, and what to do.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .heads.training.callbacks import Callback
     from .heads.training.finetuning.finetuning import finetune
     from .heads.training.train import train
-    from .heads.tuning.tuning import Tuning
+    from .heads.tuning.tuning import tune
     from .pipeline.extraction.summary import Extraction
     from .pipeline.reading.dataset import FeatureDataset
     from .pipeline.store import FeatureCache
@@ -56,6 +56,7 @@ _LAZY = {  # what is imported when it is asked for
     "fit": "heads.fit.fit",
     "load": "heads.retrieval.retriever",
     "train": "heads.training.train",
+    "tune": "heads.tuning.tuning",
 }
 _MODULES = ("errors", "losses", "metrics", "nn", "similarities", "testing")
 
@@ -158,50 +159,6 @@ def extract(
     else:
         options = build_options(**given, encoder=encoder)
     return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), options)
-
-
-def tune(
-    store: "str | Path",
-    *,
-    recipe: "str | Path",
-    out: "str | Path",
-    trials: int = 50,
-    space: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    hubness: bool = False,
-    device: str = "auto",
-) -> "Tuning":
-    """Find the values of a recipe that suit a store, by validation RSUM, and keep the best run (``xret tune``).
-
-    Called again with the same options, it resumes, also in several processes at once. More `trials` add to those that
-    are there.
-
-    Args:
-        store: the feature store.
-        recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
-        out: the folder.
-        trials: all together; pruned, failed and killed ones count.
-        space: what is varied beside the bundled space, or in its place, such as
-            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
-        settings: changes for all trials.
-        seed: of every run, and of the values that are drawn.
-        hubness: evaluate the best run also with hubness corrected.
-        device: ``auto``, ``cpu`` or ``cuda``.
-
-    Returns:
-        Every trial, and what the best run reaches on the test split; ``print`` shows the tables.
-
-    Raises:
-        RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained.
-    """
-    from .pipeline.errors import require_packages
-
-    require_packages("tuning needs", {"Optuna": "optuna"}, "tune")
-    from .heads.tuning.tuning import tune
-
-    how: dict[str, Any] = {"trials": trials, "space": space, "settings": settings, "seed": seed}
-    return tune(str(store), str(recipe), out, **how, hubness=hubness, device=device)
 
 
 def __getattr__(name: str) -> Any:

@@ -7,12 +7,7 @@ from typing import Any
 from ...pipeline.errors import RecipeError
 
 Settings = Mapping[str, Any]  # dotted keys with values, such as {"loss.triplet.margin": 0.1}
-_SIDES = (
-    "aggregator.image",
-    "aggregator.text",
-    *(f"adapter.{kind}" for kind in ("grid", "roi", "frames", "words", "tokens")),
-)
-NAMED = (*_SIDES, "similarity", "schedule", "optimizer")  # blocks with a name
+_NAMED = re.compile(r"(aggregator|adapter)\.\w+|similarity|schedule|optimizer")  # blocks with a name
 
 
 def settings_of(texts: Iterable[str]) -> dict[str, Any]:
@@ -67,7 +62,7 @@ def _steps(key: str) -> list[str]:
 
 def full_key(key: str) -> str:
     """Return the key of a setting; that of a block with a name means the name."""
-    return f"{key}.name" if key in NAMED else key
+    return f"{key}.name" if _NAMED.fullmatch(key) else key
 
 
 def value_of(value: Any) -> Any:

@@ -148,8 +148,8 @@ class _Study:
 
 
 def tune(
-    store: str,
-    recipe: str,
+    store: str | Path,
+    recipe: str | Path,
     out: str | Path,
     *,
     trials: int = 50,
@@ -159,17 +159,34 @@ def tune(
     hubness: bool = False,
     device: str = "auto",
 ) -> Tuning:
-    """Find the values of a recipe that suit a data set, and keep the best run by validation RSUM.
+    """Find the values of a recipe that suit a store, by validation RSUM, and keep the best run (``xret tune``).
 
     The sampler is Optuna's TPE, the pruner its successive halving (Li et al., *A System for Massively Parallel
-    Hyperparameter Tuning*, MLSys 2020). Called again with the same arguments, it adds what is missing of `trials`.
-    Arguments and errors are those of `xret.tune`; `out` belongs to one recipe, space, seed and data set, and the test
-    split is looked at when all trials are over.
+    Hyperparameter Tuning*, MLSys 2020). Called again with the same options, it resumes, also in several processes at
+    once; more `trials` add to those that are there. The test split is looked at when all trials are over.
+
+    Args:
+        store: the feature store.
+        recipe: a name that ``xret recipes`` lists, or the path of a YAML file.
+        out: the folder, of one recipe, space, seed and data set.
+        trials: all together; pruned, failed and killed ones count.
+        space: what is varied beside the bundled space, or in its place, such as
+            ``{"optimizer.lr": "1e-4:1e-2:log", "model.dim": [256, 512]}``.
+        settings: changes for all trials.
+        seed: of every run, and of the values that are drawn.
+        hubness: evaluate the best run also with hubness corrected.
+        device: ``auto``, ``cpu`` or ``cuda``.
+
+    Returns:
+        Every trial, and what the best run reaches on the test split; ``print`` shows the tables.
+
+    Raises:
+        RecipeError, CacheError, RunError: as `ablate`; or no trial could be trained.
     """
     if trials < 1:
         raise RecipeError(f"trials must be at least 1, not {trials}")
-    settings, seed = normalised(settings or {}), checked_seed(seed)
-    loaded, url, root = load_recipe(recipe, settings), absolute(store), Path(out).resolve()
+    recipe, settings, seed = str(recipe), normalised(settings or {}), checked_seed(seed)
+    loaded, url, root = load_recipe(recipe, settings), absolute(str(store)), Path(out).resolve()
     cache = FeatureCache.open(url)
     sets = fitting_sets(cache, loaded, ("train", "val", "test"))
     facts = feature_facts(sets[0]), feature_facts(sets[1])

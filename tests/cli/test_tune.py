@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import sys
 
 from command_line import refused, run
 
@@ -33,5 +34,7 @@ def test_mistakes(store, tmp_path, monkeypatch):
     assert "did you mean 'optimizer.lr'?" in refused("tune", store, *out, *WORDS, "--space", "optimizer.lrr=1:2")
     find = importlib.util.find_spec
     monkeypatch.setattr("xret.pipeline.errors.find_spec", lambda name: None if name == "optuna" else find(name))
+    for name in [name for name in sys.modules if name.startswith("xret.heads.tuning")]:
+        monkeypatch.delitem(sys.modules, name)
     assert "pip install 'xret[tune]'" in refused("tune", store, *out, *WORDS)
     assert not (tmp_path / "out").exists()

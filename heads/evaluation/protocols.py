@@ -78,9 +78,13 @@ def load_protocol(name: str, named: bool = True) -> tuple[str, Protocol]:
     else:
         known = f"{nearest(name, list(PROTOCOLS))}: {', '.join(PROTOCOLS)}"
         raise RunError(f"there is no protocol '{name}'{known}; or write module:Class for your own")
-    if argument and not inspect.signature(kind).parameters:
-        raise RunError(f"protocol {name} takes nothing after its name; leave out ':{argument}'")
-    return name, kind(*[argument] if argument else [])
+    given = [argument] if argument else []
+    try:
+        inspect.signature(kind).bind(*given)
+    except TypeError as error:
+        wanted = f"takes nothing after its name; leave out ':{argument}'" if given else f"needs more: {name}:ARGUMENT"
+        raise RunError(f"protocol {name} {wanted}") from error
+    return name, kind(*given)
 
 
 @PROTOCOLS.register("full", "all images and captions of a split: the default, and COCO 5K")

@@ -325,7 +325,11 @@ def test_a_protocol_of_the_users_own(setdiv, folder, tmp_path, monkeypatch):
     for way in WAYS:
         assert getattr(table, way) == {"R@5": getattr(full, way)["R@5"]}
         assert list(getattr(known, way)) == ["R@2"]
-    (tmp_path / "mine.py").write_text("class Recall: ...\n")
+    text = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace("k='2'", "k"))
+    with pytest.raises(RunError, match="protocol mine:Recall needs more: mine:Recall:ARGUMENT"):
+        evaluate([setdiv], store=there, protocol="mine:Recall", device="cpu")
+    (tmp_path / "mine.py").write_text(text.replace("(Protocol)", ""))
     with pytest.raises(RunError, match=r"Recall is no protocol: it must derive from xret\.metrics\.Protocol"):
         evaluate([setdiv], store=there, protocol="mine:Recall", device="cpu")
 

@@ -79,7 +79,7 @@ class Fit:
     chosen: str
     before: str  # what the chosen one is compared with: the frozen encoders, or the closed form
     gain: tuple[float, float, float]  # of the chosen one over that on test, in mean recall, and its 95% interval
-    curve: Curve
+    curve: Curve | None  # None: there was no time for it
     leaks: str
     report: str
 
@@ -106,13 +106,15 @@ class Fit:
         difference, low, high = self.gain
         over = f"{self.chosen} over {self.before} on test: {difference:+.1f} mR (95%: {low:+.1f} to {high:+.1f})"
         lines = [over if self.chosen != self.before else f"nothing that was fitted is better on val than {self.before}"]
-        lines.append(str(self.curve))
+        lines.append(str(self.curve or "the time was over before there was a learning curve; give more to go on"))
         lines += [f"{row.name} was stopped by the time that was given" for row in self.rows if not row.complete]
         return [*lines, self.leaks] if self.leaks else lines
 
     @property
-    def chart(self) -> Chart:
+    def chart(self) -> Chart | None:
         """The learning curve, and how it is expected to go on."""
+        if self.curve is None:
+            return None
         images, recalls = zip(*self.curve.points, strict=True)
         beyond = [images[-1], 2 * images[-1]], [recalls[-1], recalls[-1] + self.curve.gain]
         lines = {self.curve.name: (images, recalls), "expected": beyond}
@@ -201,8 +203,8 @@ def fit(
             rows=tuple(_row(name, run, fitting.complete[name], device) for name, run in fitting.runs.items()),
             chosen=chosen,
             before=next(iter(fitting.runs)),
-            gain=fitting.gain(chosen),
-            curve=learning_curve(fitted, fitting.parts, device),
+            gain=fitting.gain(chosen, "test"),
+            curve=learning_curve(fitted, fitting.parts, device) if fitting.parts else None,
             leaks=find_leaks(cache).sentence,
             report=str(Path(out, "report.html")),
         )
@@ -252,7 +254,7 @@ class _Fitting:
         self.sets = sets_named(cache, "auto", "auto")
         self.images = len(Split.of(*self.sets, "train").image_rows)
         self.runs: dict[str, Path] = {}
-        self.parts: dict[int, Path] = {}  # those of the curve, by training pictures
+        self.parts: dict[int, Path] = {}  # those of the curve, by training pictures; none if one was stopped
         self.complete: dict[str, bool] = {}
         self.resident = Resident()
 
@@ -261,8 +263,10 @@ class _Fitting:
         recipes = closed_candidates(self.sets)
         for name, recipe in recipes.items():
             self._fit(name, recipe)
-        if {FROZEN, CLOSED} <= recipes.keys() and not self._is_better(FROZEN, CLOSED):
-            del recipes[CLOSED]  # which is shown, and neither chosen nor begun with
+        # The maps of few pairs are chosen by few pictures, and may be far worse than they look there; what is added to
+        # frozen encoders stays near them.
+        if {FROZEN, CLOSED} <= recipes.keys() and self.gain(CLOSED, "val")[1] <= 0:
+            del recipes[CLOSED]  # is shown, and neither chosen nor begun with
         base = next(reversed(recipes), "none")
         recipes |= (heads := trained_candidates(self.sets, base))
         epochs = next(iter(heads.values())).schedule.epochs
@@ -273,33 +277,26 @@ class _Fitting:
                 self._fit(name, recipe)
                 self._tick(number * epochs - self.counted)
             chosen, fitted = self._best(recipes), self._best([name for name in recipes if name != FROZEN])
+            complete = self.complete[fitted]
             for share in SHARES:
                 run = self.parts[round(share * self.images)] = self.root / "curve" / f"{fitted}-{share:.0%}"
-                self._train(changed(recipes[fitted], {"data.share": share}), run)
+                complete &= self._train(changed(recipes[fitted], {"data.share": share}), run)
             self.parts[self.images] = self.runs[fitted]
+            if not complete:
+                self.parts.clear()
             self._tick(parts * epochs - self.counted)
         return chosen, fitted
-
-    def _is_better(self, first: str, second: str) -> bool:
-        """Return whether the second is surely better on `val`.
-
-        The closed form is chosen among many by few pictures, and may be anything; what is added to the frozen encoders
-        stays near them.
-        """
-        return (
-            compare_runs(self.runs[first], self.runs[second], split="val", device=self.device).differences[-1].low > 0
-        )
 
     def _best(self, names: Sequence[str] | Mapping[str, Recipe]) -> str:
         """Return the best on `val`; of equal ones the first."""
         return max(names, key=lambda name: Run(self.runs[name]).info.best_rsum or 0)
 
-    def gain(self, chosen: str) -> tuple[float, float, float]:
-        """Return how far a candidate's mean recall on the test lies above the first one's, and its 95% interval."""
+    def gain(self, name: str, split: str) -> tuple[float, float, float]:
+        """Return how far a candidate's mean recall lies above that of the first one, and its 95% interval."""
         before = next(iter(self.runs))
-        if chosen == before:
+        if name == before:
             return 0.0, 0.0, 0.0
-        found = compare_runs(self.runs[before], self.runs[chosen], device=self.device).differences[-1]
+        found = compare_runs(self.runs[before], self.runs[name], split=split, device=self.device).differences[-1]
         return (found.second - found.first) / 6, found.low / 6, found.high / 6
 
     def _fit(self, name: str, recipe: Recipe) -> None:

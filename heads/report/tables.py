@@ -30,7 +30,7 @@ class Opening(NamedTuple):
 
     title: str
     table: NumberTable
-    chart: Chart
+    chart: Chart | None
     sentences: Sequence[str]
 
 

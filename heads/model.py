@@ -244,7 +244,8 @@ def _require_base(recipe: Recipe, image: Facts, text: Facts) -> None:
         if part.embedding not in ("vector", "set"):
             faults.append(f"adds vectors or sets, which aggregator.{side} '{block['name']}' does not give")
         if part.draws:  # losses compare the samples with the Gaussian that they were drawn from
-            faults.append(f"would move the samples that aggregator.{side} '{block['name']}' draws from their Gaussian")
+            drawn = f"the samples that aggregator.{side} '{block['name']}' draws"
+            faults.append(f"would move {drawn} away from their Gaussian")
     if faults:
         raise RecipeError(f"model.residual={kind} {'; it '.join(faults)}; or set model.residual=none")
 

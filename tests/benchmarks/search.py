@@ -29,8 +29,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from xret.heads.evaluation.metrics import log_circular_variance
-from xret.heads.modules.similarity import SmoothChamfer
 from xret.heads.retrieval.index import Index, Items, build, search_exactly
+from xret.similarities import SmoothChamfer
 
 K, ALPHA = 10, 16.0
 SIZE, LOG_VARIANCE = 4, -1.71  # of a set; as a `setdiv` run trained on RSICD has it

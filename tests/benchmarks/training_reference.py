@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from xret.heads.model import Model
-from xret.heads.modules.aggregators import Aggregated, ElementSlots
 from xret.heads.modules.padding import valid_rows, zero_padding
 from xret.heads.modules.positions import circle_positions
 from xret.heads.recipes.recipe import Recipe
+from xret.nn import Aggregated, ElementSlots
 
 
 class RecomputedSlots(nn.Module):

@@ -8,9 +8,7 @@ Attributes:
 
 from ..registry import import_all
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
-from .element_slots import ElementSlots
-from .pooling import Average, Global, Max
 
 import_all(__name__, __path__)
 
-__all__ = ["AGGREGATORS", "Aggregated", "Aggregator", "Average", "ElementSlots", "Global", "Max"]
+__all__ = ["AGGREGATORS", "Aggregated", "Aggregator"]

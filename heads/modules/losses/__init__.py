@@ -14,9 +14,7 @@ Attributes:
 
 from ..registry import import_all
 from .common import LOSSES, Loss
-from .diversity import Diversity
-from .triplet import Triplet
 
 import_all(__name__, __path__)
 
-__all__ = ["LOSSES", "Diversity", "Loss", "Triplet"]
+__all__ = ["LOSSES", "Loss"]

@@ -8,24 +8,9 @@ Attributes:
 """
 
 from ..registry import import_all
-from .attention import CrossAttention
 from .blocks import in_blocks
-from .gaussian import SampledDistance, Wasserstein
-from .samples import MonteCarloMatch
-from .sets import Chamfer, Cosine, SmoothChamfer
 from .shared import SIMILARITIES, Similarity
 
 import_all(__name__, __path__)
 
-__all__ = [
-    "SIMILARITIES",
-    "Chamfer",
-    "Cosine",
-    "CrossAttention",
-    "MonteCarloMatch",
-    "SampledDistance",
-    "Similarity",
-    "SmoothChamfer",
-    "Wasserstein",
-    "in_blocks",
-]
+__all__ = ["SIMILARITIES", "Similarity", "in_blocks"]

@@ -10,8 +10,8 @@ from plain_evaluation import plain_similarity
 from xret.heads.evaluation import comparison, pairs, scoring
 from xret.heads.evaluation.comparison import bootstrap, compare_runs
 from xret.heads.evaluation.evaluation import evaluate
-from xret.heads.modules.similarity import Cosine
 from xret.pipeline.errors import RunError
+from xret.similarities import Cosine
 
 
 def test_the_interval_is_that_of_the_normal_approximation():

@@ -9,8 +9,8 @@ from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import block_ranks, ranks
 from xret.heads.evaluation.pairs import Pairs, Part
 from xret.heads.evaluation.scoring import compare, representatives
-from xret.heads.modules.similarity import Cosine
 from xret.pipeline.errors import RunError
+from xret.similarities import Cosine
 
 
 class Head:

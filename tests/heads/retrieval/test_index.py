@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from small_runs import make_pictures, make_run, make_store
 
 from xret.heads.modules.embedding import Gaussian, Sequence, each
-from xret.heads.modules.similarity import SIMILARITIES, Chamfer, SampledDistance, SmoothChamfer, Wasserstein
+from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.retrieval.gallery import best
 from xret.heads.retrieval.index import Index, Items, build, search_exactly, vectors
 from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import RunError
+from xret.similarities import Chamfer, SampledDistance, SmoothChamfer, Wasserstein
 
 pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
 WIDTH = 16

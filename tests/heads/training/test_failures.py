@@ -11,11 +11,11 @@ from small_disk import small_disk
 from small_store import make_store
 from small_trainings import assert_equal, numbers, recipe_of
 
-from xret.heads.modules.losses import Diversity, Triplet
 from xret.heads.runs.run import Run
 from xret.heads.training.callbacks import Callback
 from xret.heads.training.train import enough_memory, train
 from xret.heads.training.trainer import COLLAPSED
+from xret.losses import Diversity, Triplet
 from xret.pipeline.errors import CacheError, OutOfMemory, RecipeError, RunError
 from xret.pipeline.reading.batches import Batches
 from xret.pipeline.store import ImageSet

@@ -6,8 +6,8 @@ import pytest
 import torch
 from recorded import DTYPES, assert_gradients, assert_near, bits, leaf, near
 
-from xret.heads.modules.aggregators import ElementSlots
 from xret.heads.modules.positions import circle_positions, grid_positions
+from xret.nn import ElementSlots
 
 NAMES = {
     "initial_slots": "slots_init",

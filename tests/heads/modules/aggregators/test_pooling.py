@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xret.heads.modules.aggregators import Average, Global, Max
 from xret.heads.modules.aggregators.pooling import First, KMax, Last, sorted_rows
+from xret.nn import Average, Global, Max
 
 LOCAL = torch.tensor([[[-1.0, 4.0], [-3.0, 2.0], [99.0, 99.0]], [[1.0, 2.0], [3.0, -4.0], [-5.0, 6.0]]])
 LENGTH = torch.tensor([2, 3])

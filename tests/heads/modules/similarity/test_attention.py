@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from xret.heads.modules.embedding import Sequence
-from xret.heads.modules.similarity import CrossAttention, attention
+from xret.heads.modules.similarity import attention
+from xret.similarities import CrossAttention
 
 SETTINGS = [(direction, pooling) for direction in ("t-i", "i-t") for pooling in ("lse", "average")]
 

@@ -7,10 +7,11 @@ import torch
 from recorded import DTYPES, assert_near, assert_recorded, bits, leaf, near
 
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.modules.similarity import SIMILARITIES, Chamfer, CrossAttention, SmoothChamfer, blocks, in_blocks
+from xret.heads.modules.similarity import SIMILARITIES, blocks, in_blocks
 from xret.heads.modules.similarity.gaussian import KL, Wasserstein
 from xret.heads.modules.similarity.samples import MonteCarloMatch, match_probability
 from xret.heads.modules.similarity.sets import MIL, Cosine
+from xret.similarities import Chamfer, CrossAttention, SmoothChamfer
 
 mil, chamfer = MIL(), Chamfer()
 CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")

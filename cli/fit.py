@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 @click.option(
     "--minutes", type=click.FloatRange(min=0), help="Train no longer than until then; encoding is always finished."
 )
+@click.option(
+    "--features",
+    default="auto",
+    metavar="IMAGE,TEXT",
+    help="Of a STORE with several sets: how the names of one of pictures and one of captions begin.",
+)
 @DATA_ROOT
 @ON_ERROR
 @trust_option

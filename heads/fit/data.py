@@ -17,6 +17,7 @@ from ...pipeline.store import FeatureCache
 from ...pipeline.store.store import splits_at
 from ...pipeline.wording import counted, in_time, option
 from ..evaluation.scoring import is_store
+from ..runs.features import Sets
 
 ENCODER = "hf:openai/clip-vit-base-patch32"
 SPLITS = ("train", "val", "test")
@@ -132,3 +133,10 @@ def require_different_pictures(cache: FeatureCache) -> None:
             f"{cache.dataset}: all {counted(cache.images, 'picture')} are the same file, which no caption can"
             " tell apart; take different ones"
         )
+
+
+def choose_sets(cache: FeatureCache, features: str) -> Sets:
+    """Return the image set and the caption set whose names begin as ``IMAGE,TEXT``; CacheError: none or several do."""
+    image, _, text = features.partition(",")
+    key = option("features", "IMAGE,TEXT")
+    return cache.image_set(image.strip() or "auto", key), cache.caption_set(text.strip() or "auto", key)

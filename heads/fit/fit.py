@@ -37,14 +37,14 @@ from ..recipes.blocks import Recipe
 from ..recipes.recipe import changed, load_recipe
 from ..report import write_report
 from ..report.tables import Chart, Opening, line_chart
-from ..runs.features import Sets, sets_named
+from ..runs.features import Sets
 from ..runs.info import absolute
 from ..runs.run import CHECKPOINT, Run
 from ..series import claim, make_folder
 from ..training.callbacks import Callback
 from ..training.train import train
 from .curve import SHARES, Curve, learning_curve
-from .data import ENCODER, encode, find_source, read, require_different_pictures
+from .data import ENCODER, choose_sets, encode, find_source, read, require_different_pictures
 
 FROZEN, CLOSED = "frozen", "cca"
 TRAINED = ("linear", "mlp")
@@ -151,6 +151,7 @@ def fit(
     minutes: float | None = None,
     seed: int = 0,
     device: str = "auto",
+    features: str = "auto",
     data_root: str | Path | None = None,
     on_error: Literal["fail", "skip"] = "fail",
     trust: bool = False,
@@ -169,6 +170,7 @@ def fit(
         minutes: after so many no training goes on. What is encoded is always finished.
         seed: of all trainings.
         device: ``auto``, ``cpu`` or ``cuda``.
+        features: of a store with several sets, how the names of one of each side begin, ``IMAGE,TEXT``.
         data_root: the folder that a manifest's paths start from; None: the manifest's own.
         on_error: at a picture or caption that cannot be read, ``fail`` or ``skip`` it.
         trust: let a program that a checkpoint comes with run.
@@ -183,7 +185,12 @@ def fit(
     source = find_source(data, captions, root, data_root, encoder)
     _log.info("[1/4] Reading")
     splits, texts = read(source, on_error)
-    given = {"data": absolute(str(data)), "captions": captions and absolute(str(captions)), "seed": seed}
+    given = {
+        "data": absolute(str(data)),
+        "captions": captions and absolute(str(captions)),
+        "seed": seed,
+        "features": features,
+    }
     with _claimed(root, given | {"encoder": None if source.manifest is None else encoder or ENCODER}):
         counts = ", ".join(f"{count:,} {split}" for split, count in splits.items())
         fits = in_time(_SECONDS[0] + _SECONDS[1] * texts)
@@ -192,7 +199,9 @@ def fit(
         cache = FeatureCache.open(source.store)
         require_different_pictures(cache)
         _log.info("[3/4] Fitting")
-        fitting = _Fitting(cache, root, seed, device, None if minutes is None else began + 60 * minutes)
+        fitting = _Fitting(
+            choose_sets(cache, features), root, seed, device, None if minutes is None else began + 60 * minutes
+        )
         chosen, fitted = fitting.run()
         _log.info("[4/4] Judging")
         found = Fit(
@@ -249,9 +258,9 @@ class _Clock(Callback):
 class _Fitting:
     """Fits the candidates of a store, and the curve."""
 
-    def __init__(self, cache: FeatureCache, root: Path, seed: int, device: str, end: float | None) -> None:
-        self.store, self.root, self.seed, self.device, self.end = cache.absolute_url, root, seed, device, end
-        self.sets = sets_named(cache, "auto", "auto")
+    def __init__(self, sets: Sets, root: Path, seed: int, device: str, end: float | None) -> None:
+        self.sets, self.store = sets, sets[0].cache.absolute_url
+        self.root, self.seed, self.device, self.end = root, seed, device, end
         self.images = len(Split.of(*self.sets, "train").image_rows)
         self.runs: dict[str, Path] = {}
         self.parts: dict[int, Path] = {}  # those of the curve, by training pictures; none if one was stopped
@@ -322,8 +331,9 @@ class _Fitting:
 
 def closed_candidates(sets: Sets) -> dict[str, Recipe]:
     """Return the candidates that nothing is trained for, by name."""
-    found = {FROZEN: load_recipe("cca", {"model.residual": "frozen"})} if in_one_space(sets) else {}
-    return found if sets[1].vocabulary else found | {CLOSED: load_recipe("cca", _common(sets))}
+    how = _common(sets)
+    found = {FROZEN: load_recipe("cca", {**how, "model.residual": "frozen"})} if in_one_space(sets) else {}
+    return found if sets[1].vocabulary else found | {CLOSED: load_recipe("cca", how)}
 
 
 def trained_candidates(sets: Sets, base: str) -> dict[str, Recipe]:
@@ -333,9 +343,11 @@ def trained_candidates(sets: Sets, base: str) -> dict[str, Recipe]:
 
 
 def _common(sets: Sets) -> dict[str, Any]:
-    """Return what both sorts have in common: captions that have a vector of the encoder's own are read as that."""
+    """Return what both sorts have in common: the sets, and that a vector which the encoder has of a caption is read."""
     captions = parts_of(sets[1])[0]
-    return {"adapter.tokens.global": "cached"} if captions.kind == "tokens" and captions.global_channels else {}
+    cached = captions.kind == "tokens" and captions.global_channels
+    names = {"data.image": sets[0].name, "data.text": sets[1].name}
+    return {**names, "adapter.tokens.global": "cached"} if cached else names
 
 
 def _row(name: str, run: Path, complete: bool, device: str) -> Row:

@@ -23,7 +23,7 @@ from xret.heads.fit import data
 from xret.heads.fit.curve import FALLS
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
-from xret.pipeline.errors import EncoderError, ManifestError, RunError, SampleError
+from xret.pipeline.errors import CacheError, EncoderError, ManifestError, RunError, SampleError
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,15 @@ def test_captions_as_words_have_heads_alone(tmp_path):
     assert not any(row.complete for row in found.rows)
     assert found.curve is None and "was stopped by the time that was given" in str(found)
     assert found.chosen == max(found.rows, key=lambda row: row.val).name
+
+
+def test_of_several_sets_two_are_chosen(tmp_path):
+    store = make_store(tmp_path / "s.zarr", train=24, image=("grid", "roi"), text=("tokens", "words"))
+    with pytest.raises(CacheError, match="choose one with features=IMAGE,TEXT"):
+        fit(store, out=tmp_path / "out", device="cpu")
+    found = fit(store, out=tmp_path / "out", features="roi,states", device="cpu", minutes=0)
+    assert [row.name for row in found.rows] == ["cca", "linear", "mlp"]
+    assert Run(found.run).info.names("image")[0].startswith("roi@")
 
 
 STOPS = {

@@ -95,7 +95,7 @@ class Objective:
         return Prepared(images, captions, words, phases, send(mask_of(positives, size), device), listed, ignored)
 
     def loss(self, given: Prepared) -> Tensor:
-        """Return what calling it does, of a batch that is prepared; on a GPU it asks the host nothing."""
+        """Compute the loss of a prepared batch without synchronising with the host."""
         device, parts = given.images.length.device, self._parts(given)
         with torch.autocast(device.type, self.precision, enabled=self.precision is not None):
             images = embed_in_parts(self.model.embed_images, given.images, parts)

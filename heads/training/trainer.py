@@ -196,7 +196,7 @@ class Trainer:
 
     @contextmanager
     def _told(self, run: Run, callbacks: Sequence[Callback]) -> Iterator[None]:
-        """Tell the callbacks of the beginning and the end, in between as `_callbacks`."""
+        """Call `on_begin` and `on_end` around the training."""
         kind, error = self.recipe.runtime.log, None
         self._callbacks = [*([LOGS[kind]()] if kind != "none" else []), *callbacks]
         begun: list[Callback] = []

@@ -168,7 +168,7 @@ class RowsAdapter(Adapter):
         return {"local"}
 
     def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool = True) -> None:
-        """Take the statistics of `standardize` from all samples of a training split; each call of `parts` reads them."""
+        """Take the statistics of `standardize` from all of a training split, which each call of `parts` reads."""
         if self.rows_input.standardize and self._adapts_rows(uses_local):
             rows = (part.local[valid_rows(part.local, part.length)] for part in parts() if part.local is not None)
             self.rows_input.measure(rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .extract import DATA_ROOT, ON_ERROR
-from .parsing import NEW_FOLDER, PLACE, device_option, seed_option, show, trust_option, typed
+from .parsing import NEW_FOLDER, device_option, seed_option, show, trust_option, typed
 
 if TYPE_CHECKING:
     from ..heads.fit.fit import Fit
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("data", metavar="PICTURES|MANIFEST|STORE")
-@click.argument("captions", required=False, type=PLACE)
+@click.argument("captions", required=False, type=click.Path(path_type=Path))
 @click.option("--out", required=True, type=NEW_FOLDER, help="A new folder, or one in which a fit was stopped.")
 @click.option(
     "--encoder",

@@ -10,7 +10,7 @@ from ...pipeline.data.caption_files import caption_rows
 from ...pipeline.data.rows import RowReader
 from ...pipeline.errors import RunError
 from ...pipeline.exchange.importing import import_features
-from ...pipeline.exchange.options import ImportOptions
+from ...pipeline.exchange.importers.source import ImportOptions
 from .evaluation import Evaluation, evaluate
 
 

@@ -43,6 +43,11 @@ def pick_device(name: str) -> torch.device:
     return torch.device(name)
 
 
+def may_wait(tensor: Tensor) -> bool:
+    """Return whether shapes may follow from a tensor's values: a GPU is not waited for, and a traced graph has none."""
+    return tensor.is_cpu and not torch.compiler.is_compiling()
+
+
 def cores() -> int:
     """Return how many cores this process may use, also within a container's quota or a job of SLURM."""
     found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm as normalise
 from torch.nn.functional import relu6
 
-from ...pipeline.device import on_host
+from ...pipeline.device import may_wait, on_host
 from .dropout import Dropout
 from .padding import MovedRows, valid_rows, way_back
 
@@ -126,7 +126,7 @@ def on_valid_rows(layer: Callable[..., Tensor], rows: Tensor, length: Tensor) ->
         rows: `[B, N, C]`.
         length: `[B]`.
     """
-    if not rows.is_cpu:
+    if not may_wait(rows):
         return on_all_rows(layer, rows, length)
     flat, inside = rows.flatten(0, 1), torch.arange(rows.shape[1]) < on_host(length)[:, None]
     if inside.all():

@@ -8,7 +8,7 @@ import torch
 from torch import _VF, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from ...pipeline.device import on_host
+from ...pipeline.device import may_wait, on_host
 from .padding import MovedRows, way_back
 
 R = TypeVar("R", Tensor, PackedSequence)
@@ -38,7 +38,7 @@ def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Callable[[], 
         What gives the states `[B, N, directions x H]`, zero after a sample's length, and the last ones, which few need
         beside them, `[directions, B, H]`.
     """
-    if not rows.is_cpu:
+    if not may_wait(rows):
         return run_padded(gru, rows, length)
     # A packed batch holds the first rows of all samples, the longest sample first, then their second rows, and so on.
     # torch's own packing copies the whole batch once for every row when it goes back.

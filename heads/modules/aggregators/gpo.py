@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ....pipeline.device import may_wait
 from ..padding import softmax, valid_rows
 from ..positions import sinusoids
 from ..recurrence import run_packed
@@ -82,15 +83,15 @@ class GPO(Pooling):
     def pool(self, local: Tensor, length: Tensor) -> Tensor:
         """Return the weighted sum of the sorted rows (eq. 2)."""
         rows, length = sorted_rows(local, length), length.to(local.device).clamp(min=1)
-        if rows.is_cpu:  # a GPU is not asked for the longest
+        if may_wait(rows):
             rows = rows[:, : int(length.max())]
         samples, number = rows.shape[:2]
         if self.feature_input:
             weights = self._coefficients(length, number, rows)
-        elif rows.is_cpu:  # samples of the same length share their coefficients
+        elif may_wait(rows):  # samples of the same length share their coefficients
             lengths, which = length.unique(return_inverse=True)
             weights = self._coefficients(lengths, number).index_select(0, which)
-        elif number > samples:
+        elif rows.is_cpu or number > samples:  # a traced graph knows neither number
             weights = self._coefficients(length, number)
         else:
             every = torch.arange(1, number + 1, device=length.device)

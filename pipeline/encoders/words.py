@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
 from ..data.samples import tokenize
 from ..errors import EncoderError
 from .base import TextEncoder
@@ -17,6 +19,8 @@ FEW_CAPTIONS = 10_000  # with fewer to learn from, every word is in it
 TOKENIZER = "lower-case words, 2"  # `samples.tokenize`; a change of its result needs another name here
 # Chinese, Japanese, Thai, Lao, Burmese and Khmer, which are written without spaces.
 _UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]")
+# The words of `samples.tokenize` as the library tokenizers writes expressions.
+_INSIDE = "(?:[\\p{L}\\p{N}\\p{M}]|[\u200c\u200d]+(?=[\\p{L}\\p{N}\\p{M}]))*"
 _LONG = 8  # letters of a word that is a phrase; a Chinese or Japanese character counts twice
 
 
@@ -69,6 +73,17 @@ class WordsEncoder(TextEncoder):
     def tokenize(self, texts: Iterable[str]) -> list[list[int]]:
         """Return the ids of each caption's words; a caption without words becomes one ``<unk>``."""
         return [[self._ids.get(word, 0) for word in tokenize(text)] or [0] for text in texts]
+
+    def portable_tokenizer(self) -> Tokenizer:
+        """Return a tokenizer of the library tokenizers that gives the same ids; no words are none there."""
+        tokenizer = Tokenizer(models.WordLevel(dict(self._ids), UNK))
+        unseen, word = "(?![\u200b-\u200d])\\p{Cf}", rf"[\p{{L}}\p{{N}}]{_INSIDE}"
+        steps = [normalizers.Replace(Regex(unseen), ""), normalizers.Lowercase(), normalizers.NFC()]
+        tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace("’", "'")])
+        words = Regex(f"{word}(?:['-]{word})*")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(words, "removed", invert=True)
+        tokenizer.enable_padding(pad_token=UNK)
+        return tokenizer
 
     def encode(self, ids: Sequence[Sequence[int]]) -> None:
         """Return nothing: words have no states, a head learns their vectors."""

@@ -86,6 +86,16 @@ class PoolEncoder(Wrapper):
         found = encode_layers([one._encoder for one in encoders], pixels)
         return [(one._pooled(local), global_) for one, (local, global_) in zip(encoders, found, strict=True)]
 
+    @property
+    def network(self) -> torch.nn.Module:
+        """The network within."""
+        return self._encoder.network
+
+    def features(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode a batch as the encoder within does, by operations that a graph can hold."""
+        local, global_ = self._encoder.features(pixels)
+        return self._pooled(local), global_
+
     def _pooled(self, local: Tensor) -> Tensor:
         maps = local.transpose(1, 2).unflatten(2, self.cells)
         pooled = functional.avg_pool2d(maps, self._pool, ceil_mode=True, count_include_pad=False)

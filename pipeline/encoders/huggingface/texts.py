@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
 
@@ -85,6 +86,23 @@ class TokenEncoder(TextEncoder):
     def _ids(self, texts: list[str], most: int) -> list[list[int]]:
         """Return the ids of each text, at least one and at most so many."""
 
+    def portable_tokenizer(self) -> Tokenizer:
+        """Return a tokenizer of the library tokenizers that cuts texts, and pads them after their end, as here.
+
+        EncoderError: this one is not of that library.
+        """
+        tokenizer = self._backend()
+        if tokenizer is None:
+            raise EncoderError(f"the tokenizer of '{self.name}' is not of the library tokenizers")
+        tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        tokenizer.enable_truncation(self.max_length)
+        tokenizer.enable_padding(pad_id=self._pad, length=self._width or None)
+        return tokenizer
+
+    @abstractmethod
+    def _backend(self) -> Tokenizer | None:
+        """Return what the library tokenizers makes ids by; None where another program does."""
+
     def encode(self, ids: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
         """Encode captions as `tokenize` gives them: states, packed [sum of lengths,C], and global features [B,D]."""
         return to_host(*self.encode_layers(ids, [self])[0])
@@ -112,7 +130,8 @@ class TokenEncoder(TextEncoder):
     def _features(self, token: Tensor, length: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
         token = token.to(self.device, non_blocking=True)
         length = length.to(self.device, non_blocking=True)[:, None]
-        inputs = nn.functional.pad(token, (0, max(self._width - token.shape[1], 0)))
+        lacking = self._width - token.shape[1]
+        inputs = nn.functional.pad(token, (0, lacking)) if lacking > 0 else token
         inside = torch.arange(inputs.shape[1], device=self.device) < length
         found = self._run(inputs.masked_fill(~inside, self._pad), inside, layers)
         return [(one.masked_fill(~inside[:, :, None], 0)[:, : token.shape[1]], pooled) for one, pooled in found]
@@ -192,27 +211,25 @@ class HubTextEncoder(TokenEncoder):
         encodings = self._encodings(texts, most)["input_ids"] if texts else []
         return [ids or [self._tokenizer.unk_token_id or 0] for ids in encodings]
 
+    def _backend(self) -> Tokenizer | None:
+        return self._tokenizer.backend_tokenizer if self._tokenizer.is_fast else None
+
     def _encodings(self, texts: list[str], most: int) -> Any:
         with self._lock:
             return self._tokenizer(texts, padding=False, truncation=True, max_length=most)
 
     def _run(self, inputs: Tensor, inside: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
-        width = inputs.shape[1]
-        places = torch.arange(width, device=inputs.device)
-        # Where captions are padded before them, the places move on by what is no caption.
-        ahead = width - inside.sum(1, keepdim=True) if self._left else places[:1]
-        moved = ((places - ahead) % width).expand_as(inputs)
-        arguments = {"input_ids": inputs.gather(1, moved)}
+        # Where captions are padded before them, they move on by what is no caption.
+        ahead = inputs.shape[1] - inside.sum(1, keepdim=True) if self._left else None
+        arguments = {"input_ids": _turned(inputs, ahead)}
         if self._masked:
-            arguments["attention_mask"] = inside.long().gather(1, moved)
+            arguments["attention_mask"] = _turned(inside.long(), ahead)
         run: Any = self.network.get_text_features if self._joint else self.network
         with autocast(self.device, self._half):
             found = run(**arguments, output_hidden_states=any(layer is not None for layer in layers))
-        back = ((places + ahead) % width).expand_as(inputs)[:, :, None]
 
         def features(layer: int | None) -> tuple[Tensor, Tensor]:
-            states = states_of(found, layer).float()
-            states = states.gather(1, back.expand_as(states))
+            states = _turned(states_of(found, layer).float(), None if ahead is None else -ahead)
             if self._global in ("projected", "pooled"):
                 return states, found.pooler_output.float()
             if self._pooling is not None:
@@ -256,6 +273,15 @@ class HubTextEncoder(TokenEncoder):
             self._tokenizer.save_pretrained(folder)
         if self._pooling is not None:
             self._pooling.save(folder)
+
+
+def _turned(rows: Tensor, by: Tensor | None) -> Tensor:
+    """Return `rows` [B,W] or [B,W,C] moved on by so many places [B,1]; what leaves at the end comes in at the start."""
+    if by is None:
+        return rows
+    width = rows.shape[1]
+    places = (torch.arange(width, device=rows.device) - by) % width
+    return rows.gather(1, places if rows.ndim == 2 else places[:, :, None].expand_as(rows))
 
 
 def _load(checkpoint: Checkpoint, bert: bool, prompt: str | None) -> tuple[Any, Any, Pooling | None, str | None]:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 
 from ...errors import EncoderError, nearest
@@ -144,6 +145,26 @@ class ClipTextEncoder(TokenEncoder):
             if self._pads_with_end or not row:
                 row.append(self._pad)
         return rows
+
+    def _backend(self) -> Tokenizer | None:
+        tokenizer: Any = self._tokenizer
+        if hasattr(tokenizer, "tokenizer"):
+            return tokenizer.tokenizer.backend_tokenizer
+        if type(tokenizer).__name__ != "SimpleTokenizer":
+            return None
+        ends = [(tokenizer.decoder[mark], mark) for mark in (tokenizer.sot_token_id, tokenizer.eot_token_id)]
+        merges = list(tokenizer.bpe_ranks)
+        backend = Tokenizer(models.BPE(tokenizer.encoder, merges, end_of_word_suffix="</w>", unk_token=ends[1][0]))
+        # Of what its ftfy mends in texts: composed characters and straight quotes.
+        quotes = [normalizers.Replace(Regex(curly), straight) for curly, straight in (("[‘’‚‛]", "'"), ("[“”„‟]", '"'))]
+        backend.normalizer = normalizers.Sequence([normalizers.NFC(), *quotes, normalizers.Lowercase()])
+        words = Regex(tokenizer.pat.pattern)
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(words, "removed", invert=True), to_bytes])
+        backend.post_processor = processors.TemplateProcessing(
+            f"{ends[0][0]} $0 {ends[1][0]}", f"{ends[0][0]} $A $B {ends[1][0]}", ends
+        )
+        return backend
 
     def _run(self, inputs: Tensor, inside: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
         with weights.autocast(self.device, self._half):

@@ -69,3 +69,18 @@ def test_a_vocabulary_that_cannot_be_is_refused(vocabulary):
 )
 def test_texts_of_languages_without_spaces(text, expected):
     assert without_spaces([text] * 3) == expected
+
+
+def test_the_portable_tokenizer_gives_the_same_ids():
+    texts = [
+        "The dog's T-shirt, in 2 colours .",
+        "rock’n’roll x_y ÜNÏ 3.5 km²",
+        "soft\u00adened नमस्ते می\u200cخواهم 汉字",
+        "İ ﬁn",
+    ]
+    encoder = WordsEncoder.build(texts[:2] + texts[2:3])
+    tokenizer = encoder.portable_tokenizer()
+    for text in [*texts, *(f"a{sign}b {sign} c" for sign in map(chr, range(0x20, 0x500)))]:
+        assert (tokenizer.encode(text).ids or [0]) == encoder.tokenize([text])[0], text
+    padded = tokenizer.encode_batch(texts)
+    assert [sum(one.attention_mask) for one in padded] == [len(ids) for ids in encoder.tokenize(texts)]

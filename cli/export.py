@@ -1,4 +1,4 @@
-"""``xret export``: the embeddings of a run for the code of others."""
+"""``xret export``: the embeddings of a run, or the run itself, for the code of others."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,17 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
     metavar="FILE.parquet|FILE.safetensors|FOLDER",
     help="A new file or folder; a folder gets .npy files and a data set card.",
 )
+@click.option(
+    "--to",
+    type=click.Choice(["embeddings", "onnx"]),
+    default="embeddings",
+    help="What is written: the embeddings of RUN's store, or RUN with its encoders as ONNX graphs.",
+)
 @embedding_options
-def export(run: str, out: Path, dims: int | None, dtype: str, **options: Any) -> None:
-    """Write the embeddings of a run to files.
+def export(run: str, out: Path, to: str, dims: int | None, dtype: str, **options: Any) -> None:
+    """Write the embeddings of a run, or the run as ONNX graphs.
 
-    They are those of all images and captions of RUN's store, or of a split's, with ids, file names and texts. Vectors
+    Embeddings are those of all images and captions of the store, or of a split, with ids, file names and texts. Vectors
     have unit length where RUN compares by cosine, so that a dot product ranks as RUN does.
 
     \b
@@ -30,10 +36,20 @@ def export(run: str, out: Path, dims: int | None, dtype: str, **options: Any) ->
     xret export run --split test --out test.safetensors
     xret export run --out small.npy --dims 64 --dtype int8
     xret export run --out embeddings  # a folder of .npy and .jsonl
+    xret export run --to onnx --out model  # without xret and torch
     """
     from ..heads.retrieval.export import export_embeddings
     from ..heads.retrieval.retriever import Retriever
 
+    if to == "onnx":
+        if dims is not None or dtype != "float32" or options["split"] or options["hubness"]:
+            raise click.UsageError("--to onnx takes no --split, --dims, --dtype and --hubness; leave them out")
+        from ..heads.retrieval.onnx import export_onnx
+
+        about = export_onnx(Retriever(run, **options | {"device": "cpu"}), out)
+        graphs = ", ".join(f"{name}.onnx" for name in about["graphs"])
+        show(about, f"{out}: {graphs} and search.py, {in_bytes(about['bytes'])}; {about['measure']}")
+        return
     summary = export_embeddings(Retriever(run, **options), out, dims=dims, dtype=dtype)
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
     small = summary.get("mean_recall")

@@ -1,0 +1,121 @@
+"""A run as ONNX graphs: what onnxruntime makes of pictures and texts is what the run does, also without torch."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import small_open_clip  # noqa: F401 - it registers its architectures
+import small_timm  # noqa: F401 - and so does it
+import torch
+import transformers
+from command_line import refused
+from command_line import run as call
+from small_bert import save_bert
+from small_runs import make_pictures, make_run, make_store
+
+from xret.heads.modules.embedding import tensors_of
+from xret.heads.retrieval.onnx import export_onnx
+from xret.heads.retrieval.retriever import Retriever
+from xret.pipeline.errors import RunError
+
+for package in ("onnx", "onnxruntime", "onnxscript"):
+    pytest.importorskip(package, reason=f"{package} is not here: pip install 'xret[onnx]'")
+TEXTS = ["a red side and a blue side", "green", "Grey beside\tGREEN, and a well-known thing’s side!"]
+# What a user has: search.py, and no module of ours or of torch.
+BLOCKED = """
+import runpy, sys
+sys.modules |= dict.fromkeys(("torch", "torchvision", "transformers", "xret"))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def require_equal(retriever, folder, files):
+    """Compare embeddings and scores of a folder's graphs with those of its run."""
+    from xret.heads.retrieval.onnx_search import Model
+
+    model = Model(folder)
+    image, text = model.embed_images(files), model.embed_texts(TEXTS)
+    ours = retriever.encode_images(files), retriever.encode_text(TEXTS, warn=False)
+    for side, found, embedding in zip(("image", "text"), (image, text), ours, strict=True):
+        expected = {f"{side}_{name}": tensor.numpy() for name, tensor in tensors_of(embedding).items()}
+        assert found.keys() == expected.keys()
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=0, atol=2e-3 * np.abs(values).max())
+    scores = retriever.similarity(*ours).numpy()
+    np.testing.assert_allclose(model.similarity(image, text), scores, rtol=0, atol=3e-3 * np.abs(scores).max())
+
+
+class Tiny:
+    """Runs on small networks, which are exported in seconds."""
+
+    def __init__(self, folder):
+        self.folder, self.pictures = (
+            folder,
+            sorted((make_pictures(folder / "pictures").parent / "images").iterdir())[:3],
+        )
+
+    def run(self, recipe, visual="timm:small_registers", **texts):
+        url = self.folder / f"{len(list(self.folder.iterdir()))}.zarr"
+        options = {"visual": visual, "visual_weights": "random:0", "image_size": None, **texts}
+        make_store(self.folder / "pictures/pictures.yaml", url, **options)
+        return make_run(str(url), url.with_suffix(".run"), recipe)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return Tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.slow
+def test_a_search_needs_neither_torch_nor_xret(tiny, tmp_path):
+    run = tiny.run("setdiv", text="bert", text_weights=str(save_bert(tmp_path / "bert")))
+    printed = call("export", run, "--to", "onnx", "--out", tmp_path / "model", "--json").stdout
+    about, files = json.loads(printed), [str(path) for path in tiny.pictures]
+    assert about["graphs"]["image"]["outputs"] == {"image_embedding": ["batch", 4, 16]}
+    retriever = Retriever(run, device="cpu")
+    require_equal(retriever, tmp_path / "model", files)
+    words = [sys.executable, "-c", BLOCKED, str(tmp_path / "model/search.py"), TEXTS[0], *files]
+    lines = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    scores = retriever.similarity(retriever.encode_images(files), retriever.encode_text(TEXTS[:1]))[:, 0]
+    assert [line.split(maxsplit=1)[1] for line in lines] == [files[row] for row in scores.argsort(descending=True)]
+    assert [float(line.split()[0]) for line in lines] == pytest.approx(
+        scores.sort(descending=True)[0].tolist(), abs=2e-3
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer(TEXTS)["input_ids"] == retriever.text_encoders[0][0].tokenize(TEXTS)
+    assert "exists already" in refused("export", run, "--to", "onnx", "--out", tmp_path / "model")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "visual", "text"),
+    [
+        ("mlp", "resnet18", "words"),
+        ("linear", "open_clip:small-ViT", "open_clip:small-ViT"),
+        ("maxmatch", "timm:small_swin", "words"),
+        ("gaussian-vsepp", "timm:small_registers", "words"),
+    ],
+)
+def test_graphs_give_what_the_run_does(tiny, tmp_path, recipe, visual, text):
+    weights = {"text_weights": "random:0"} if ":" in text else {}
+    retriever = Retriever(tiny.run(recipe, visual, text=text, **weights), device="cpu")
+    export_onnx(retriever, tmp_path / "model")
+    require_equal(retriever, tmp_path / "model", tiny.pictures)
+
+
+def test_what_cannot_be_exported_is_named(made, tmp_path, monkeypatch):
+    words = ("export", made.run("scan"), "--to", "onnx", "--out", tmp_path / "model")
+    assert "aggregator.image gives no vectors" in refused(*words)
+    assert "leave them out" in refused(*words, "--dims", 2, code=2)
+    retriever = Retriever(made.run("vsepp"), device="cpu")
+    monkeypatch.setattr(torch.onnx, "export", lambda *_arguments, **_how: 1 / 0)
+    with pytest.raises(RunError, match=r"its image side \(mobilenet.*ZeroDivisionError.*take another head"):
+        export_onnx(retriever, tmp_path / "model")
+    encoder = retriever.image_encoders[0][0]
+    monkeypatch.setattr(encoder, "prepare", lambda picture: type(encoder).prepare(encoder, picture).flip(1))
+    with pytest.raises(RunError, match="in a way that no preprocessor_config"):
+        export_onnx(retriever, tmp_path / "model")
+    assert not list(tmp_path.iterdir())

@@ -9,8 +9,8 @@ from typing import Any
 from ...pipeline.data.caption_files import caption_rows
 from ...pipeline.data.rows import RowReader
 from ...pipeline.errors import RunError
-from ...pipeline.exchange.importing import import_features
 from ...pipeline.exchange.importers.source import ImportOptions
+from ...pipeline.exchange.importing import import_features
 from .evaluation import Evaluation, evaluate
 
 

@@ -34,6 +34,8 @@ def match(cosines: Tensor) -> Tensor:
     count, k1, k2, width = cosines.shape
     if _sums(k1, k2) > SUMS:
         return _match_by_scipy(cosines)
+    if torch.compiler.is_compiling():  # a traced graph knows no number of sets
+        return _match_by_subsets(cosines)
     step = max(1, PAIRS // max(width, 1))
     found = cosines.new_empty((count, k1, width), dtype=torch.int64)
     for begin in range(0, count, step):

@@ -128,7 +128,7 @@ class GPO(Pooling):
             positions = self.index(rank.clamp(max=INDICES - 1))
         else:
             positions = cos_sin_positions(number, POSITION_DIM, next(self.parameters()))
-        inputs = positions.expand(len(length), -1, -1)
+        inputs = positions.expand(length.shape[0], -1, -1)
         if rows is not None:
             inputs = torch.cat([inputs, rows.to(inputs)], dim=2)
         if self.generator == "cos-sin-mlp":

@@ -228,6 +228,9 @@ def _write(
     if isinstance(module, _Scores):
         axes = (tuple(axes.values()),)
     size = sum(value.nbytes for value in module.state_dict().values())
+    smaller = {  # a single sample, with a token less
+        key: tensor[:1, :-1] if 1 in inputs[key][1] else tensor[:1] for key, tensor in tensors.items()
+    }
     try:
         with _quiet():
             program = torch.onnx.export(
@@ -242,13 +245,11 @@ def _write(
             assert program is not None
             program.save(path, external_data=size > _LARGE)
             session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        feeds = ({key: tensor.numpy() for key, tensor in some.items()} for some in (tensors, smaller))
+        ran = [session.run(outputs, feed) for feed in feeds]
     except Exception as error:  # both libraries raise all kinds
         raise RunError(f"{what} cannot be written as ONNX ({_cause(error)}); take another head") from error
-    smaller = {  # a single sample, with a token less
-        key: tensor[:1, :-1] if 1 in inputs[key][1] else tensor[:1] for key, tensor in tensors.items()
-    }
-    for some, expected in ((tensors, made), (smaller, module(*smaller.values()))):
-        found = session.run(outputs, {key: tensor.numpy() for key, tensor in some.items()})
+    for found, expected in zip(ran, (made, module(*smaller.values())), strict=True):
         for array, tensor in zip(found, expected, strict=True):
             furthest = float((torch.from_numpy(array) - tensor).abs().max() / tensor.abs().max().clamp(min=1e-12))
             if array.shape != tensor.shape or not furthest <= CLOSE:

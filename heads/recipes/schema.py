@@ -91,12 +91,12 @@ def check(
     What does not fit is appended to the `faults`, with the nearest right key or value, of all that are `known`. A block
     that has its `name` alone is that of a part whose name is wrong: nobody knows what else it may hold.
     """
-    known = known or list(flat(schema))
     values = {} if values is None else values
     if not isinstance(values, Mapping):
         faults.append(f"{path.rstrip('.')} must be a block with the keys {', '.join(schema)}, not {values!r}")
         return {}
-    complete: dict[str, Any] = {}
+    given, complete = flat(values), dict[str, Any]()
+    known = known or sorted(flat(schema), key=lambda key: key not in given)  # a key that is in use is meant sooner
     for key, entry in schema.items():
         if not isinstance(entry, Field):
             complete[key] = check(values.get(key), entry, faults, f"{path}{key}.", known)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..evaluation.evaluation import Evaluation, Result
+from ..evaluation.evaluation import FEW, Evaluation, Result, too_few
 from ..evaluation.metrics import WAYS
 from ..evaluation.number_table import NumberTable, Rows, shown
 from ..recipes.blocks import Recipe, role
@@ -104,6 +104,8 @@ def _evaluation_table(found: list[tuple[str, Result]]) -> NumberTable:
     )
     if trained := [name for name, one in found if one.frozen and one.paper_rsum is not None]:
         caption += f" The papers of {', '.join(trained)} train their encoders, which are frozen here."
+    if first.images < FEW:
+        caption += f" {too_few(first.images)} to tell how good this is; take {FEW} or more."
     return NumberTable(caption, header, rows)
 
 

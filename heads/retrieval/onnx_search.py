@@ -37,6 +37,8 @@ class Model:
     def embed_texts(self, texts: list[str]) -> dict[str, Any]:
         """Embed texts."""
         encoded = self.tokenizer.encode_batch([self.about["prompt"].replace("{}", text) for text in texts])
+        if not all(any(one.attention_mask) for one in encoded):
+            raise ValueError("a text has no words; describe in a few words what to look for")
         ids, mask = (np.array([getattr(one, name) for one in encoded]) for name in ("ids", "attention_mask"))
         return self.run("text", input_ids=ids.astype(np.int64), attention_mask=mask.astype(np.int64))
 

@@ -110,6 +110,11 @@ def tables(**results):
     return evaluation_tables([(name, Evaluation((name,), ("s",), (1,), found)) for name, found in results.items()])
 
 
+def test_few_images_are_called_too_few():
+    captions = [tables(a=(replace(result(), images=images),))[0].caption for images in (40, 5000)]
+    assert ["40 images are too few" in caption for caption in captions] == [True, False]
+
+
 def test_the_papers_row_and_chance_are_beside_ours():
     (table,) = tables(a=(result(paper=125.5),), b=(result(),))
     assert table.header[-4:] == ["RSUM", "mean recall", "paper's RSUM", "difference"]

@@ -119,3 +119,15 @@ def test_what_cannot_be_exported_is_named(made, tmp_path, monkeypatch):
     with pytest.raises(RunError, match="in a way that no preprocessor_config"):
         export_onnx(retriever, tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_text_without_words_is_refused_by_the_search(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    from xret.heads.retrieval.onnx_search import Model
+
+    Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "about.json").write_text('{"prompt": "{}"}')
+    (tmp_path / "preprocessor_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="no words"):
+        Model(tmp_path).embed_texts([""])

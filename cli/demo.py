@@ -1,5 +1,6 @@
 """``xret demo``: the whole loop on generated pictures."""
 
+import logging
 import shlex
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from .parsing import NEW_FOLDER, show, typed
 if TYPE_CHECKING:
     from ..heads.evaluation.evaluation import Evaluation
 
+log = logging.getLogger("xret")
 # The same of all rows. The recipes' own values are the papers', for COCO on a GPU. The hardest negative alone makes a
 # single slot collapse, and what vse-infty leaves out of four rows costs it more in ten epochs than it gains: neither
 # would be a fair comparison.
@@ -39,6 +41,10 @@ _SETS: dict[str, Any] = {
     "aggregator.image.positions": "none",
     "optimizer.aggregator_lr": 1,
 }
+STORY = (
+    "Each picture has four objects, and each caption names one of them. A single vector has to mean all four at once;"
+    " of four vectors each can mean one. All heads learned from the same features, which were computed once."
+)
 QUERY = "a big dotted red square at the right"  # that one picture answers, of the test split
 # The recipe and settings of each row of the table, by the name of its run.
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,13 +119,19 @@ def run_demo(out: Path) -> "dict[str, Evaluation]":
     from .. import evaluate, extract, train
     from ..demo.generate import generate_scenes
     from ..heads.report import write_report
+    from ..heads.report.tables import Opening
 
-    store = out / "scenes.zarr"
+    store, found = out / "scenes.zarr", {}
+    log.info("[1/4] Drawing pictures of four objects, and what can be said of each")
     manifest = generate_scenes(out / "scenes", seed=0)
+    log.info("[2/4] Encoding them once")
     extract(manifest, store, visual="plain-ground", text="words")
-    found = {}
+    log.info(f"[3/4] Training {', '.join(ROWS)} from the same features")
     for name, (recipe, settings) in ROWS.items():
-        train(store, recipe=recipe, out=out / name, settings=settings, resume=True)
+        done = train(store, recipe=recipe, out=out / name, settings=settings, resume=True, title=name)
+        log.info(f"{name}: {done.epochs} epochs in {done.seconds:.0f} s, val RSUM {done.best_rsum:.1f}")
         found[name] = evaluate(out / name)
-    write_report([out / "setdiv-k4"], out / "report.html", data_root=out / "scenes")
+    log.info("[4/4] Judging, and writing the page")
+    opening = Opening("What it shows", None, None, [STORY])
+    write_report([out / name for name in ROWS], out / "report.html", data_root=out / "scenes", opening=opening)
     return found

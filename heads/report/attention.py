@@ -16,7 +16,7 @@ from ...pipeline.store import ImageSet
 from ..evaluation.scoring import Scored
 from ..modules.embedding import Sequence
 from .examples import PageRun, drawn, nearest
-from .pictures import Picture, heat_map
+from .pictures import Picture, shade
 
 CELLS = 56  # along each side of the map that attention is drawn on: whole ones for grids of 7 and of 14
 OUTLINED = 2  # cells or regions with the largest weights
@@ -26,7 +26,7 @@ WORDS = 24  # of a caption that are drawn
 class Map(NamedTuple):
     """What is drawn over a picture, where a slot or a word looks: what that shows, and what is written below it."""
 
-    heat: str  # a PNG file in base64
+    shade: str  # a PNG file in base64
     boxes: list[list[float]]  # x1, y1, x2, y2 of the foremost rows as shares of the picture's width and height
     shows: str
     title: str
@@ -61,9 +61,10 @@ class Place(NamedTuple):
         return lit
 
     def map(self, weights: np.ndarray, shows: str, title: str, text: str, right: bool = False) -> Map:
-        """Return the map of some weights, which outlines the boxes of the largest; other arguments as in `Map`."""
-        foremost = np.argsort(-weights[: len(self.boxes)], kind="stable")[:OUTLINED]
-        return Map(heat_map(self.lit(weights)), self.boxes[foremost].tolist(), shows, title, text, right)
+        """Return the map of some weights, which outlines the boxes of the largest ones; other arguments as in `Map`."""
+        own = weights[: len(self.boxes)]
+        foremost = [row for row in np.argsort(-own, kind="stable")[:OUTLINED] if 2 * own[row] >= own.max()]
+        return Map(shade(self.lit(weights)), self.boxes[foremost].tolist(), shows, title, text, right)
 
 
 def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Attended], str]:

@@ -15,8 +15,7 @@ from ...pipeline.reading.pictures import find_pictures
 from ...pipeline.store import FeatureCache
 
 SIDE = 240  # pixels of the longer side of a picture
-HEAT = ((110, 40, 200), (235, 60, 60), (255, 215, 40))  # red, green, blue from where few look to where most do
-COVER = 140  # of 255: how far they cover a picture at most, which stays visible
+SHADE = 170  # of 255: how far a picture is darkened where nothing looks; what is looked at keeps its colours
 
 
 class Picture(NamedTuple):
@@ -27,10 +26,10 @@ class Picture(NamedTuple):
     data: str
 
 
-def heat_map(values: np.ndarray) -> str:
-    """Return a PNG file in base64 that colours a picture where `values` (0 to 1, of a grid over it) are high."""
-    colours = [np.interp(values, np.linspace(0, 1, len(HEAT)), channel) for channel in zip(*HEAT, strict=True)]
-    pixels = np.stack([*colours, COVER * values], -1).round().astype(np.uint8)
+def shade(values: np.ndarray) -> str:
+    """Return a PNG file in base64 that darkens a picture where `values` (0 to 1, of a grid over it) are low."""
+    pixels = np.zeros((*values.shape, 4), np.uint8)
+    pixels[..., 3] = (SHADE * (1 - values)).round()
     return _base64(Image.fromarray(pixels), "PNG")
 
 

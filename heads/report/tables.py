@@ -29,7 +29,7 @@ class Opening(NamedTuple):
     """What a page begins with that is not about its runs alone."""
 
     title: str
-    table: NumberTable
+    table: NumberTable | None
     chart: Chart | None
     sentences: Sequence[str]
 

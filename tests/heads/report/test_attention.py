@@ -26,16 +26,16 @@ from xret.heads.report.attention import (
     word_attention,
     words_of,
 )
-from xret.heads.report.pictures import COVER, heat_map
+from xret.heads.report.pictures import SHADE, shade
 from xret.heads.training.train import train
 from xret.pipeline.store.create import image_set
 
 OUTLINES = '<rect x="([^"]+)" y="([^"]+)" width="([^"]+)" height="([^"]+)" class="outline"'
 
 
-def warmth(heat):
-    """Return how far a map colours each of its cells, from 0 to 1."""
-    return np.asarray(Image.open(io.BytesIO(base64.b64decode(heat))))[..., 3] / COVER
+def light(map_):
+    """Return how far a map leaves each of its cells as it is, from 0 to 1."""
+    return 1 - np.asarray(Image.open(io.BytesIO(base64.b64decode(map_))))[..., 3] / SHADE
 
 
 def test_attention_is_that_of_the_model(setdiv):
@@ -65,7 +65,7 @@ def test_regions_are_lit_where_they_are():
         assert lit[row, column] == pytest.approx(max(inside, default=0) / 0.4)
     found = place.map(np.append(weights, 0.0), "", "", "")
     assert found.boxes == boxes[[1, 0]].tolist()
-    assert found.heat == heat_map(lit)
+    assert found.shade == shade(lit)
 
 
 @pytest.mark.parametrize("size", [(40, 30), (0, 0)])  # (0, 0): imports whose source does not give it
@@ -174,9 +174,9 @@ def test_maps_show_the_weights_of_the_closest_own_caption_and_of_the_first_resul
         for column, word in enumerate(drawn[0].maps):
             assert word.title == expected[0].split()[column]
             assert float(word.text.removesuffix(" %")) == pytest.approx(100 * weights[:, column].max(), abs=0.06)
-            expected_heat = weights[:, column] / weights[:, column].max()
-            heat = warmth(word.heat)[CELLS // 4 :: CELLS // 2, CELLS // 4 :: CELLS // 2]  # amid the four cells
-            np.testing.assert_allclose(heat.ravel(), expected_heat, atol=0.01)
+            expected_light = weights[:, column] / weights[:, column].max()
+            seen = light(word.shade)[CELLS // 4 :: CELLS // 2, CELLS // 4 :: CELLS // 2]  # amid the four cells
+            np.testing.assert_allclose(seen.ravel(), expected_light, atol=0.01)
 
 
 def test_long_captions_end_with_how_much_is_missing(scan, monkeypatch):

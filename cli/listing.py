@@ -3,7 +3,6 @@
 import click
 
 from ..heads.recipes.names import when_to_take
-from ..pipeline.encoders.registry import listed
 from .parsing import show
 
 PARTS = ("aggregators", "similarities", "losses", "adapters", "protocols")  # each says itself when to take it
@@ -20,6 +19,8 @@ def list_(what: str) -> None:
     xret list recipes
     xret list aggregators
     """
+    from ..pipeline.encoders.registry import listed
+
     entries = listed() if what == "encoders" else when_to_take() if what == "recipes" else _parts()[what]
     width = max(map(len, entries))
     show(entries, [f"{name:{width}}  {when}" for name, when in entries.items()])

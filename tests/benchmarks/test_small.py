@@ -11,6 +11,7 @@ import small_store
 import torch
 from click.testing import CliRunner
 from small_bert import save_bert
+from small_runs import make_pictures, make_run, make_store
 
 import xret
 from xret.heads.recipes.names import recipe_names
@@ -136,3 +137,10 @@ def test_ways_of_measuring(tmp_path):
     rows = table("measuring", tmp_path / "run")
     whole = xret.evaluate(tmp_path / "run", device="cpu").results[0].mean_recall
     assert float(next(iter(rows.values()))["mR"]) == pytest.approx(whole, abs=0.05)
+
+
+def test_what_is_not_wanted(tmp_path):
+    run = make_run(make_store(make_pictures(tmp_path / "pictures"), tmp_path / "s.zarr"), tmp_path / "run")
+    rows = table("negation", run, "--pairs", "red blue,green grey")
+    shares = [float(row[name]) for row in rows.values() for name in ("wanted", "unwanted")]
+    assert len(shares) == 6 and all(0 < share <= 100 for share in shares)

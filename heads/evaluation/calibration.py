@@ -67,24 +67,23 @@ def fit_calibration(scores: Tensor, fits: Tensor) -> Calibration:
 def calibrations(ranker: Ranker) -> dict[str, Calibration] | None:
     """Return the calibration of each of `WAYS`; None where neither the run nor its store can give one.
 
-    A run keeps it in `FILE` from the first time on.
+    A run keeps it in `FILE` from the first time on; that of another store than its own is fitted there, and not kept.
     """
-    digest = ranker.run and ranker.run.weights_digest
-    if ranker.run is not None and ranker.run.has(FILE):
-        kept = json.loads(ranker.run.file(FILE).read_text(encoding="utf-8"))
-        if kept.pop("weights") == digest:
-            return {way: Calibration(**kept[way]) for way in WAYS}
+    run = ranker.run if ranker.run is not None and ranker.on_own_store else None
+    digest = None if run is None else run.weights_digest
+    if run is not None and run.has(FILE):
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # damaged: it is fitted again
+            kept = json.loads(run.file(FILE).read_text(encoding="utf-8"))
+            if kept["weights"] == digest:
+                return {way: Calibration(**kept[way]) for way in WAYS}
     try:
         scored = embed_split(ranker, CHOOSE)
     except XretError:  # a store or pictures that are not there, or no such split
         return None
     fitted = {way: fit_calibration(*both) for way, both in _queries(scored.similarity, scored.caption_image).items()}
-    if ranker.run is not None:
+    if run is not None:
         content = {"weights": digest} | {way: asdict(one) for way, one in fitted.items()}
-        with (
-            suppress(RunError),
-            writing(ranker.run.path / FILE, RunError, "") as partial,
-        ):  # others' runs are read alone
+        with suppress(RunError), writing(run.path / FILE, RunError, "") as partial:  # others' runs are read alone
             partial.write_text(json.dumps(content), encoding="utf-8")
     return fitted
 

@@ -9,7 +9,7 @@ from typing import Any
 from ...pipeline.data.caption_files import caption_rows
 from ...pipeline.data.rows import RowReader
 from ...pipeline.errors import RunError
-from ...pipeline.exchange.importers.source import ImportOptions
+from ...pipeline.exchange.importers.source import ImportOptions, SourceError, map_floats
 from ...pipeline.exchange.importing import import_features
 from .evaluation import Evaluation, evaluate
 
@@ -28,16 +28,20 @@ def evaluate_embeddings(
 
     Raises:
         SourceError, ManifestError: a file is missing, or they do not fit each other.
-        RunError: there is no such split.
+        RunError: there is no such split, or the embeddings are of two widths.
     """
+    files = {"images.npy": Path(images).absolute(), "captions.npy": Path(captions).absolute()}
+    widths = [map_floats(file, 2).shape[1] for file in files.values()]
+    if len({*widths}) > 1:
+        raise RunError(f"{images} is {widths[0]} wide and {captions} {widths[1]}; give embeddings of one model")
     rows = list(caption_rows(Path(index), reader := RowReader(Path(index))))
     reader.note_unread()
     named = {row.split or split for _, row in rows}
     if split not in named:
         raise RunError(f"{index} has no split '{split}', but {', '.join(sorted(named))}; choose one of these")
     with TemporaryDirectory(prefix="xret-eval-") as folder:
-        for name, file in (("images.npy", images), ("captions.npy", captions)):
-            Path(folder, name).symlink_to(Path(file).absolute())
+        for name, file in files.items():
+            Path(folder, name).symlink_to(file)
         lines = [
             {"file_name": row.file_name, "caption": text, "split": row.split or split}
             for _, row in rows
@@ -53,6 +57,12 @@ def evaluate_embeddings(
             encoder=("embeddings",),
             dtype="float32",
         )
-        import_features(None, store, options)
+        try:
+            import_features(None, store, options)
+        except SourceError as error:  # its files are these by other names
+            text = str(error).replace(str(Path(folder, "index.jsonl")), str(index))
+            for name, file in files.items():
+                text = text.replace(str(Path(folder, name)), str(file))
+            raise SourceError(text) from error
         found = evaluate(store, split=split, **how)
     return replace(found, runs=(f"{images} and {captions}",), stores=(str(index),))

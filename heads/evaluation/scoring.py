@@ -98,6 +98,13 @@ class Ranker:
         assert self.run is not None
         return open_store(self.run, self._store)
 
+    @property
+    def on_own_store(self) -> bool:
+        """Whether the store is that of a run, perhaps elsewhere; it has the same samples."""
+        return self.run is not None and (
+            self._store is None or self.cache.manifest_sha256 == self.run.info.manifest_sha256
+        )
+
     @cached_property
     def sets(self) -> Sets:
         """The feature sets of the store that are read; RunError where there are none."""

@@ -72,8 +72,18 @@ def test_a_run_keeps_what_was_fitted_with_its_weights(trained):
     assert kept["text_to_image"] == vars(report.calibrations["text_to_image"])
     said = evaluate(path, calibration=True, device="cpu").calibration
     assert said == report
-    (path / "calibration.json").write_text(json.dumps(kept | {"weights": "others"}))
-    assert evaluate(path, calibration=True, device="cpu").calibration == report
+    for other in (json.dumps(kept | {"weights": "others"}), "{", "[]"):  # of other weights, or damaged
+        (path / "calibration.json").write_text(other)
+        assert evaluate(path, calibration=True, device="cpu").calibration == report
+    assert json.loads((path / "calibration.json").read_text()) == kept
+
+
+def test_what_another_store_gives_is_not_kept(trained, tmp_path):
+    other = make_store(make_pictures(tmp_path / "pictures", train=20, val=15), tmp_path / "s.zarr")
+    before = (trained / "calibration.json").read_text()
+    found = evaluate(trained, store=other, calibration=True, device="cpu").calibration
+    assert vars(found.calibrations["text_to_image"]) != json.loads(before)["text_to_image"]
+    assert (trained / "calibration.json").read_text() == before
 
 
 def test_the_command_line_and_what_is_refused(trained):

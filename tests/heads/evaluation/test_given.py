@@ -58,5 +58,10 @@ def test_a_split_of_an_index_counts_alone(files, tmp_path):
 def test_what_does_not_fit_is_refused(files, tmp_path):
     paths, images, *_ = files
     np.save(tmp_path / "narrow.npy", images[:, :8])
-    assert "wide" in refused("eval", "--embeddings", tmp_path / "narrow.npy", *paths[1:])
+    assert "narrow.npy is 8 wide and" in refused("eval", "--embeddings", tmp_path / "narrow.npy", *paths[1:])
+    np.save(tmp_path / "short.npy", images[:7])
+    said = refused("eval", "--embeddings", tmp_path / "short.npy", *paths[1:])
+    assert all(str(path) in said for path in (tmp_path / "short.npy", *paths[1:])), said
+    (tmp_path / "cut.npy").write_bytes(paths[0].read_bytes()[:40])
+    assert str(tmp_path / "cut.npy") in refused("eval", "--embeddings", tmp_path / "cut.npy", *paths[1:])
     assert "name a RUN" in refused("eval", code=2)

@@ -71,7 +71,9 @@ class Session:
         self.facts = FeatureFacts("roi", width, width)
         self.cache = make_store(folder, self.images + val, REGIONS, width, val)
         self.networks = ("squeezenet1_1",) if tiny else NETWORKS
-        self.manifest = load_manifest(same_picture(folder / "pictures", 8 if tiny else 4096, side=433))
+        self.few = few = 8 if tiny else 4096
+        pictures = {count: same_picture(folder / f"{count} pictures", count, side=433) for count in (few, 4 * few)}
+        self.manifests = {count: load_manifest(manifest) for count, manifest in pictures.items()}
 
     def say(self, what: str, value: float | list[float], **more: object) -> None:
         """Print a figure as soon as it is known."""
@@ -81,7 +83,7 @@ class Session:
 
     def pixels(self, encoder: Any, count: int) -> Tensor:
         """Return a picture as often as that, as an encoder reads it."""
-        return torch.stack([encoder.decode(self.manifest.images / "0.jpg")[0]] * count)
+        return torch.stack([encoder.decode(self.manifests[self.few].images / "0.jpg")[0]] * count)
 
     def step(self, name: str, device: torch.device, *settings: str, reference: bool = False) -> Step:
         """Return a training's step on this store's features; those of a whole image where a recipe wants them."""
@@ -150,7 +152,7 @@ def right(s: Session) -> None:
 
 
 def extraction(s: Session) -> None:
-    """Compare extraction with its network on pictures that lie on the device."""
+    """Compare extraction with its network on pictures that lie on the device; its start is told apart by two sizes."""
     for name in s.networks:
         spec, size = EncoderSpec(name, "random:0"), 4 if s.tiny else 128
         encoder = load_visual(spec, str(s.device))
@@ -161,9 +163,19 @@ def extraction(s: Session) -> None:
             bare, copies = (size / seconds for seconds in medians(jobs, s.steps, s.device).values())
         s.say(f"images/s of {name}, bare and with copies to the host", [bare, copies])
         options = Options(spec, None, batch_size=size, device=str(s.device))
-        made = extract(s.manifest, str(s.folder / f"{name.replace(':', '-')}.zarr"), options).sets[0]
-        shares = {key: round(value / sum(made.shares.values()), 3) for key, value in made.shares.items()}
-        s.say(f"extraction of {name} over its bare network", made.per_second / bare, aim=0.9, h100=0.15, **shares)
+        took = {}
+        for count, manifest in s.manifests.items():
+            store = s.folder / f"{name.replace(':', '-')}-{count}.zarr"
+            took[count] = extract(manifest, str(store), options).sets[0].seconds
+            shutil.rmtree(store)
+        (few, short), (many, long) = took.items()
+        rate = (many - few) / (long - short)
+        s.say(
+            f"extraction of {name} over its bare network, and its start in seconds",
+            [rate / bare, short - few / rate],
+            aim=0.9,
+            in_all=round(many / long / bare, 2),
+        )
 
 
 def steps(s: Session) -> None:

@@ -14,8 +14,8 @@ RESNET = {"name": "resnet18", "weights": "random:0", "image_size": 64}
 # Attention may be computed by another kernel within a capture, which rounds otherwise: in bfloat16 and float32.
 CASES = {
     "a network that is cut": ([RESNET], 0.0),
-    "two layers": ([{"name": "hf:{vit}", "layer": 1}, {"name": "hf:{vit}"}], 1e-2),
-    "full precision": ([{"name": "hf:{vit}", "dtype": "float32"}], 1e-6),
+    "two layers": ([{"name": "hf:{vit}", "layer": 1}, {"name": "hf:{vit}"}], 2e-2),
+    "full precision": ([{"name": "hf:{vit}", "dtype": "float32"}], 5e-6),
 }
 
 

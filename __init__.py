@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from . import errors, losses, metrics, nn, similarities, testing
     from .heads.ablation.ablation import ablate
     from .heads.evaluation.alignment import align
+    from .heads.evaluation.averaging import average
     from .heads.evaluation.evaluation import evaluate
     from .heads.fit.fit import fit
     from .heads.retrieval.retriever import Retriever as load
@@ -50,6 +51,7 @@ _LAZY = {  # what is imported when it is asked for
     "FeatureDataset": "pipeline.reading.dataset",
     "ablate": "heads.ablation.ablation",
     "align": "heads.evaluation.alignment",
+    "average": "heads.evaluation.averaging",
     "batches": "heads.runs.features",
     "evaluate": "heads.evaluation.evaluation",
     "finetune": "heads.training.finetuning.finetuning",
@@ -66,6 +68,7 @@ __all__ = [
     "FeatureDataset",
     "ablate",
     "align",
+    "average",
     "batches",
     "errors",
     "evaluate",

@@ -15,6 +15,7 @@ import click
 from ..pipeline.errors import XretError
 from ..pipeline.wording import printable
 from .ablate import ablate
+from .average import average
 from .cache import cache
 from .demo import demo
 from .eval import eval_
@@ -155,7 +156,7 @@ def main(**_: object) -> None:
     """
 
 
-_STAGES = (demo, fit, extract, import_, cache, train_head, finetune, eval_, ablate, tune)
+_STAGES = (demo, fit, extract, import_, cache, train_head, finetune, eval_, average, ablate, tune)
 _AROUND_THEM = (recipes, list_, report, search, export, index, serve)
 for command in (*_STAGES, *_AROUND_THEM):
     inner = command.commands.values() if isinstance(command, click.Group) else ()

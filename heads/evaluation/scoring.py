@@ -27,7 +27,7 @@ from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.store import FeatureCache
 from ..model import Model
 from ..modules.aggregators import Aggregated
-from ..modules.embedding import Embedding, Gaussian, Sequence, concatenate, each
+from ..modules.embedding import Embedding, Gaussian, Joint, Sequence, concatenate, each, tensors_of
 from ..modules.padding import mean_rows, zero_padding
 from ..modules.similarity import SIMILARITIES, in_blocks
 from ..runs.encoders import Encoders, find_encoders, origins_of
@@ -217,8 +217,14 @@ class Side:
 
     @cached_property
     def elements(self) -> Tensor:
-        """Unit elements, ``[B, K, D]``: a vector, a Gaussian's mean and the mean of a sequence's unit rows are one."""
+        """Unit elements, ``[B, K, D]``: a vector, a Gaussian's mean and the mean of a sequence's unit rows are one.
+
+        Of several heads it is one, too: the means of theirs side by side.
+        """
         embedding = self.embedding
+        if isinstance(embedding, Joint):
+            sides = (replace(self, embedding=part).elements.mean(1) for part in embedding)
+            return functional.normalize(torch.cat([*sides], 1), dim=-1)[:, None]
         if isinstance(embedding, Gaussian):
             embedding = embedding.mean
         elif isinstance(embedding, Sequence):
@@ -385,11 +391,17 @@ def representatives(embeddings: Embedding, texts: Several[str]) -> Tensor:
     Captions of one text are embedded in different batches, where equal features may give embeddings that differ in the
     last digits. Other features of the same text (another image's, in an end-to-end model) stay apart.
     """
-    if isinstance(embeddings, Sequence):
-        flat = zero_padding(*embeddings).flatten(1)
-    else:
-        flat = torch.cat([t.flatten(1) for t in ([embeddings] if isinstance(embeddings, Tensor) else embeddings)], 1)
+    flat = _flat(embeddings)
     seen: dict[str, int] = {}
     first = torch.tensor([seen.setdefault(text, row) for row, text in enumerate(texts)], device=flat.device)
     close = (flat - flat[first]).norm(dim=1) <= 1e-3 * flat[first].norm(dim=1)
     return torch.where(close, first, torch.arange(len(texts), device=first.device))
+
+
+def _flat(embeddings: Embedding) -> Tensor:
+    """Return all numbers of each sample, ``[B, …]``."""
+    if isinstance(embeddings, Joint):
+        return torch.cat([*map(_flat, embeddings)], 1)
+    if isinstance(embeddings, Sequence):
+        return zero_padding(*embeddings).flatten(1)
+    return torch.cat([t.flatten(1) for t in tensors_of(embeddings).values()], 1)

@@ -1,11 +1,11 @@
-"""What a sample is embedded as: a vector `[B, D]`, a set `[B, K, D]`, a Gaussian, or a sequence.
+"""What a sample is embedded as: a vector `[B, D]`, a set `[B, K, D]`, a Gaussian, a sequence, or several of these.
 
-Vectors and sets are plain tensors; the other two are named tuples of tensors.
+Vectors and sets are plain tensors; Gaussians and sequences are named tuples of tensors.
 """
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Several
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,11 +44,17 @@ class Sequence(NamedTuple):
     length: Tensor
 
 
-Embedding = Tensor | Gaussian | Sequence
+class Joint(tuple[Any, ...]):
+    """Embeddings of the same B samples by several heads, whose scores are averaged."""
+
+
+Embedding = Tensor | Gaussian | Sequence | Joint
 
 
 def kind_of(embedding: Embedding) -> str:
-    """Return ``vector``, ``set``, ``gaussian`` or ``sequence``."""
+    """Return ``vector``, ``set``, ``gaussian``, ``sequence`` or ``joint``."""
+    if isinstance(embedding, Joint):
+        return "joint"
     if isinstance(embedding, Gaussian):
         return "gaussian"
     if isinstance(embedding, Sequence):
@@ -60,21 +66,32 @@ def each(change: Callable[[Tensor], Tensor], embedding: Embedding) -> Embedding:
     """Apply `change` to the tensors of an embedding, whose first axis is the samples."""
     if isinstance(embedding, Tensor):
         return change(embedding)
+    if isinstance(embedding, Joint):
+        return Joint(each(change, part) for part in embedding)
     return type(embedding)(*map(change, embedding))
 
 
 def shape_of(embedding: Embedding) -> list[int]:
-    """Return the shape of vectors or sets, of the means of Gaussians, or of the rows of sequences."""
-    return list((embedding if isinstance(embedding, Tensor) else embedding[0]).shape)
+    """Return the shape of vectors or sets, of Gaussians' means, or of sequences' rows; of a `Joint`, the first's."""
+    return list(embedding.shape) if isinstance(embedding, Tensor) else shape_of(embedding[0])
 
 
 def tensors_of(embedding: Embedding) -> dict[str, Tensor]:
     """Return the tensors of an embedding by their names; of a vector or a set there is one, ``embedding``."""
+    if isinstance(embedding, Joint):
+        return {f"{at}.{name}": t for at, part in enumerate(embedding) for name, t in tensors_of(part).items()}
     return {"embedding": embedding} if isinstance(embedding, Tensor) else embedding._asdict()
 
 
 def embedding_of(tensors: Mapping[str, Tensor]) -> Embedding:
     """Return the embedding of which `tensors_of` gave these; others may stand beside them."""
+    parts: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        at, _, own = name.partition(".")
+        if own:
+            parts.setdefault(int(at), {})[own] = tensor
+    if parts:
+        return Joint(embedding_of(parts[at]) for at in sorted(parts))
     for kind in (Gaussian, Sequence):
         if set(kind._fields) <= set(tensors):
             return kind(**{name: tensors[name] for name in kind._fields})
@@ -86,6 +103,8 @@ def concatenate(embeddings: Several[Embedding]) -> Embedding:
     first = embeddings[0]
     if isinstance(first, Tensor):
         return torch.cat(list(embeddings))  # type: ignore[arg-type]
+    if isinstance(first, Joint):
+        return Joint(map(concatenate, zip(*embeddings, strict=True)))
     if isinstance(first, Sequence):
         longest = max(part.rows.shape[1] for part in embeddings)  # type: ignore[union-attr]
         rows = [functional.pad(part.rows, (0, 0, 0, longest - part.rows.shape[1])) for part in embeddings]  # type: ignore[union-attr]

@@ -51,10 +51,13 @@ def facts_table(runs: Sequence[PageRun]) -> NumberTable:
                 "seed": str(info.seed),
                 "best epoch": f"{info.best_epoch} (validation RSUM {shown(info.best_rsum)})",
             }
+            if info.average is not None:
+                runs_of = ", ".join(f"{name} ({weight:.3g})" for name, weight in info.average.items())
+                facts = {"recipe": f"{recipe.paper}: {runs_of}; validation RSUM {shown(info.best_rsum)}"}
         columns.append(facts | {"features": " / ".join(names), "store": ranker.cache.url})
     rows = [[fact, *(column.get(fact, "–") for column in columns)] for fact in max(columns, key=len)]
     opened = [run.seen.ranker.run for run in runs]
-    rows += differing_settings([None if run is None else run.recipe for run in opened])
+    rows += differing_settings([None if run is None or run.info.average else run.recipe for run in opened])
     return NumberTable("Runs", ["run", *(run.name for run in runs)], rows)
 
 

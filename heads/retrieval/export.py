@@ -25,8 +25,9 @@ from safetensors.numpy import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from ...pipeline.errors import RunError, require_pyarrow
+from ...pipeline.errors import QueryError, RunError, require_pyarrow
 from ...pipeline.files import making, making_file, require_new
+from ..average import NO_VECTOR
 from ..evaluation.scoring import MODALITIES
 from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
 from ..modules.padding import valid_rows
@@ -82,6 +83,7 @@ def export_embeddings(
 
     Raises:
         OutputError: `out` exists already.
+        QueryError: an average has no vectors.
         RunError: it ends in something else or cannot be written; or the run is damaged.
     """
     out = Path(out)
@@ -96,6 +98,8 @@ def export_embeddings(
         require_cosines(retriever)
     if out.suffix == ".parquet":
         _pyarrow()
+    if retriever.model.compare.embedding == "joint":
+        raise QueryError(NO_VECTOR)
     gallery, about = retriever.gallery, _about(retriever, dtype)
     both: list[Embedding] = [gallery.images, gallery.captions]
     turn = None if dims is None else rotation(retriever, dims)
@@ -130,7 +134,9 @@ def export_embeddings(
 def _about(retriever: Retriever, dtype: str) -> About:
     """Return what every file says of itself."""
     gallery, run, compare = retriever.gallery, retriever.run, retriever.model.compare
-    similarity = {"name": type(compare).__name__} if run is None else dict(run.recipe.similarity)
+    similarity = {"name": type(compare).__name__}
+    if run is not None and run.info.average is None:
+        similarity = dict(run.recipe.similarity)
     unit = compare.of_cosines and dtype != "int8"
     measure = "cosine" if compare.of_cosines and not unit else "dot product"
     return {

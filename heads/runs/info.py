@@ -42,6 +42,7 @@ class RunInfo:
     shuffled: str = AS_A_WHOLE  # how an epoch mixes its samples, in words
     init_from: str | None = None  # the run whose best weights it began with
     head: str | None = None  # of a fine-tuning: the folder of the head
+    average: dict[str, float] | None = None  # of an average: the runs as they were named, and their weights
     finetuned: dict[str, Any] | None = None  # its epoch, its fingerprints, and which backbones were put back
     device: str | None = None  # where it began
     versions: dict[str, str] | None = None  # and with which xret, torch and Python
@@ -82,7 +83,8 @@ class RunInfo:
         found: dict[str, Any] = {
             **{side: tuple(map(Origin.from_json, values[side])) for side in BRANCHES},
             "vocabulary": None if values["vocabulary"] is None else tuple(values["vocabulary"]),
-            **{"recipe": fitted(recipe, image, text), "image_facts": image, "text_facts": text},
+            **{"image_facts": image, "text_facts": text},
+            "recipe": recipe if values.get("average") else fitted(recipe, image, text),
         }
         return cls(**values | found)
 

@@ -6,6 +6,7 @@
     run.json            exported last: all that rebuilds the model, and how far it is, see `info.RunInfo`
     recipe.yaml         the resolved recipe, for readers, and beside it the files of parts of one's own
     train.log           for readers: what was done when
+    members/            of an average, in the place of weights and metrics: the runs that it averages
     tensorboard/        where runtime.log says so
 
 `checkpoint.pt` is replaced in one step, and it alone says where a training is. If a kill comes before all of an epoch
@@ -32,6 +33,7 @@ from ...pipeline.encoders.origin import Origin
 from ...pipeline.errors import RecipeError, RunError
 from ...pipeline.files import locked, making, remove, require_run, writing
 from ...pipeline.wording import reason
+from ..average import Reads, average_of
 from ..model import Model, build_model
 from ..recipes.blocks import Recipe
 from ..recipes.own import file_of, remember
@@ -39,7 +41,7 @@ from ..recipes.recipe import own_names
 from .info import BRANCHES, FORMAT, BranchName, RunInfo
 
 EMBEDDINGS = "embeddings"  # below it searches of folders of pictures keep theirs, also while another process trains
-WEIGHTS, CHECKPOINT = "model.safetensors", "checkpoint.pt"
+WEIGHTS, CHECKPOINT, MEMBERS = "model.safetensors", "checkpoint.pt", "members"
 _REMEDY = "make room, or take another --out"
 
 
@@ -60,7 +62,7 @@ class Run:
         RunError, too, where it has parts of one's own, which run, that were not trained with here, or have changed
         since; unless `trust`.
         """
-        self.path, file = Path(path), Path(path, "run.json")
+        self.path, self._trust, file = Path(path), trust, Path(path, "run.json")
         require_run(path)
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
@@ -110,6 +112,9 @@ class Run:
         A training that goes on from these weights may have another `recipe`. RunError where no epoch is finished yet,
         or the weights are damaged or do not fit.
         """
+        if self.info.average is not None and recipe is None:
+            models = [member.model(device) for member in self.members]
+            return average_of(models, [*map(self._reads, self.members)], [*self.info.average.values()])
         file = self.weights
         try:
             with drawing(torch.device("cpu"), 0):  # weights that are replaced; the caller's draws stay what they were
@@ -120,8 +125,21 @@ class Run:
         return model.to(device).eval()
 
     @property
+    def members(self) -> "list[Run]":
+        """The runs that an average averages; none of another run."""
+        return [Run(self.file(f"{MEMBERS}/{number}"), self._trust) for number in range(len(self.info.average or ()))]
+
+    def _reads(self, member: "Run") -> Reads:
+        image, text = (
+            [self.info.fingerprints(side).index(one) for one in member.info.fingerprints(side)] for side in BRANCHES
+        )
+        return image, text
+
+    @property
     def weights(self) -> Path:
         """The file with the weights of the best epoch; RunError where no epoch is finished."""
+        if self.info.average is not None:
+            raise RunError(f"{self.path} is an average and has no weights of its own; name one of its runs")
         if self.info.best_epoch is None:
             command = "xret finetune" if self.info.finetuned else "xret train-head"
             raise RunError(f"{self.path} has no finished epoch yet; continue it with `{command} … --resume`")
@@ -130,6 +148,9 @@ class Run:
     @property
     def weights_digest(self) -> str:
         """The SHA-256 of the weights, in hexadecimal; errors as of `weights`."""
+        if self.info.average is not None:
+            digests = [*self.info.average.values(), *(member.weights_digest for member in self.members)]
+            return sha256(repr(digests).encode()).hexdigest()
         return sha256(self.weights.read_bytes()).hexdigest()
 
     @property

@@ -162,7 +162,10 @@ def opened(kind: type[R], out: str | Path, resume: bool, trust: bool = False) ->
     """Return the run that is resumed, or None where a new one is made; RunError where one is in its way."""
     if not resume:
         require_free(out)
-    return kind(out, trust) if resume and Path(out).exists() else None
+    run = kind(out, trust) if resume and Path(out).exists() else None
+    if run is not None and run.info.average is not None:
+        raise RunError(f"{out} is an average of runs, which nothing trains; take another --out")
+    return run
 
 
 def on_split(info: RunInfo, split: Batches) -> RunInfo:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..embedding import Embedding, Sequence, kind_of, shape_of
+from ..embedding import Embedding, Joint, Sequence, kind_of, shape_of
 from ..padding import valid_rows
 from ..parameters import Part
 from ..registry import Registry
@@ -59,6 +59,7 @@ class Similarity(Part):
             return embedding
         if isinstance(embedding, Tensor):
             return unit(embedding)
+        assert not isinstance(embedding, Joint), "its scores are no cosines"
         return type(embedding)(unit(embedding[0]), embedding[1])
 
     def points(self, embedding: Embedding, *, query: bool = False) -> Tensor:
@@ -70,7 +71,7 @@ class Similarity(Part):
         embedding = self.normalised(embedding)
         if isinstance(embedding, Sequence):
             return embedding.rows[valid_rows(*embedding)]
-        return embedding.flatten(0, -2) if isinstance(embedding, Tensor) else embedding.mean
+        return embedding.flatten(0, -2) if isinstance(embedding, Tensor) else embedding[0]
 
     def attention(self, images: Embedding, captions: Embedding) -> Tensor:
         """Return the weights of I images of N rows and C captions of L words, `[I, C, N, L]`, where it `attends`."""

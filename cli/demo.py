@@ -42,8 +42,8 @@ _SETS: dict[str, Any] = {
     "optimizer.aggregator_lr": 1,
 }
 STORY = (
-    "Each picture has four objects, and each caption names one of them. A single vector has to mean all four at once;"
-    " of four vectors each can mean one. All heads learned from the same features, which were computed once."
+    "Each picture has four objects, and each caption names one of them: a single vector has to mean all four at once,"
+    " of four vectors each can mean one."
 )
 QUERY = "a big dotted red square at the right"  # that one picture answers, of the test split
 # The recipe and settings of each row of the table, by the name of its run.

@@ -10,7 +10,8 @@ from ..pipeline.errors import ManifestError
 from ..pipeline.files import making
 from .pictures import draw, random_scene
 
-VERSION = 2  # rises when the same seed no longer gives the same files
+VERSION = 3  # rises when the same seed no longer gives the same files
+SCENES = 2  # rises when the same seed no longer gives the same captions
 
 
 def generate_scenes(folder: str | Path, seed: int = 0, *, train: int = 800, val: int = 100, test: int = 100) -> Path:
@@ -62,7 +63,7 @@ def _manifest(seed: int, counts: dict[str, int]) -> str:
 
 def _write_scene(folder: Path, seed: int, number: int, split: str) -> dict[str, Any]:
     """Draw one picture and return its element of the Karpathy JSON: a caption and a region for each object."""
-    random = Random(f"scene {VERSION} {seed} {number}")
+    random = Random(f"scene {SCENES} {seed} {number}")
     scene = random_scene(random)
     name = f"scene_{number:05}.jpg"
     draw(scene, random).save(folder / name, quality=90)

@@ -2,26 +2,44 @@
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from random import Random
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFilter
 
 SIDE = 224  # pixels of a picture
-SCALE = 2  # pictures are drawn larger and reduced, so that edges are smooth
+SCALE = 4  # shapes are drawn larger and reduced, so that edges are smooth
 
 COLOURS = {
-    "red": (214, 40, 40),
-    "orange": (244, 140, 30),
-    "yellow": (250, 220, 60),
-    "green": (40, 140, 70),
-    "turquoise": (70, 205, 200),
-    "blue": (40, 75, 190),
-    "purple": (125, 50, 155),
-    "pink": (245, 150, 195),
-    "brown": (115, 70, 40),
-    "white": (245, 245, 245),
-    "black": (25, 25, 30),
+    "red": (220, 74, 66),
+    "orange": (242, 146, 58),
+    "yellow": (250, 212, 84),
+    "green": (70, 152, 92),
+    "turquoise": (76, 200, 192),
+    "blue": (62, 106, 200),
+    "purple": (138, 80, 184),
+    "pink": (244, 154, 190),
+    "brown": (130, 76, 48),
+    "white": (250, 248, 242),
+    "black": (42, 42, 50),
 }
+# Softer than the colour of its name, and far from all others: some channel differs by 50, shades included.
+GROUNDS = {
+    "red": (206, 98, 120),
+    "orange": (226, 150, 110),
+    "yellow": (240, 218, 144),
+    "green": (152, 202, 152),
+    "turquoise": (150, 215, 208),
+    "blue": (140, 176, 222),
+    "purple": (178, 152, 214),
+    "pink": (240, 182, 204),
+    "brown": (176, 142, 118),
+    "white": (248, 244, 232),
+    "black": (50, 58, 92),
+}
+PAPER = (252, 250, 246)  # the rim of an object
+SHADOW = (30, 30, 60), 70  # its colour, and how much of it, of 255
+WIDER = 4  # pixels that a shadow is wider than its object, on each side
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "heart", "ring")
 SIZES = {"big": (58, 68), "small": (34, 42)}  # shortest and longest side of the box in pixels
 TEXTURES = ("plain", "striped", "dotted")
@@ -81,48 +99,73 @@ def _random_thing(random: Random, shape: str, colour: str, ninth: int) -> Thing:
 
 
 def draw(scene: Scene, random: Random) -> Image.Image:
-    """Draw a scene, RGB, `SIDE` pixels square; `random` gives shades and the direction of stripes."""
-    canvas = Image.new("RGB", (SIDE * SCALE, SIDE * SCALE), _shade(scene.ground, random))
+    """Draw a scene, RGB, `SIDE` pixels square: stickers on soft ground; `random` gives shades and turns stripes."""
+    canvas = _lit(_shade(GROUNDS[scene.ground], random), SIDE, 8)
     for thing in scene.things:
-        x, y, width, _ = (SCALE * number for number in thing.box)
+        x, y, side, _ = thing.box
         red, green, blue = COLOURS[thing.colour]
-        is_light = 0.299 * red + 0.587 * green + 0.114 * blue >= 128
-        edge, ink = ((20, 20, 20), (60, 60, 60)) if is_light else ((250, 250, 250), (225, 225, 225))
-        fill = Image.new("RGB", (width, width), _shade(thing.colour, random))
-        fill.paste(ink, (0, 0), _texture(thing.texture, width, random))
-        canvas.paste(edge, (x, y), _mask(thing.shape, width, 1.0))
-        canvas.paste(fill, (x, y), _mask(thing.shape, width, 0.9))
-    return canvas.reduce(SCALE)
+        is_light = 0.299 * red + 0.587 * green + 0.114 * blue >= 140
+        ink = (red * 3 // 5, green * 3 // 5, blue * 3 // 5) if is_light else PAPER
+        fill = _lit(_shade(COLOURS[thing.colour], random), side, 12)
+        fill.paste(ink, (0, 0), _texture(thing.texture, side, random.random() < 0.5))
+        canvas.paste(SHADOW[0], (x - WIDER, y - WIDER), _shadow(thing.shape, side))
+        canvas.paste(PAPER, (x, y), _mask(thing.shape, side, 1.0))
+        canvas.paste(fill, (x, y), _mask(thing.shape, side, 0.88))
+    return canvas
 
 
-def _shade(colour: str, random: Random) -> tuple[int, ...]:
-    return tuple(min(255, max(0, value + random.randint(-10, 10))) for value in COLOURS[colour])
+def _shade(colour: tuple[int, int, int], random: Random) -> tuple[int, ...]:
+    return tuple(min(255, max(0, value + random.randint(-6, 6))) for value in colour)
 
 
-def _texture(texture: str, side: int, random: Random) -> Image.Image:
+def _lit(colour: tuple[int, ...], side: int, by: int) -> Image.Image:
+    """Return a square of a colour that is lighter at the top and darker at the bottom, by so much."""
+    top, bottom = (Image.new("RGB", (side, side), tuple(value + way * by for value in colour)) for way in (1, -1))
+    return Image.composite(bottom, top, _ramp(side))
+
+
+@lru_cache(512)
+def _ramp(side: int) -> Image.Image:
+    return Image.linear_gradient("L").resize((side, side))
+
+
+@lru_cache(512)
+def _texture(texture: str, side: int, turned: bool) -> Image.Image:
     """Return the stripes or dots of a surface in white on black, five along a side."""
-    where, step = Image.new("L", (side, side)), side // 5
+    where, step = Image.new("L", (SCALE * side, SCALE * side)), SCALE * side // 5
     pen = ImageDraw.Draw(where)
-    for y in range(0, side, step):
+    for y in range(0, SCALE * side, step):
         if texture == "striped":
-            pen.rectangle((0, y, side, y + step // 2 - 1), fill=255)
-        for x in range(0, side, step) if texture == "dotted" else ():
+            pen.rectangle((0, y, SCALE * side, y + step // 2 - 1), fill=255)
+        for x in range(0, SCALE * side, step) if texture == "dotted" else ():
             pen.ellipse((x + step // 5, y + step // 5, x + step * 4 // 5, y + step * 4 // 5), fill=255)
-    return where.transpose(Image.Transpose.ROTATE_90) if random.random() < 0.5 else where
+    return (where.transpose(Image.Transpose.ROTATE_90) if turned else where).reduce(SCALE)
 
 
+@lru_cache(512)
+def _shadow(shape: str, side: int) -> Image.Image:
+    """Return what a shape shades: faint, soft and a little below it."""
+    shadow = Image.new("L", (side + 2 * WIDER, side + 2 * WIDER))
+    shadow.paste(SHADOW[1], (WIDER, WIDER + 1), _mask(shape, side, 1.0))
+    return shadow.filter(ImageFilter.BoxBlur(1))
+
+
+@lru_cache(512)
 def _mask(shape: str, side: int, scale: float) -> Image.Image:
-    """Return the shape in white on black; `scale` shrinks it around its centre, and widens a ring's hole."""
-    mask = Image.new("L", (side, side))
+    """Return the shape in white on black, its corners rounded; `scale` shrinks it, and widens a ring's hole."""
+    large, width = SCALE * side, SCALE * side // 12
+    mask = Image.new("L", (large, large))
     pen = ImageDraw.Draw(mask)
-    pen.polygon([_at(x, y, side, scale) for x, y in OUTLINES[shape]], fill=255)
+    points = [_at(x, y, large - width, scale, width / 2) for x, y in OUTLINES[shape]]
+    pen.polygon(points, fill=255)
+    pen.line([*points, *points[:2]], fill=255, width=width, joint="curve")
     if shape == "ring":
-        pen.polygon([_at(x, y, side, 0.45 / scale) for x, y in OUTLINES["circle"]], fill=0)
-    return mask
+        pen.polygon([_at(x, y, large, 0.45 / scale) for x, y in OUTLINES["circle"]], fill=0)
+    return mask.reduce(SCALE)
 
 
-def _at(x: float, y: float, side: int, scale: float) -> tuple[float, float]:
-    return (side - 1) * (0.5 + scale * x / 2), (side - 1) * (0.5 + scale * y / 2)
+def _at(x: float, y: float, side: int, scale: float, inset: float = 0) -> tuple[float, float]:
+    return inset + (side - 1) * (0.5 + scale * x / 2), inset + (side - 1) * (0.5 + scale * y / 2)
 
 
 def _regular(corners: int, *radii: float) -> Points:

@@ -24,7 +24,7 @@ from small_runs import make_store as make_pictures_store
 from small_store import make_store
 
 from xret.cli import ANYWHERE, main
-from xret.demo.generate import VERSION, generate_scenes
+from xret.demo.generate import SCENES, generate_scenes
 from xret.demo.pictures import random_scene
 from xret.heads.model import FeatureFacts
 from xret.heads.recipes.recipe import load_recipe
@@ -306,7 +306,7 @@ def test_an_encoder_of_ones_own_is_run_as_its_page_has_it(tmp_path, monkeypatch)
 
 def answers(sentence, numbers):
     """Return which of the generated scenes have an object that the sentence names."""
-    scenes = {number: random_scene(Random(f"scene {VERSION} 0 {number}")) for number in numbers}
+    scenes = {number: random_scene(Random(f"scene {SCENES} 0 {number}")) for number in numbers}
     return [number for number, scene in scenes.items() if sentence in [thing.caption for thing in scene.things]]
 
 

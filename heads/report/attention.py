@@ -67,12 +67,15 @@ class Place(NamedTuple):
         return Map(shade(self.lit(weights)), self.boxes[foremost].tolist(), shows, title, text, right)
 
 
-def attention_of_run(run: PageRun, count: int, seed: int) -> tuple[str, list[Attended], str]:
-    """Return what the attention is, in words, how it looks over `count` random images, or why there is none."""
+def attention_of_run(run: PageRun, count: int, seed: int, first: Several[int] = ()) -> tuple[str, list[Attended], str]:
+    """Return what the attention is, in words, how it looks over `count` images, or why there is none.
+
+    They are `first`, and then random ones.
+    """
     seen, compare = run.seen, run.seen.model.compare
     words = compare.attends is not None and seen.ranker.run is not None  # of another model, the words are not known
-    images = np.unique(seen.caption_image.numpy()) if words else np.arange(len(seen.ids))
-    chosen = drawn(images, count, seed)
+    images = np.unique(seen.caption_image.numpy())
+    chosen = list(dict.fromkeys([*first, *drawn(images, count, seed)]))[:count]
     slots = None if words else slot_attention(seen, chosen)
     if not words and slots is None:
         return "", [], "the run has no attention over local features"
@@ -180,7 +183,9 @@ def _slots(run: PageRun, row: int, place: Place, attention: Tensor, found: Tenso
     for k, (weights, share, text) in enumerate(zip(attention, shares.tolist(), found.tolist(), strict=True), 1):
         own, shows = int(seen.caption_image[text]) == row, f"Attention of slot {k} over image {name}"
         maps.append(place.map(weights.numpy(), shows, f"slot {k}, {share:.0f} %", seen.texts[text], own))
-    return Attended(name, "slots", place.picture, run.first_caption(row), "", maps)
+    way = run.ways["image_to_text"]
+    best, rank = way.right(row)
+    return Attended(name, "slots", place.picture, seen.texts[best], f" (its closest caption, {way.place(rank)})", maps)
 
 
 def _words(run: PageRun, image: int, place: Place, by_word: bool) -> list[Attended]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice, zip_longest
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,8 @@ from ..evaluation.number_table import NumberTable, shown
 from ..evaluation.scoring import Scored
 from .pictures import Picture, Pictures
 
+SEARCHED = 100  # random queries among which examples are looked for
+NEAR = 10  # the last rank that is nearly right
 DIRECTIONS = {"image_to_text": "image to text", "text_to_image": "text to image"}
 
 
@@ -76,17 +79,22 @@ class Way:
         return best, 1 + int((scores > scores[best]).sum() + (scores[:best] == scores[best]).sum())
 
     def example(self, query: int, found: list[int], notes: Several[str] = ()) -> Example:
-        """Return a query with what was found for it, each item with its score, after its note if there are notes."""
+        """Return a query with what was found for it, best first: each item's note or rank if it is right, and score."""
 
-        def item(row: int, note: str = "") -> Item:
+        def item(row: int, note: str) -> Item:
             right, score = bool(self.item_image[row] == self.query_image[query]), float(self.similarity[query, row])
-            return self.item(row)._replace(right=right, note=note + shown(score))
+            said = f"{note}: " if notes or right else ""
+            return self.item(row)._replace(right=right, note=said + shown(score))
 
-        before = [f"{note}: " for note in notes] or [""] * len(found)
-        items = [item(row, note) for row, note in zip(found, before, strict=True)]
         best, rank = self.right(query)
+        said = notes or [self.place(place) for place in range(1, len(found) + 1)]
+        items = [item(row, note) for row, note in zip(found, said, strict=True)]
         missed = rank > 1 and (best not in found or len(notes) > 0)
-        return Example(self.query(query), items, item(best, f"rank {rank:,}: ") if missed else None)
+        return Example(self.query(query), items, item(best, self.place(rank)) if missed else None)
+
+    def place(self, rank: int) -> str:
+        """Return a rank in words."""
+        return f"rank {rank:,} of {len(self.item_image):,}"
 
 
 @dataclass(frozen=True)
@@ -126,13 +134,31 @@ class PageRun:
         return Item(self.seen.texts[row])
 
 
-def gallery(way: Way, count: int, top: int, seed: int) -> list[Example]:
-    """Return `count` random queries with the `top` results by the run's own similarity; ties in the store's order."""
-    best = {
-        query: way.similarity[query].sort(descending=True, stable=True).indices[:top].tolist()
-        for query in drawn(way.queries, count, seed)
-    }
+def mixed(way: Way, count: int, seed: int) -> list[int]:
+    """Return random queries in turn of those that are answered rightly, nearly (from rank 2 to 10) and wrongly."""
+    kinds: tuple[list[int], ...] = [], [], []
+    for query in np.random.default_rng(seed).permutation(way.queries)[:SEARCHED].tolist():
+        _, rank = way.right(query)
+        kinds[0 if rank == 1 else 1 if rank <= NEAR else 2].append(query)
+    turns = (query for turn in zip_longest(*kinds) for query in turn if query is not None)
+    return list(islice(turns, count))
+
+
+def gallery(way: Way, queries: Several[int], top: int) -> list[Example]:
+    """Return queries with the `top` results by the run's own similarity; ties in the store's order."""
+    best = {query: way.similarity[query].sort(descending=True, stable=True).indices[:top].tolist() for query in queries}
     return [way.example(query, found) for query, found in best.items()]
+
+
+def exemplary(run: PageRun, seed: int) -> list[int]:
+    """Return an image that is answered rightly and finds many of its own captions, each by an element; none if none."""
+    way = run.ways["image_to_text"]
+    right = drawn(way.queries[way.hits], SEARCHED, seed)
+    found = nearest(way.query_elements[right], way.item_elements).tolist()
+    own = [
+        len({text for text in texts if way.item_image[text] == row}) for row, texts in zip(right, found, strict=True)
+    ]
+    return [right[int(np.argmax(own))]] if right else []
 
 
 def by_element(way: Way, right: bool, count: int, seed: int) -> list[Example]:

@@ -15,16 +15,17 @@ from ..evaluation.evaluation import evaluate_untrained, load_measures, tables
 from ..evaluation.number_table import shown
 from ..evaluation.own_model import Embedder
 from ..evaluation.scoring import Ranker, embed_split
-from ..runs.info import versions
+from ..runs.info import BRANCHES, versions
 from .attention import attention_of_run
-from .examples import DIRECTIONS, PageRun, agreement_table, by_element, disagreements, gallery
+from .examples import DIRECTIONS, PageRun, agreement_table, by_element, disagreements, exemplary, gallery, mixed
 from .pictures import Pictures
 from .tables import Opening, evaluation_tables, facts_table, training_charts
 
 IMAGES = 3  # whose attention is drawn, of all runs together
 CASES = 3  # queries that succeed, and as many that fail, whose elements are looked at
-GALLERY = 3, 5  # queries of a gallery in each direction, and results of each
-SHARED = 2, 3  # the same for several runs
+QUERIES = 3  # of a gallery in each direction
+TOP, SHARED = 5, 3  # their results by one run, and by each of several
+COLLAPSED = 0.95  # the mean cosine of two elements of a set from which on they are called collapsed
 MARK = '<meta name="generator" content="xret report">'  # by which a report is known
 log = logging.getLogger("xret")
 
@@ -103,8 +104,10 @@ def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str)
     compared = len(runs) > 1 and alike
     absent = [] if alike else [("comparison", "the runs do not see the same images and captions")]
     attention = []
+    lead = max(runs, key=lambda run: run.ways["image_to_text"].query_elements.shape[1])
     for run in runs:
-        what, images, reason = attention_of_run(run, _each(IMAGES, len(runs)), seed)
+        first = exemplary(lead if alike else run, seed)
+        what, images, reason = attention_of_run(run, _each(IMAGES, len(runs)), seed, first)
         attention += [(run.name, what, images)] if images else []
         absent += [(f"attention of {run.name}", reason)] if reason else []
     page = {
@@ -119,6 +122,7 @@ def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str)
         "disagreements": {way: disagreements(runs, way, 3, seed) if compared else [] for way in DIRECTIONS},
         "attention": attention,
         "elements": _elements(runs, seed),
+        "spreads": [sentence for run in runs for sentence in spread(run)],
         "galleries": {way: _galleries(runs, way, seed, alike) for way in DIRECTIONS},
         "absent": absent,
         "seed": seed,
@@ -149,11 +153,31 @@ def _elements(runs: Several[PageRun], seed: int) -> list[tuple[str, list[tuple[s
     return found
 
 
+def spread(run: PageRun) -> list[str]:
+    """Return how far the elements of a run's sets lie apart, in words; nothing if it has no sets."""
+    cosines = {}
+    for side, elements in zip(BRANCHES, (run.seen.image.elements, run.seen.text.elements), strict=True):
+        count = elements.shape[1]
+        if count > 1:
+            both = elements.sum(1).square().sum(1).double().mean().item()
+            cosines[side] = (both - count) / (count * (count - 1))
+    if not cosines:
+        return []
+    said = " and ".join(f"{cosine:.2f} in {side} sets" for side, cosine in cosines.items())
+    collapsed = [side for side, cosine in cosines.items() if cosine > COLLAPSED]
+    verdict = f" The {' and '.join(collapsed)} sets have collapsed (it is above {COLLAPSED}): each says one thing only."
+    return [f"{run.name}: the mean cosine of two elements of a set is {said}.{verdict if collapsed else ''}"]
+
+
 def _galleries(runs: Several[PageRun], way: str, seed: int, alike: bool) -> list[list[tuple[str, Any]]]:
     """Return queries with what each run finds; runs that see other samples have no query in common."""
-    count, top = GALLERY if len(runs) == 1 else SHARED
-    found = [[(run.name, one) for one in gallery(run.ways[way], count, top, seed)] for run in runs]
-    return [list(group) for group in zip(*found, strict=True)] if alike else [[one] for run in found for one in run]
+    best = max(runs, key=lambda run: run.ways[way].hits.mean())
+    top, queries = TOP if len(runs) == 1 else SHARED, mixed(best.ways[way], QUERIES, seed)
+    if alike:
+        found = [[(run.name, example) for example in gallery(run.ways[way], queries, top)] for run in runs]
+        return [list(group) for group in zip(*found, strict=True)]
+    each = [(run.name, gallery(run.ways[way], mixed(run.ways[way], QUERIES, seed), top)) for run in runs]
+    return [[(name, example)] for name, examples in each for example in examples]
 
 
 def _each(total: int, runs: int) -> int:

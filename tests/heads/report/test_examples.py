@@ -10,7 +10,17 @@ from torch.nn import functional
 from xret.heads.evaluation.number_table import shown as number
 from xret.heads.evaluation.scoring import Side
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.report.examples import DIRECTIONS, agreement_table, by_element, disagreements, drawn, gallery, nearest
+from xret.heads.report.examples import (
+    DIRECTIONS,
+    agreement_table,
+    by_element,
+    disagreements,
+    drawn,
+    exemplary,
+    gallery,
+    mixed,
+    nearest,
+)
 
 
 def ranked(scores):
@@ -20,7 +30,7 @@ def ranked(scores):
 def test_a_gallery_is_the_head_of_the_ranking(setdiv):
     scores = setdiv.seen
     for direction, matrix in (("image_to_text", scores.similarity), ("text_to_image", scores.similarity.T)):
-        examples = gallery(setdiv.ways[direction], 6, 5, 3)
+        examples = gallery(setdiv.ways[direction], mixed(setdiv.ways[direction], 6, 3), 5)
         assert len(examples) == 6
         for shown in examples:
             if direction == "image_to_text":
@@ -45,14 +55,15 @@ def test_a_failure_shows_the_right_answer_its_rank_and_its_score(setdiv):
             rank = 1 + ranking.index(own[0])
             assert way.right(query) == (own[0], rank)
             one = way.example(query, ranking[:1])
-            assert one.found[0].note == number(scores[ranking[0]])
+            place = f"rank {rank} of {len(scores)}: "
+            assert one.found[0].note == (place if rank == 1 else "") + number(scores[ranking[0]])
             failed += rank > 1
             if rank == 1:
                 assert one.missed is None
                 continue
             said = setdiv.seen.texts[own[0]] if direction == "image_to_text" else setdiv.seen.ids[own[0]]
             assert (one.missed.text if direction == "image_to_text" else one.missed.name) == said
-            assert (one.missed.right, one.missed.note) == (True, f"rank {rank}: {number(scores[own[0]])}")
+            assert (one.missed.right, one.missed.note) == (True, place + number(scores[own[0]]))
             assert way.example(query, ranking[:rank]).missed is None  # it is there already
     assert failed > 5
 
@@ -84,6 +95,28 @@ def test_successes_succeed_and_failures_fail(setdiv, direction, right):
             assert any(hits[c] is right for c, text in enumerate(scores.texts) if text == shown.query.text)
 
 
+def test_a_gallery_mixes_right_near_and_wrong_answers(setdiv):
+    for way in setdiv.ways.values():
+        ranks = [way.right(query)[1] for query in way.queries.tolist()]
+        kinds = [[rank for rank in ranks if low <= rank <= high] for low, high in ((1, 1), (2, 10), (11, 99))]
+        assert sum(map(bool, kinds)) > 1
+        first = [way.right(query)[1] for query in mixed(way, sum(map(bool, kinds)), 0)]
+        assert all(rank in kind for rank, kind in zip(first, filter(None, kinds), strict=True))
+        assert sorted(mixed(way, 99, 0)) == way.queries.tolist()
+
+
+def test_the_example_is_right_and_its_elements_find_as_many_of_its_captions_as_any(setdiv):
+    (image,), way = exemplary(setdiv, 0), setdiv.ways["image_to_text"]
+    owners = way.item_image.tolist()
+    found = [
+        {c for c in row if owners[c] == i}
+        for i, row in enumerate(nearest(way.query_elements, way.item_elements).tolist())
+    ]
+    right = [query for query in way.queries.tolist() if way.right(query)[1] == 1]
+    assert image in right
+    assert len(found[image]) == max(len(found[query]) for query in right)
+
+
 def test_drawn_with_a_seed():
     rows = np.arange(10, 20)
     assert drawn(rows, 30, 0) == rows.tolist()
@@ -99,7 +132,7 @@ def test_where_runs_disagree_each_says_its_score_and_the_rank_of_the_right_one(s
     for one in examples:
         assert {item.right for item in one.found} == {True, False}
         for run, item in zip(runs, one.found, strict=True):
-            rest = "" if item.right else r", the right one at rank [1-9]\d*: [\d.−]+"
+            rest = "" if item.right else r", the right one at rank [1-9]\d* of 12: [\d.−]+"
             assert re.fullmatch(rf"{run.name}: [\d.−]+{rest}", item.note)
 
 

@@ -2,10 +2,13 @@
 
 import re
 import shutil
+import statistics
 from dataclasses import replace
+from itertools import combinations
 from types import SimpleNamespace
 
 import pytest
+import torch
 from small_reports import require_sound
 from small_store import make_store
 from small_trainings import recipe_of
@@ -14,7 +17,7 @@ from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
 from xret.heads.evaluation.number_table import shown as number
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import write_report
-from xret.heads.report.page import names
+from xret.heads.report.page import names, spread
 from xret.heads.report.tables import differing_settings, evaluation_tables, line_chart, training_charts
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
@@ -51,11 +54,30 @@ def test_a_page_of_two_runs(two, run):
     assert f"validation RSUM {Run(run('setdiv')).info.best_rsum:.2f}" in outline.text
     assert re.findall(r'<li><a href="#([a-z]+)">', two) == re.findall(r'<h2 id="([a-z]+)">', two)
     assert re.findall(r'<h2 id="([a-z]+)">', two) == [
-        "runs", "evaluation", "training", "comparison", "galleries", "attention", "elements",
+        "evaluation", "attention", "galleries", "elements", "comparison", "training", "runs",
     ]  # fmt: skip
-    galleries = two[two.index('<h2 id="galleries">') : two.index('<h2 id="attention">')]
-    assert re.findall("<p><strong>([^<]*)</strong>", galleries) == ["setdiv", "vsepp"] * 4  # two queries each way
+    galleries = two[two.index('<h2 id="galleries">') : two.index('<h2 id="elements">')]
+    assert re.findall("<p><strong>([^<]*)</strong>", galleries) == ["setdiv", "vsepp"] * 6  # three queries each way
     assert "There is no attention of vsepp on this page: the run has no attention over local features." in outline.text
+
+
+def test_how_far_elements_lie_apart_is_measured_and_collapsed_sets_are_named(setdiv, monkeypatch):
+    assert not torch.equal(setdiv.seen.image.elements[:, 0], setdiv.seen.image.elements[:, 1])
+    means = []
+    for elements in (setdiv.seen.image.elements, setdiv.seen.text.elements):
+        pairs = [(row[a] @ row[b]).item() for row in elements for a, b in combinations(range(len(row)), 2)]
+        means.append(statistics.fmean(pairs))
+    (sentence,) = spread(setdiv)
+    assert re.findall(r"(\S+) in (image|text) sets", sentence) == [
+        (number(means[0]), "image"),
+        (number(means[1]), "text"),
+    ]
+    assert "collapsed" not in sentence
+    side = setdiv.seen.image
+    same = replace(side, embedding=side.elements[:, :1].expand_as(side.elements))
+    (sentence,) = spread(replace(setdiv, seen=replace(setdiv.seen, image=same)))
+    assert "1.00 in image sets" in sentence
+    assert "The image sets have collapsed" in sentence
 
 
 def test_settings_in_which_runs_of_one_recipe_differ():

@@ -24,8 +24,15 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
     default="embeddings",
     help="What is written: the embeddings of RUN's store, or RUN with its encoders as ONNX graphs.",
 )
+@click.option(
+    "--since",
+    multiple=True,
+    metavar="EXPORT",
+    type=click.Path(exists=True, path_type=Path),
+    help="Write only what this earlier export of RUN has not, for a database that grows; repeatable.",
+)
 @embedding_options
-def export(run: str, out: Path, to: str, dims: int | None, dtype: str, **options: Any) -> None:
+def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | None, dtype: str, **options: Any) -> None:
     """Write the embeddings of a run, or the run as ONNX graphs.
 
     Embeddings are those of all images and captions of the store, or of a split, with ids, file names and texts. Vectors
@@ -34,6 +41,7 @@ def export(run: str, out: Path, to: str, dims: int | None, dtype: str, **options
     \b
     xret export run --out all.parquet
     xret export run --split test --out test.safetensors
+    xret export run --store larger.zarr --since all.parquet --out new.parquet
     xret export run --out small.npy --dims 64 --dtype int8
     xret export run --out embeddings  # a folder of .npy and .jsonl
     xret export run --to onnx --out model  # without xret and torch
@@ -42,15 +50,15 @@ def export(run: str, out: Path, to: str, dims: int | None, dtype: str, **options
     from ..heads.retrieval.retriever import Retriever
 
     if to == "onnx":
-        if dims is not None or dtype != "float32" or options["split"] or options["hubness"]:
-            raise click.UsageError("--to onnx takes no --split, --dims, --dtype and --hubness; leave them out")
+        if dims is not None or dtype != "float32" or since or options["split"] or options["hubness"]:
+            raise click.UsageError("--to onnx takes no --split, --since, --dims, --dtype and --hubness; leave them out")
         from ..heads.retrieval.onnx import export_onnx
 
         about = export_onnx(Retriever(run, **options | {"device": "cpu"}), out)
         graphs = ", ".join(f"{name}.onnx" for name in about["graphs"])
         show(about, f"{out}: {graphs} and search.py, {in_bytes(about['bytes'])}; {about['measure']}")
         return
-    summary = export_embeddings(Retriever(run, **options), out, dims=dims, dtype=dtype)
+    summary = export_embeddings(Retriever(run, **options), out, dims=dims, dtype=dtype, since=since)
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
     small = summary.get("mean_recall")
     recall = (

@@ -142,7 +142,10 @@ device_option = click.option("--device", default="auto", help="auto, cpu or cuda
 seed_option = click.option("--seed", default=0, type=click.IntRange(0, 2**63 - 1), help="Same seed, same numbers.")
 split_option = click.option("--split", default="test", help="The split to use.")
 part_option = click.option(
-    "--split", show_default="all", help="The split to use, in place of all pictures of the store."
+    "--split",
+    show_default="all",
+    callback=lambda _ctx, _parameter, value: None if value == "all" else value,
+    help="The split to use, in place of all pictures of the store.",
 )
 store_option = click.option("--store", type=STORE, help="The feature store, if it has moved since RUN was trained.")
 other_store_option = click.option(

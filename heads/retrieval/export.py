@@ -7,35 +7,39 @@ and ``captions``; of a Gaussian ``images.mean`` and ``images.log_variance``, of 
     FILE.parquet       a row a sample: modality (image, caption), id, image_id, file_name, caption, and its embedding:
                        lists of D numbers in the column `embedding` (sets and sequences: a list of such lists), or in
                        `mean` and `log_variance`; a `rotation` is a list of its rows in the metadata
-    FILE.safetensors   the arrays, `caption_image` (the row of each caption's image), and in the metadata JSON lists
-                       image_ids, file_names, caption_ids, captions
+    FILE.safetensors   the arrays, `caption_image` (the row of each caption's image, -1 where an earlier export has it),
+                       and in the metadata JSON lists image_ids, file_names, caption_ids, caption_image_ids, captions
     FOLDER             an .npy of each array, images.jsonl and captions.jsonl with a line a row, and README.md, the
                        card that the Hugging Face hub shows of a data set
 """
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
-from torch import Tensor
-from torch.nn import functional
 
 from ...pipeline.errors import QueryError, RunError, require_pyarrow
 from ...pipeline.files import making, making_file, require_new
+from ...pipeline.wording import counted, option, some_of
 from ..average import NO_VECTOR
-from ..evaluation.scoring import MODALITIES
-from ..modules.embedding import Embedding, Sequence, kind_of, tensors_of
-from ..modules.padding import valid_rows
+from ..evaluation.scoring import MODALITIES, Modality
+from ..modules.embedding import Embedding, kind_of, tensors_of
 from .gallery import Gallery
 from .retriever import Retriever
 from .smaller import made_smaller, mean_recall, require_cosines, rotation
 
+log = logging.getLogger("xret")
+
 _HEADER = 90_000_000  # bytes of metadata that readers of safetensors surely take
+_FORMAT = "xret-embeddings"
+_SAME = 1e-3  # of its length, by which an embedding may differ from an earlier one of the same sample
 _pyarrow = partial(require_pyarrow, RunError, "Parquet needs", ", or export to .safetensors")
 
 _CARD = """\
@@ -51,7 +55,7 @@ configs:
   data_files: captions.jsonl
 ---
 
-# Embeddings of {dataset}{part}
+# Embeddings of {dataset}: {part}
 
 Each image and caption is a {kind}, made by the recipe `{recipe}` with xret. What compares
 them is: {measure}; larger is closer.
@@ -66,10 +70,36 @@ what made them.
 
 Arrays = dict[str, np.ndarray]
 About = dict[str, Any]
+Rows = dict[Modality, list[dict[str, str]]]
+
+
+@dataclass(frozen=True)
+class Export:
+    """What an export holds.
+
+    Attributes:
+        about: what it says of itself.
+        rows: of images `id` and `file_name`; of captions `id`, `image_id`, `file_name` and `caption`.
+        arrays: see the module; those of a modality have a row for each of `rows`.
+    """
+
+    about: About
+    rows: Rows
+    arrays: Arrays
+
+    def of(self, modality: Modality) -> Arrays:
+        """Return the arrays of a modality by what follows it in their names."""
+        named = ((name.partition("."), array) for name, array in self.arrays.items())
+        return {part: array for (side, _, part), array in named if side == modality}
 
 
 def export_embeddings(
-    retriever: Retriever, out: str | Path, *, dims: int | None = None, dtype: str = "float32"
+    retriever: Retriever,
+    out: str | Path,
+    *,
+    dims: int | None = None,
+    dtype: str = "float32",
+    since: Sequence[str | Path] = (),
 ) -> About:
     """Write the embeddings of a gallery's images and captions, and what they belong to; whole, or not at all.
 
@@ -80,26 +110,35 @@ def export_embeddings(
         `bytes` of all; of smaller ones also the `mean_recall` before and after.
 
     `dims` and `dtype` (``float32``, ``int8``) make smaller ones, see `smaller`; a rotation is written as ``rotation``.
+    With `since`, exports of the same run, only samples are written that none of them has; what they have and the store
+    has not is listed as `gone`.
 
     Raises:
         OutputError: `out` exists already.
         QueryError: an average has no vectors.
-        RunError: it ends in something else or cannot be written; or the run is damaged.
+        RunError: it ends in something else or cannot be written; the run is damaged; or an export of `since` is of
+            something else, or has a sample that has changed.
     """
     out = Path(out)
-    writers: dict[str, Callable[[Path, Gallery, Arrays, About], None]]
+    writers: dict[str, Callable[[Path, Export], None]]
     writers = {".parquet": _write_parquet, ".safetensors": _write_safetensors, "": _write_folder, ".npy": _write_folder}
     if out.suffix not in writers:
         raise RunError(f"{out}: export to a file ending in .parquet or .safetensors, or to a folder of .npy files")
     folder = writers[out.suffix] is _write_folder
     require_new(out, folder=folder)
     smaller = dims is not None or dtype != "float32"
+    if since and (smaller or retriever.hubness):
+        words = " and ".join(map(option, ("dims", "dtype", "hubness")))
+        raise RunError(
+            f"{words} fit all numbers to the whole store, and {option('since')} adds to others; leave one out"
+        )
     if smaller:
         require_cosines(retriever)
     if out.suffix == ".parquet":
         _pyarrow()
     if retriever.model.compare.embedding == "joint":
         raise QueryError(NO_VECTOR)
+    earlier = {place: _read(Path(place), retriever) for place in since}
     gallery, about = retriever.gallery, _about(retriever, dtype)
     both: list[Embedding] = [gallery.images, gallery.captions]
     turn = None if dims is None else rotation(retriever, dims)
@@ -120,13 +159,16 @@ def export_embeddings(
             arrays[f"{side}.bias"] = bias.cpu().numpy()
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{retriever.name} gives embeddings that are not finite: it is damaged, train it again")
+    export = Export(about, _rows(gallery), arrays)
+    if earlier:
+        export = _only_new(export, earlier)
     with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
-        writers[out.suffix](partial, gallery, arrays, about)
-    return about | {
+        writers[out.suffix](partial, export)
+    return export.about | {
         "out": str(out),
-        "images": len(gallery.image_ids),
-        "captions": len(gallery.texts),
-        "shapes": {name: list(array.shape) for name, array in arrays.items()},
+        "images": len(export.rows["images"]),
+        "captions": len(export.rows["captions"]),
+        "shapes": {name: list(array.shape) for name, array in export.arrays.items()},
         "bytes": sum(file.stat().st_size for file in (out.iterdir() if folder else [out])),
     }
 
@@ -140,9 +182,10 @@ def _about(retriever: Retriever, dtype: str) -> About:
     unit = compare.of_cosines and dtype != "int8"
     measure = "cosine" if compare.of_cosines and not unit else "dot product"
     return {
-        "format": "xret-embeddings",
+        "format": _FORMAT,
         "version": 1,
         "run": Path(retriever.name).resolve().name,
+        "weights": retriever.digest,
         "recipe": retriever.title,
         "similarity": similarity,
         "dataset": gallery.dataset,
@@ -155,69 +198,199 @@ def _about(retriever: Retriever, dtype: str) -> About:
     }
 
 
-def _write_folder(folder: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    images = zip(gallery.image_ids, gallery.file_names, strict=True)
+def _rows(gallery: Gallery) -> Rows:
+    names = list(zip(gallery.image_ids, gallery.file_names, strict=True))
     captions = zip(gallery.caption_ids, gallery.caption_image.tolist(), gallery.texts, strict=True)
-    rows = {
-        "images": [{"id": id_, "file_name": name} for id_, name in images],
-        "captions": [{"id": id_, "image_id": gallery.image_ids[row], "caption": text} for id_, row, text in captions],
+    return {
+        "images": [{"id": id_, "file_name": name} for id_, name in names],
+        "captions": [
+            {"id": id_, "image_id": names[row][0], "file_name": names[row][1], "caption": text}
+            for id_, row, text in captions
+        ],
     }
-    for modality, lines in rows.items():
-        text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def _only_new(export: Export, earlier: dict[str | Path, Export]) -> Export:
+    """Return what none of the earlier exports has; RunError where one has a sample that is another now."""
+    about, rows, arrays = dict(export.about), dict(export.rows), dict(export.arrays)
+    about |= {"since": [Path(place).resolve().name for place in earlier], "gone": {}}
+    for side in MODALITIES:
+        row_of = {row["id"]: number for number, row in enumerate(export.rows[side])}
+        new, gone = np.ones(len(row_of), dtype=bool), []
+        for place, other in earlier.items():
+            ids = [row["id"] for row in other.rows[side]]
+            rows_now = np.array([row_of.get(id_, -1) for id_ in ids], dtype=np.int64)
+            if changed := _changed(side, other, export, rows_now):
+                raise RunError(
+                    f"{_listed(side, changed)} of {place} had another text, picture or embedding under the same"
+                    f" id; write all without {option('since')} (new rows of a file without ids belong at its end)"
+                )
+            new[rows_now[rows_now >= 0]] = False
+            gone += [ids[row] for row in np.flatnonzero(rows_now < 0)]
+        if gone:
+            log.warning("no longer in the store, to be deleted from what grows: %s", _listed(side, gone))
+        about["gone"][side] = gone
+        rows[side] = [row for row, is_new in zip(export.rows[side], new, strict=True) if is_new]
+        arrays |= {name: array[new] for name, array in arrays.items() if name.partition(".")[0] == side}
+        if side == "images":
+            edges = np.append(0, np.cumsum(new)).tolist()
+            about["splits"] = {name: (edges[a], edges[b]) for name, (a, b) in export.about["splits"].items()}
+    return Export(about, rows, arrays)
+
+
+def _changed(side: Modality, before: Export, now: Export, rows_now: np.ndarray) -> list[str]:
+    """Return the ids of samples that are not as they were before; `rows_now` are those of all earlier ones, or -1."""
+    there = np.flatnonzero(rows_now >= 0)
+    here, later = rows_now[there], now.of(side)
+    pairs = [(before.rows[side][old], now.rows[side][new]) for old, new in zip(there, here, strict=True)]
+    changed = np.array([any(new[key] != old[key] for key in old) for old, new in pairs], dtype=bool)
+    for part, values in before.of(side).items() if len(there) else ():
+        one, other = (array.reshape(len(there), -1) for array in (values[there], later[part][here]))
+        width = min(one.shape[1], other.shape[1])  # sequences are padded to the longest of their export
+        apart = np.linalg.norm(other[:, :width] - one[:, :width].astype(np.float64), axis=1)
+        changed |= apart > _SAME * np.linalg.norm(one, axis=1).clip(1e-12)
+    return [new["id"] for (_, new), differs in zip(pairs, changed, strict=True) if differs]
+
+
+def _listed(side: Modality, ids: list[str]) -> str:
+    return f"{counted(len(ids), side[:-1])} ({', '.join(some_of(ids))})"
+
+
+def _read(path: Path, retriever: Retriever) -> Export:
+    """Return an export of the same run, data set and splits; RunError where it is something else, or damaged."""
+    readers = {".parquet": _read_parquet, ".safetensors": _read_safetensors}
+    try:
+        export = readers.get(path.suffix, _read_folder)(path)
+        told, now = export.about, _about(retriever, "float32")
+        others = [key for key in ("weights", "dataset", "split") if _as_text(told.get(key)) != _as_text(now[key])]
+        names = {key: told["run" if key == "weights" else key] for key in others}
+        if any({len(array) for array in export.of(side).values()} != {len(export.rows[side])} for side in MODALITIES):
+            raise ValueError("an array is not there")
+    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise RunError(f"{path} is no export, or damaged; name a file or folder that `xret export` wrote") from error
+    if others:
+        of = {"weights": "other weights than this run's", "dataset": "another data set", "split": "other splits"}
+        key = others[0]
+        raise RunError(f"{path} is of {of[key]} ({names[key]}); write the whole of this one first")
+    if "dtype" in told or "hubness" in told:
+        raise RunError(f"{path} is fitted to its store by --dims, --dtype or --hubness, and nothing can be added to it")
+    return export
+
+
+def _as_text(value: Any) -> str:
+    """Return a value as the metadata of a safetensors file has it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _write_folder(folder: Path, export: Export) -> None:
+    for name, array in export.arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    for modality, rows in export.rows.items():
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (folder / f"{modality}.jsonl").write_text(text, encoding="utf-8")
-    (folder / "about.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-    files = "\n".join(f"| `{name}.npy` | {' × '.join(map(str, array.shape))} |" for name, array in arrays.items())
-    card = _CARD.format(**about, part=gallery.part, files=files)
+    (folder / "about.json").write_text(json.dumps(export.about, indent=1) + "\n", encoding="utf-8")
+    files = "\n".join(
+        f"| `{name}.npy` | {' × '.join(map(str, array.shape))} |" for name, array in export.arrays.items()
+    )
+    card = _CARD.format(**export.about, part=", ".join(export.about["splits"]), files=files)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def _write_safetensors(path: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
-    names = {"image_ids": gallery.image_ids, "file_names": gallery.file_names, "caption_ids": gallery.caption_ids}
-    values = {**about, **names, "captions": gallery.texts}
-    metadata = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+def _read_folder(folder: Path) -> Export:
+    rows: Rows = {}
+    for modality in MODALITIES:
+        with (folder / f"{modality}.jsonl").open(encoding="utf-8") as lines:
+            rows[modality] = list(map(json.loads, lines))
+    arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
+    return Export(json.loads((folder / "about.json").read_text(encoding="utf-8")), rows, arrays)
+
+
+# What of `rows` the metadata of a safetensors file have as lists.
+_LISTS: dict[str, tuple[Modality, str]] = {
+    "image_ids": ("images", "id"),
+    "file_names": ("images", "file_name"),
+    "caption_ids": ("captions", "id"),
+    "caption_image_ids": ("captions", "image_id"),
+    "captions": ("captions", "caption"),
+}
+
+
+def _write_safetensors(path: Path, export: Export) -> None:
+    lists = {name: [row[key] for row in export.rows[modality]] for name, (modality, key) in _LISTS.items()}
+    metadata = {name: _as_text(value) for name, value in {**export.about, **lists}.items()}
     if len(json.dumps(metadata)) > _HEADER:
-        raise RunError(f"{gallery.dataset} has too many captions for the header of a safetensors file; take .parquet")
-    save_file(arrays | {"caption_image": gallery.caption_image.astype(np.int64)}, path, metadata=metadata)
+        dataset = export.about["dataset"]
+        raise RunError(f"{dataset} has too many captions for the header of a safetensors file; take .parquet")
+    row_of = {id_: row for row, id_ in enumerate(lists["image_ids"])}
+    owners = np.array([row_of.get(id_, -1) for id_ in lists["caption_image_ids"]], dtype=np.int64)
+    save_file({**export.arrays, "caption_image": owners}, path, metadata=metadata)
 
 
-def _write_parquet(path: Path, gallery: Gallery, arrays: Arrays, about: About) -> None:
-    pa = _pyarrow()
-    images, captions = len(gallery.image_ids), len(gallery.texts)
-    owners = gallery.caption_image.tolist()
-    columns = {
-        "modality": ["image"] * images + ["caption"] * captions,
-        "id": gallery.image_ids + gallery.caption_ids,
-        "image_id": gallery.image_ids + [gallery.image_ids[row] for row in owners],
-        "file_name": gallery.file_names + [gallery.file_names[row] for row in owners],
-        "caption": [None] * images + gallery.texts,
-    }
-    table = {name: pa.array(values, pa.string()) for name, values in columns.items()}
-    whole = "dtype" not in about
-    images_, captions_ = (
-        (gallery.images, gallery.captions) if whole else map(torch.from_numpy, (arrays["images"], arrays["captions"]))
-    )
-    sides = [_columns(pa, embedding) for embedding in (images_, captions_)]
+def _read_safetensors(path: Path) -> Export:
+    with safe_open(path, "numpy") as file:
+        about, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    rows: Rows = {}
+    for modality in MODALITIES:
+        lists = {key: json.loads(about[name]) for name, (of, key) in _LISTS.items() if of == modality}
+        rows[modality] = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+    return Export(about, rows, arrays)
+
+
+_COLUMNS = {"images": ("id", "file_name"), "captions": ("id", "image_id", "file_name", "caption")}
+
+
+def _write_parquet(path: Path, export: Export) -> None:
+    pa, about = _pyarrow(), export.about
+    rows = [
+        {"modality": modality.removesuffix("s"), "image_id": row["id"], **row}
+        for modality in MODALITIES
+        for row in export.rows[modality]
+    ]
+    names = ("modality", "id", "image_id", "file_name", "caption")
+    table = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+    sides = [_columns(pa, export.of(modality)) for modality in MODALITIES]
     table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
-    if "images.bias" in arrays:
-        table["bias"] = pa.array(np.concatenate([arrays["images.bias"], arrays["captions.bias"]]))
-    if "rotation" in arrays:
-        about = about | {"rotation": arrays["rotation"].tolist()}
+    if "rotation" in export.arrays:
+        about = about | {"rotation": export.arrays["rotation"].tolist()}
     pa.parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about)}), path)
 
 
-def _columns(pa: Any, embedding: Embedding) -> dict[str, Any]:
-    """Return the columns that hold an embedding, by name."""
+def _columns(pa: Any, arrays: Arrays) -> dict[str, Any]:
+    """Return the columns that hold the arrays of a modality, by name."""
 
-    def lists(rows: Tensor) -> Any:
-        return pa.FixedSizeListArray.from_arrays(pa.array(rows.cpu().numpy().reshape(-1)), rows.shape[1])
+    def lists(rows: np.ndarray) -> Any:
+        return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[-1])
 
-    if isinstance(embedding, Sequence):
-        rows, length = embedding.rows[valid_rows(*embedding)], embedding.length
-    elif isinstance(embedding, Tensor) and embedding.ndim == 3:
-        rows, length = embedding.flatten(0, 1), torch.full(embedding.shape[:1], embedding.shape[1])
-    else:
-        return {name: lists(part) for name, part in tensors_of(embedding).items()}
-    offsets = functional.pad(length.cumsum(0), (1, 0)).cpu().numpy()
-    return {"embedding": pa.LargeListArray.from_arrays(offsets, lists(rows))}
+    columns = {}
+    for name, array in arrays.items():
+        if array.ndim == 3:
+            length = arrays.get("length", np.full(len(array), array.shape[1]))
+            valid = np.arange(array.shape[1]) < length[:, None]
+            offsets = np.append(0, np.cumsum(length))
+            columns["embedding"] = pa.LargeListArray.from_arrays(offsets, lists(array[valid]))
+        elif name != "length":
+            columns[name or "embedding"] = lists(array) if array.ndim == 2 else pa.array(array)
+    return columns
+
+
+def _read_parquet(path: Path) -> Export:
+    table = _pyarrow().parquet.read_table(path)
+    about, rows, arrays = json.loads(table.schema.metadata[b"xret"]), Rows(), Arrays()
+    for modality in MODALITIES:
+        number = [row for row, name in enumerate(table["modality"].to_pylist()) if modality.startswith(name)]
+        part = table.take(number)
+        rows[modality] = part.select(_COLUMNS[modality]).to_pylist()
+        for name in {"embedding", "mean", "log_variance"}.intersection(table.column_names):
+            column = part[name].combine_chunks()
+            if about["kind"] in ("set", "sequence"):
+                length, width = column.value_lengths().to_numpy(), column.type.value_type.list_size
+                values = np.zeros((len(length), length.max(initial=0), width), dtype=np.float32)
+                values[np.arange(values.shape[1]) < length[:, None]] = (
+                    column.flatten().flatten().to_numpy().reshape(-1, width)
+                )
+            else:
+                values = column.flatten().to_numpy().reshape(-1, column.type.list_size)
+            if about["kind"] == "sequence":
+                name, arrays[f"{modality}.length"] = "rows", length
+            arrays[modality if name == "embedding" else f"{modality}.{name}"] = values
+    return Export(about, rows, arrays)

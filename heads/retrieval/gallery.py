@@ -112,7 +112,8 @@ class Gallery(Searched):
         ranker: what embeds them.
         splits: whose they are; without a choice all those of which features are there.
         image_ids, file_names: of the images, I.
-        caption_ids: the captions' numbers, as text, C; their rows in the store where numbers stand twice.
+        caption_ids: the captions' numbers, as text, C; where numbers stand twice the id of the image and the caption's
+            place in it, ``IMAGE#0``, which a store that grows keeps.
         texts: the captions, C.
         caption_image: the row of each caption's image, int64 [C].
 
@@ -128,10 +129,12 @@ class Gallery(Searched):
         self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
         begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
         numbers = cache.sentids(begin, end)[batches.caption_rows - begin]
-        if len(np.unique(numbers)) < len(numbers):  # a source that numbers the captions of each image separately
-            numbers = batches.caption_rows
         self.caption_ids = [str(number) for number in numbers]
         self.caption_image: np.ndarray = batches.caption_image
+        if len(np.unique(numbers)) < len(numbers):  # a source that numbers the captions of each image separately
+            places = batches.caption_rows - cache.caption_start[self.owners("captions")]
+            owners = self.caption_image.tolist()
+            self.caption_ids = [f"{self.image_ids[row]}#{k}" for row, k in zip(owners, places, strict=True)]
 
     def rows_of_splits(self) -> dict[str, tuple[int, int]]:
         """Return the rows of images [first, last) of each split."""

@@ -69,5 +69,8 @@ def test_captions_whose_numbers_stand_twice_have_ids_of_their_own(run, monkeypat
     gallery = open_gallery(run, split="val")
     cache = FeatureCache.open(str(run.parent / "small.zarr"))
     rows = np.arange(cache.captions)[cache.caption_set().rows_of("val")]
-    assert gallery.caption_ids == [str(row) for row in rows]
+    places = [
+        (image, row - cache.caption_start[image]) for image, row in zip(cache.caption_image[rows], rows, strict=True)
+    ]
+    assert gallery.caption_ids == [f"{image}#{k}" for image, k in places]
     assert gallery.texts == texts == cache.caption_texts(int(rows[0]), int(rows[-1]) + 1)

@@ -37,9 +37,9 @@ class Calibration:
     slope: float
     offset: float
 
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """Return the probability of each of N items from their scores for a query, float64 ``[..., N]``."""
-        return torch.sigmoid(_log_odds(scores.double() * self.slope) + self.offset)
+    def probabilities(self, scores: Tensor, rows: Any = slice(None)) -> Tensor:
+        """Return the probability of N items, or of some `rows`, from all scores for a query, float64 ``[..., N]``."""
+        return torch.sigmoid(_log_odds(scores.double() * self.slope, rows) + self.offset)
 
 
 def fit_calibration(scores: Tensor, fits: Tensor) -> Calibration:
@@ -205,7 +205,7 @@ def _queries(similarity: Tensor, caption_image: Tensor) -> dict[str, tuple[Tenso
     return {"image_to_text": (similarity[asks], fits[asks]), "text_to_image": (similarity.T, fits.T)}
 
 
-def _log_odds(scaled: Tensor) -> Tensor:
-    """Return the log-odds of a softmax over the last dimension."""
-    share = scaled.log_softmax(-1)
+def _log_odds(scaled: Tensor, rows: Any = slice(None)) -> Tensor:
+    """Return the log-odds of a softmax over the last dimension, in some rows of it."""
+    share = scaled.log_softmax(-1)[..., rows]
     return share - torch.log(-torch.expm1(share).clamp(max=-torch.finfo(share.dtype).tiny))

@@ -101,7 +101,7 @@ class Searched(ABC):
         hits = self.hits(modality, rows, highest, each(itemgetter(torch.from_numpy(rows)), self.of(modality)))
         if calibration is None:
             return hits
-        probabilities = calibration.probabilities(scores.cpu())[rows].tolist()
+        probabilities = calibration.probabilities(scores.cpu(), rows).tolist()
         return [replace(hit, probability=one) for hit, one in zip(hits, probabilities, strict=True)]
 
 

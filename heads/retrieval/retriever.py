@@ -261,8 +261,12 @@ class Retriever(Ranker):
 
     def _scores(self, query: Query) -> Tensor:
         """Return the score of each item that is searched, [N]."""
-        found = self.comparison(query.answers)(query.embedding, self.searched.of(query.answers))[0]
-        return found if query.alike else found + self.bias(query.answers).to(found)
+        items, asked = self.searched.of(query.answers), query.embedding
+        if self.model.compare.dot_product and isinstance(items, Tensor) and isinstance(asked, Tensor):
+            found = items @ asked[0].to(items)  # both are normalised, which the similarity would do again
+        else:
+            found = self.comparison(query.answers)(asked, items)[0]
+        return found if query.alike or not self.hubness else found + self.bias(query.answers).to(found)
 
     def _standard_scores(self, query: Query) -> Tensor:
         found = self._scores(query).double()

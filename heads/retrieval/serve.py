@@ -1,27 +1,39 @@
-"""A page in the browser and its API over a run: a text or a picture in, pictures or captions out (Gradio)."""
+"""A run as a service: a page in the browser with its API (Gradio), and plain JSON for programs (FastAPI)."""
 
+import asyncio
+import base64
 import logging
+import secrets
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import gradio
 import uvicorn
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from PIL import Image
+from pydantic import BaseModel, Field
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ...pipeline.data.images import PictureFile, thumbnail
-from ...pipeline.errors import XretError
+from ...pipeline.errors import EncoderError, QueryError, SampleError, XretError
 from ...pipeline.wording import some_of
 from .gallery import Gallery, Hit
 from .retriever import Retriever
 
 MOST_RESULTS, QUERY_LENGTH, SIDE = 100, 1000, 600  # SIDE: of a picture on the page, pixels at most
-UPLOAD, QUEUE = "16mb", 64  # of a picture that is sent, and searches that may wait
+UPLOAD, QUEUE = 16 << 20, 64  # bytes of a picture that is sent, and searches that may wait
+FORM = 1 << 16  # bytes that a form may add to a picture
+GRACE = 25  # seconds for running requests once the server is to end; Kubernetes kills after 30
 PORTS = range(7860, 7960)  # of which the first free one is taken
 log = logging.getLogger("xret")
 
@@ -41,50 +53,76 @@ HELP = """<details><summary>? What the numbers mean</summary><p>A percentage is 
 that are searched does; it was fitted on validation pairs. Any other number is the score, {score}. The run is
 {run}.</p></details>"""
 
-Asked = str | PictureFile | None  # a text, or a picture that was sent
+HEALTH, EXAMPLE, MOST_OTHERS = "/health", '{"query": "a red boat", "k": 10}', 10
+Text: TypeAlias = Annotated[str, Field(max_length=QUERY_LENGTH)]
+Count: TypeAlias = Annotated[int, Field(ge=1, le=MOST_RESULTS)]
 Shown = list[tuple[Image.Image, str]]  # pictures with captions
 
 
-def make_page(retriever: Retriever) -> Any:
-    """Return the page, a `gradio.Blocks`, with the endpoints ``/search_text`` and ``/search_picture``.
+class Answers:
+    """What a retriever answers to a page and to programs, one search after another, all in one thread.
 
-    Model and gallery, or the index in its place, are loaded here, so that no query waits for them.
+    Encoders and gallery, or the index in its place, are loaded here, so that no query waits for them.
     """
-    searched = retriever.searched
-    row_of = {id_: row for row, id_ in enumerate(searched.names("images")[0])}
-    what, image_of, texts = f"{len(row_of):,} pictures", dict[str, int](), dict[int, str]()
-    if isinstance(searched, Gallery):
-        what += f" and {len(searched.texts):,} captions of {searched.dataset}{searched.part}"
-        image_of = dict(zip(searched.caption_ids, searched.caption_image.tolist(), strict=True))
-        texts = dict(zip(searched.caption_image.tolist()[::-1], searched.texts[::-1], strict=True))  # the first of each
-    if retriever.index_of("images") is None:
-        searched.of("images")
-    try:
-        searched.picture(0)
-    except XretError as error:
-        log.warning("no pictures will be shown: %s", error)
 
-    def find(query: Asked, k: int, like: str = "", unlike: str = "") -> list[Hit]:
+    def __init__(self, retriever: Retriever) -> None:
+        self.retriever, self.searched, self._thread = retriever, retriever.searched, ThreadPoolExecutor(1, "search")
+        self.row_of = {id_: row for row, id_ in enumerate(self.searched.names("images")[0])}
+        self.what, self.image_of, self.texts = f"{len(self.row_of):,} pictures", dict[str, int](), dict[int, str]()
+        if isinstance(gallery := self.searched, Gallery):
+            self.what += f" and {len(gallery.texts):,} captions of {gallery.dataset}{gallery.part}"
+            self.image_of = dict(zip(gallery.caption_ids, gallery.caption_image.tolist(), strict=True))
+            first = zip(gallery.caption_image.tolist()[::-1], gallery.texts[::-1], strict=True)  # the first of each
+            self.texts = dict(first)
+        if retriever.index_of("images") is None:
+            self.searched.of("images")
+        text = next(iter(self.texts.values()), "a picture")
+        for what, try_it in (
+            ("new texts can be asked", lambda: self.find(text, 1).result()),
+            ("new pictures can be asked", lambda: retriever.image_encoders),
+            ("pictures will be shown", lambda: self.searched.picture(0)),
+        ):
+            try:
+                try_it()
+            except QueryError:
+                pass  # a run on words may know none of these
+            except XretError as error:
+                log.warning("no %s: %s", what, error)
+
+    def find(self, query: str | PictureFile, k: int, **options: Any) -> "Future[list[Hit]]":
+        """Return what `Retriever.search` will give. Encoders are not made for several threads."""
+        return self._thread.submit(partial(self.retriever.search, query, k, **options))
+
+    def unknown_words(self, query: str | PictureFile | None) -> list[str]:
+        """Return the words of a text that the run does not know."""
+        return self.retriever.unknown_words([query]) if isinstance(query, str) else []
+
+    def pictures_of(self, hits: list[Hit]) -> Shown:
+        """Return the pictures that hits are or describe, as far as they are there, each with what it is shown with."""
+        shown = []
+        for hit in hits:
+            row = self.row_of[hit.id] if hit.caption is None else self.image_of[hit.id]
+            with suppress(XretError):
+                picture = thumbnail(self.searched.picture(row), SIDE, upright=True)
+                shown.append((picture, f"{_how_well(hit)}  {hit.caption or self.texts.get(row) or hit.file_name}"))
+        return shown
+
+
+def make_page(answers: Answers) -> Any:
+    """Return the page, a `gradio.Blocks`, with the endpoints ``/search_text`` and ``/search_picture``."""
+
+    def find(query: str | PictureFile | None, k: int, *others: str) -> list[Hit]:
         if query is None:
             return []
         try:
-            asked, *more = (one[:QUERY_LENGTH] if isinstance(one, str) else one for one in (query, like, unlike))
-            of_each = ([one] if one else [] for one in more)
-            return retriever.search(asked, min(int(k), MOST_RESULTS), like=next(of_each), unlike=next(of_each))
+            asked, *more = (one[:QUERY_LENGTH] if isinstance(one, str) else one for one in (query, *others))
+            options = {name: [one] for name, one in zip(("like", "unlike"), more, strict=False) if one}
+            return answers.find(asked, min(int(k), MOST_RESULTS), **options).result()
         except XretError as error:
             raise gradio.Error(str(error), print_exception=False) from error
 
-    def pictures_of(hits: list[Hit]) -> Shown:
-        shown = []
-        for hit in hits:
-            row = row_of[hit.id] if hit.caption is None else image_of[hit.id]
-            with suppress(XretError):
-                picture = thumbnail(searched.picture(row), SIDE, upright=True)
-                shown.append((picture, f"{_how_well(hit)}  {hit.caption or texts.get(row) or hit.file_name}"))
-        return shown
-
     def answer(hits: list[Hit]) -> tuple[Shown, list[dict[str, Any]]]:
-        return pictures_of(hits), [hit.to_dict() for hit in hits]
+        return answers.pictures_of(hits), [hit.to_dict() for hit in hits]
 
     def search_text(text: str, k: int = 10, like: str = "", unlike: str = "") -> Any:
         """Find the images that fit a text, are also like another one, and unlike a third."""
@@ -94,22 +132,25 @@ def make_page(retriever: Retriever) -> Any:
         """Find the captions that fit a picture, each shown with its image, or in a folder the pictures like it."""
         return answer(find(picture, k))
 
-    def show(query: Asked, k: int, *others: str) -> tuple[Any, str, list[dict[str, Any]]]:
+    def show(query: str | PictureFile | None, k: int, *others: str) -> tuple[Any, str, list[dict[str, Any]]]:
         hits = find(query, k, *others)
         captions = [hit for hit in hits if hit.caption is not None]
-        unknown = retriever.unknown_words([query]) if isinstance(query, str) else []
-        pictures = gradio.Gallery([] if captions else pictures_of(hits), visible=bool(hits) and not captions)
-        return pictures, _as_html(unknown, captions), [hit.to_dict() for hit in hits]
+        shown = [] if captions else answers.pictures_of(hits)
+        pictures = gradio.Gallery(shown, visible=bool(hits) and not captions)
+        return pictures, _as_html(answers.unknown_words(query), captions), [hit.to_dict() for hit in hits]
 
+    retriever = answers.retriever
     name = Path(retriever.name).resolve().name
     mark = files("xret.heads").joinpath("mark.svg").read_text(encoding="utf-8")
     with gradio.Blocks(title=f"xret: {name}", analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        gradio.HTML(f"<header>{mark}<h1>xret</h1><p>Search {escape(what)}.</p></header>")
+        gradio.HTML(f"<header>{mark}<h1>xret</h1><p>Search {escape(answers.what)}.</p></header>")
         with gradio.Row(equal_height=True):
             with gradio.Column(scale=3):
                 text = gradio.Textbox(label="Describe a picture, and press Enter", max_length=QUERY_LENGTH)
                 with gradio.Row():
-                    samples = [gradio.Button(one, size="sm", min_width=200) for one in _examples(list(texts.values()))]
+                    samples = [
+                        gradio.Button(one, size="sm", min_width=200) for one in _examples(list(answers.texts.values()))
+                    ]
             picture = gradio.Image(type="filepath", sources=["upload"], label="Or drop a picture", height=190)
         told = gradio.HTML()
         found = gradio.Gallery(
@@ -182,24 +223,123 @@ def _take_sent_files_alone(page: Any, picture: Any) -> None:
     picture.preprocess = opened
 
 
-def serve(retriever: Retriever, host: str, port: int | None, say: Callable[[str], object]) -> None:
-    """Serve the page until the process is interrupted; `say` gets its address as soon as that can be asked.
+class Asked(BaseModel, extra="forbid"):
+    """What ``POST /search`` takes; see `Retriever.search`."""
 
-    A `port` of None is the first free one from 7860 on. XretError where the address cannot be listened at.
+    query: Text
+    k: Count = 10
+    like: list[Text] = Field([], max_length=MOST_OTHERS)
+    unlike: list[Text] = Field([], max_length=MOST_OTHERS)
+    at_least: float | None = Field(None, ge=0, le=1)
+
+
+class Guard:
+    """Refuse requests without the token, and bodies that are too large, before anything reads them."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self.app, self.token = app, token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or let the app do it."""
+        refusal = self._refusal(scope["path"], Headers(scope=scope)) if scope["type"] == "http" else None
+        await (refusal or self.app)(scope, receive, send)
+
+    def _refusal(self, path: str, headers: Headers) -> JSONResponse | None:
+        if self.token and path != HEALTH and not secrets.compare_digest(_token_of(headers), self.token.encode()):
+            how = f"{'a wrong' if 'authorization' in headers else 'no'} token; send the header 'Authorization: Bearer"
+            asks = {"WWW-Authenticate": 'Basic realm="xret"'}  # a browser asks for a name and a password
+            return _refuse(401, f"{how} TOKEN', or the token as the password, with any name", asks)
+        if "transfer-encoding" in headers:
+            return _refuse(411, "the length of the body is missing; send the header Content-Length")
+        if int(headers.get("content-length", 0)) > UPLOAD + FORM:
+            return _refuse(413, f"the body has more than {UPLOAD >> 20} MiB; send a smaller picture")
+        return None
+
+
+def _refuse(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"detail": sentence}, status, headers)
+
+
+def _token_of(headers: Headers) -> bytes:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.encode()
+    try:  # a browser's Basic
+        return base64.b64decode(value).partition(b":")[2]
+    except ValueError:
+        return b""
+
+
+def make_app(retriever: Retriever, token: str | None = None, root_path: str = "") -> FastAPI:
+    """Return the page as an app, beside ``/search`` and ``/search/picture`` for programs, and ``/health``.
+
+    Args:
+        retriever: what answers.
+        token: what each request but those for ``/health`` has to bring; None: nothing.
+        root_path: the path of a proxy's that is the app's root, such as ``/photos``.
     """
-    page = make_page(retriever)
-    limits = {"max_file_size": UPLOAD, "enable_monitoring": False, "ssr_mode": False}
+    answers, app, places = Answers(retriever), FastAPI(openapi_url=None), asyncio.Semaphore(QUEUE)
+
+    async def find(query: str | PictureFile, **options: Any) -> dict[str, Any]:
+        if places.locked():
+            raise HTTPException(503, f"{QUEUE} searches wait already; ask again later", {"Retry-After": "1"})
+        async with places:
+            hits = await asyncio.wrap_future(answers.find(query, **options))
+        return {"hits": [hit.to_dict() for hit in hits], "unknown_words": answers.unknown_words(query)}
+
+    @app.get(HEALTH)
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.post("/search")
+    async def search(asked: Asked) -> dict[str, Any]:
+        return await find(**dict(asked))
+
+    @app.post("/search/picture")
+    async def search_picture(request: Request, k: Count = 10) -> dict[str, Any]:
+        return await find(PictureFile(await request.body(), "the picture"), k=k)
+
+    @app.exception_handler(XretError)
+    async def explain(_request: Request, error: XretError) -> JSONResponse:
+        asked_wrongly = isinstance(error, QueryError | SampleError | EncoderError)
+        return _refuse(422 if asked_wrongly else 500, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def name(_request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:] if first["type"] != "json_invalid")
+        return _refuse(422, f"{where or 'the body'}: {first['msg']}; send JSON such as {EXAMPLE}")
+
+    page = make_page(answers)
+    limits = {"max_file_size": UPLOAD, "enable_monitoring": False, "ssr_mode": False, "root_path": root_path}
     theme = gradio.themes.Default(primary_hue="blue", font=("system-ui", "sans-serif"), font_mono=("monospace",))
     # Gradio's own `launch` asks its server by way of the network, which a proxy or a busy machine keeps from answering.
-    app = gradio.mount_gradio_app(
-        FastAPI(openapi_url=None), page, "/", footer_links=["api"], theme=theme, css=STYLE, **limits
-    )
+    gradio.mount_gradio_app(app, page, "/", footer_links=["api"], theme=theme, css=STYLE, **limits)
     page.has_launched = page.is_running = True
+    app.add_middleware(Guard, token=token)
+    return app
+
+
+def serve(
+    retriever: Retriever,
+    host: str,
+    port: int | None,
+    say: Callable[[str], object],
+    *,
+    token: str | None = None,
+    root_path: str = "",
+) -> None:
+    """Serve `make_app` until the process is interrupted; `say` gets its address as soon as that can be asked.
+
+    Running requests are answered before it ends. A `port` of None is the first free one from 7860 on. XretError where
+    the address cannot be listened at.
+    """
+    app = make_app(retriever, token, root_path)
     with _listen(host, port) as listening:
         name, number = listening.getsockname()[:2]
         shown = "localhost" if name in ("0.0.0.0", "::") else f"[{name}]" if ":" in name else host
         say(f"http://{shown}:{number}/")
-        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=GRACE)
         uvicorn.Server(config).run(sockets=[listening])
 
 

@@ -7,6 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,8 +24,9 @@ from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.data.images import PictureFile
 
-http = pytest.importorskip("httpx").Client(timeout=120, headers={"Connection": "close"})
+httpx = pytest.importorskip("httpx")
 pytest.importorskip("gradio", reason="Gradio is not here: pip install 'xret[serve]'")
+http = httpx.Client(timeout=120, headers={"Connection": "close"})
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\n0 0 40 40 rectfill\nshowpage\n%%EOF\n"
 on_files = pytest.mark.parametrize("served", ["files"], indirect=True)
 
@@ -132,6 +136,122 @@ def test_mistakes_are_told_and_nothing_else_is_given_away(served):
     config = http.get(f"{address}/config").json()
     assert config["analytics_enabled"] is False
     assert str(folder) not in json.dumps(config).replace(str(folder / "tmp"), "")
+
+
+@contextmanager
+def started(run, *options, **more):
+    """Serve a run; give what begins its addresses."""
+    with start(run, *options, **more) as server:
+        yield server.stdout.readline().split()[-1].rstrip("/")
+        server.terminate()
+        assert server.wait(120) == 0
+
+
+@pytest.fixture(scope="module")
+def client(made):
+    with (
+        started(made.run(), "--root-path", "/photos/", env={**os.environ, "XRET_TOKEN": "geheim"}) as address,
+        httpx.Client(base_url=address, timeout=120, headers={"Authorization": "Bearer geheim"}) as client,
+    ):
+        yield client
+
+
+def test_a_program_gets_the_answers_of_the_retriever_as_json(client, made):
+    retriever, picture = Retriever(made.run(), device="cpu"), made.images / "0.png"
+    given = {"query": "red side zeppelin", "k": 3}
+    others = {"like": ["green", "blue beside red"], "unlike": ["grey"]}
+    for asked, hits in (
+        (given, retriever.search("red side zeppelin", 3)),
+        ({**given, **others}, retriever.search("red side zeppelin", 3, **others)),
+        ({**given, "at_least": 0.2}, retriever.search("red side zeppelin", 3, at_least=0.2)),
+    ):
+        answer = client.post("/search", json=asked)
+        assert answer.json() == {"hits": [hit.to_dict() for hit in hits], "unknown_words": ["zeppelin"]}
+    answer = client.post("/search/picture?k=4", content=picture.read_bytes())
+    assert answer.json() == {"hits": [hit.to_dict() for hit in retriever.search(picture, 4)], "unknown_words": []}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "sentence"),
+    [
+        ("", b'{"query": " "}', 422, "the query is empty; "),
+        ("", b'{"query": "zeppelin"}', 422, "no word of the query is in the vocabulary"),
+        ("", b'{"query": "red", "k": 0}', 422, "k: Input should be greater than or equal to 1; send JSON such as"),
+        ("", b'{"query": "red", "at_leats": 1}', 422, "at_leats: Extra inputs are not permitted; "),
+        ("", b'{"query": "%s"}' % (1001 * b"a"), 422, "query: String should have at most 1000 characters; "),
+        ("", b'{"query": "red", "like": ["0.png"]}', 422, "'0.png' is a file name and not a text"),
+        ("", b"red", 422, "the body: JSON decode error; send JSON such as"),
+        ("", b"", 422, "the body: Field required; send JSON such as"),
+        ("/picture", b"", 422, "the picture: the file is empty"),
+        ("/picture", EPS, 422, "the picture: this is no JPEG, "),
+        ("/picture?k=x", b"", 422, "k: Input should be a valid integer, "),
+        ("/picture", bytes(17 << 20), 413, "the body has more than 16 MiB; "),
+        ("/picture", iter([b"chunked"]), 411, "the length of the body is missing; "),
+    ],
+)
+def test_what_cannot_be_answered_is_said_with_its_status(client, path, body, status, sentence):
+    answer = client.post(f"/search{path}", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, list(answer.json())) == (status, ["detail"])
+    assert answer.json()["detail"].startswith(sentence)
+
+
+def test_a_token_is_asked_for_but_not_by_a_health_check(client):
+    asked, basic = {"json": {"query": "red"}}, {"Authorization": f"Basic {b64encode(b'x:geheim').decode()}"}
+    assert client.post("/search", **asked, headers=basic).status_code == 200
+    assert client.get("/", headers=basic).status_code == 200
+    for wrong in ("", "geheim", "Bearer", "Bearer geheim2", "Bearer gehe\u0131m".encode(), "Basic ?", "Basic geheim"):
+        refused = client.post("/search", **asked, headers={"Authorization": wrong})
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, 'Basic realm="xret"')
+        assert "token; send the header 'Authorization: Bearer TOKEN'" in refused.json()["detail"]
+    assert http.get(f"{client.base_url}/gradio_api/info").status_code == 401
+    health = http.get(f"{client.base_url}/health")
+    assert (health.status_code, health.json()) == (200, {"status": "ok"})
+
+
+@pytest.mark.parametrize(
+    ("words", "variable", "sentence"),
+    [
+        (["--token", ""], "", "it must be letters and digits, such as "),
+        ([], "", "it must be letters and digits, such as "),
+        (["--token", "two words"], "x", "it must be letters and digits, such as "),
+        (["--root-path", "photos"], "x", "'photos' is no path such as /photos"),
+    ],
+)
+def test_a_token_that_protects_nothing_is_refused(words, variable, sentence, tmp_path):
+    (tmp_path / "run.json").touch()
+    result = CliRunner(env={"XRET_TOKEN": variable}).invoke(main, ["serve", str(tmp_path), *words])
+    assert (result.exit_code, sentence in result.stderr) == (2, True)
+
+
+SLOW = """if True:
+    import sys, time
+    from xret.cli import main
+    from xret.heads.retrieval import retriever, serve
+    search = retriever.Retriever.search
+    serve.QUEUE = 3
+    def slow(*given, **options):
+        print("searching", flush=True)
+        time.sleep(1)
+        return search(*given, **options)
+    retriever.Retriever.search = slow
+    main(sys.argv[1:])
+"""
+
+
+def test_what_runs_is_answered_before_the_end_and_too_many_are_refused(made):
+    words = [sys.executable, "-c", SLOW, "serve", str(made.run()), "--device", "cpu"]
+    with subprocess.Popen(words, text=True, stdout=subprocess.PIPE) as server, ThreadPoolExecutor(5) as pool:
+        assert server.stdout.readline() == "searching\n"  # before anybody asks
+        address = server.stdout.readline().split()[-1]
+        answers = [pool.submit(http.post, f"{address}search", json={"query": "red"}) for _ in range(5)]
+        refused = [next(done).result() for done in [as_completed(answers)] for _ in range(2)]
+        assert [(one.status_code, one.headers["retry-after"]) for one in refused] == [(503, "1")] * 2
+        assert refused[0].json()["detail"] == "3 searches wait already; ask again later"
+        server.terminate()
+        assert sorted(one.result().status_code for one in answers) == [200] * 3 + [503] * 2
+        with pytest.raises(httpx.ConnectError):
+            http.get(f"{address}health")
+        assert server.wait(30) == 0
 
 
 @pytest.mark.browser

@@ -56,6 +56,13 @@ from .parsing import FOLDER, RUN_OR_STORE, device_option, other_store_option, sh
     "and the queries that change most.",
 )
 @click.option(
+    "--direction",
+    type=click.Choice(["both", "image", "caption"]),
+    show_default="as trained",
+    help="With sets compared by chamfer or smooth-chamfer: whose elements look for their nearest. caption: where a "
+    "caption names a part of its picture.",
+)
+@click.option(
     "--features",
     default="auto",
     metavar="IMAGE,TEXT",
@@ -115,10 +122,11 @@ def eval_(
     if compare:
         from ..heads.evaluation.comparison import compare_runs
 
-        more = diagnostics or options.pop("hubness") or options.pop("calibration")
+        more = diagnostics or options.pop("hubness") or options.pop("calibration") or options.pop("direction")
         if len(runs) != 2 or more or options.pop("protocol") not in ("auto", "full"):
             raise click.UsageError(
-                "--compare takes two runs, without --diagnostics, --hubness, --calibration or another --protocol"
+                "--compare takes two runs, without --diagnostics, --hubness, --calibration, --direction or another"
+                " --protocol"
             )
         comparison = compare_runs(*runs, **options)
         show(comparison.to_dict(), str(comparison))

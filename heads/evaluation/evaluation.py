@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...pipeline.errors import RunError
 from ...pipeline.openmp import waiting_well
 from ...pipeline.wording import counted
+from ..modules.similarity.sets import Direction
 from ..runs.features import Sets
 from .calibration import CalibrationReport, judge_calibration
 from .hubness import CHOOSE, MULTIPLES, biases_of, require_bank, skewness
@@ -172,6 +173,7 @@ def evaluate(
     views: bool = False,
     hubness: bool = False,
     calibration: bool = False,
+    direction: Direction | None = None,
     features: str = "auto",
     device: str = "auto",
     trust: bool = False,
@@ -188,6 +190,8 @@ def evaluate(
         views: take the mean over all views that are cached of an image.
         hubness: correct hubness as well, by a bank of training queries; see the module `hubness`.
         calibration: see of a single run whether the probabilities of a search hold; see the module `calibration`.
+        direction: of sets whose elements look for their nearest, those of ``image`` or ``caption`` alone, or of
+            ``both``; None: as the run was trained.
         features: of a store with several sets in one space, or for a model, how the names of one of each begin,
             ``IMAGE,TEXT``.
         device: ``auto``, ``cpu`` or ``cuda``.
@@ -203,10 +207,22 @@ def evaluate(
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
     rankers = open_rankers(several, store, features, device, trust)
+    if direction is not None:
+        for ranker in rankers:
+            _turn(ranker, direction)
     if calibration and (len(rankers) > 1 or views):
         raise RunError("probabilities are those of a single run, of the first view of images; leave calibration out")
     found = _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
     return replace(found, calibration=judge_calibration(rankers[0], split)) if calibration else found
+
+
+def _turn(ranker: Ranker, direction: Direction) -> None:
+    compare: Any = ranker.model.compare
+    if not hasattr(compare, "direction"):
+        raise RunError(
+            f"{ranker.name} does not compare by chamfer or smooth-chamfer, which have a direction; leave it out"
+        )
+    compare.direction = direction
 
 
 def open_rankers(

@@ -18,7 +18,7 @@ from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import ranks, recall_table, recalls
 from xret.heads.evaluation.paper_rows import ROWS, row_of
-from xret.heads.evaluation.scoring import compare, embed, representatives
+from xret.heads.evaluation.scoring import Ranker, compare, embed, embed_split, representatives
 from xret.heads.modules.similarity import blocks
 from xret.heads.recipes.recipe import EXPECTED
 from xret.heads.runs.features import batches_of, sets_of_run
@@ -130,6 +130,17 @@ def test_ties_of_equal_captions_are_exact(setdiv):
     # Not by chance: compared one by one, they differ.
     other = compare(model, torch.randn(7, 4, 16), captions, [str(row) for row in range(60)])
     assert not torch.equal(other[:, ::2], other[:, 1::2])
+
+
+def test_a_direction_ranks_as_by_the_similarity_of_that_direction(setdiv, vsepp):
+    ranker = Ranker(setdiv, device="cpu")
+    for direction in ("image", "caption"):
+        (found,) = evaluate(setdiv, direction=direction, device="cpu").results
+        ranker.model.compare.direction = direction
+        expected = recall_table(*embed_split(ranker, "test").ranks())
+        assert (found.image_to_text, found.rsum) == (expected.image_to_text, expected.rsum)
+    with pytest.raises(RunError, match="have a direction; leave it out"):
+        evaluate(vsepp, direction="image", device="cpu")
 
 
 def test_an_ensemble_is_the_mean_of_its_similarities_on_one_store_or_two(store, setdiv, vsepp, folder):

@@ -112,7 +112,7 @@ def test_a_part_that_is_chosen_takes_settings_in_any_order():
     forwards, backwards = load_recipe("vsepp", settings), load_recipe("vsepp", settings[::-1])
     assert forwards == backwards
     assert forwards.aggregator["image"]["slots"] == 2
-    assert forwards.similarity == {"name": "smooth-chamfer", "alpha": 8.0}
+    assert forwards.similarity == {"name": "smooth-chamfer", "alpha": 8.0, "direction": "both"}
 
 
 def test_a_term_is_added_by_its_weight_and_removed_by_zero():

@@ -1,6 +1,8 @@
 """Similarities by cosines against recorded values; and what holds of all beside the contract of `test_testing`."""
 
+import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -35,6 +37,18 @@ def embeddings(kind, count, width=5, seed=0, dtype=torch.float64):
 def floats(embedding):
     """Return the tensors of an embedding that gradients are for."""
     return [embedding] if torch.is_tensor(embedding) else [x for x in embedding if x.is_floating_point()]
+
+
+@pytest.mark.parametrize("compare", [Chamfer, SmoothChamfer, partial(SmoothChamfer, 50.0)])
+def test_a_direction_is_that_of_the_elements_that_look_for_their_nearest(compare):
+    images, captions = sets(3, 2, 5), sets(4, 3, 5, seed=1)
+    found = {way: compare(direction=way)(images, captions) for way in ("both", "image", "caption")}
+    torch.testing.assert_close(found["both"], (found["image"] + found["caption"]) / 2)
+    torch.testing.assert_close(found["caption"], compare(direction="image")(captions, images).T)
+    if compare is Chamfer:
+        for i, c in itertools.product(range(3), range(4)):
+            nearest = [max(torch.cosine_similarity(x, y, dim=0) for x in images[i]) for y in captions[c]]
+            assert float(found["caption"][i, c]) == pytest.approx(float(sum(nearest) / 3))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

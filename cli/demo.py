@@ -45,7 +45,7 @@ STORY = (
     "Each picture has four objects, and each caption names one of them: a single vector has to mean all four at once,"
     " of four vectors each can mean one."
 )
-QUERY = "a big dotted red square at the right"  # that one picture answers, of the test split
+QUERY = "a big blue heart at the top"  # that one picture answers, of the test split
 # The recipe and settings of each row of the table, by the name of its run.
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "vsepp": ("vsepp", _COMMON),

@@ -160,6 +160,15 @@ def test_the_version_is_the_same_everywhere():
     assert f"\n## {version} - 2" in text_of("CHANGELOG.md")
 
 
+def test_the_container_has_all_of_the_package_and_serves_not_as_root():
+    lines, project = text_of("Dockerfile"), tomllib.loads(text_of("pyproject.toml"))
+    folders = {name.split(".")[1] for name in project["tool"]["setuptools"]["packages"] if "." in name}
+    assert set(re.findall(r"^COPY (\w+) \1$", lines, re.MULTILINE)) == folders
+    extras = re.search(r"install .*'\.\[(.*)\]'", lines)[1].split(",")
+    assert {"serve", "index"} <= set(extras) <= set(project["project"]["optional-dependencies"])
+    assert int(re.findall(r"^USER (\d+):\d+$", lines, re.MULTILINE)[-1]) > 0
+
+
 @pytest.mark.parametrize("document", [FIGURES, "docs/how-to/own-loop.md"])
 def test_a_list_of_sections_stands_on_top(document):
     top = text_of(document).partition("\n## ")[0]

@@ -348,7 +348,10 @@ def _listen(host: str, port: int | None) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
         for number in PORTS if port is None else [port]:
             with suppress(OSError):
-                return socket.create_server((address[0], number), family=family)
+                listening = socket.create_server((address[0], number), family=family)
+                # asyncio does so for some sockets alone; else an answer's body waits 40 ms for the ACK of its head.
+                listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return listening
     raise XretError(
         f"the server cannot listen at {host}, port {port or f'{PORTS[0]} to {PORTS[-1]}'}; give --host an address of"
         " this machine such as 127.0.0.1, and --port a number from 1024 that is free"

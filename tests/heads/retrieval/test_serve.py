@@ -3,13 +3,17 @@
 import io
 import json
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,10 +25,11 @@ from small_runs import make_pictures, make_run, make_store
 
 from xret.cli import main
 from xret.heads.retrieval.indexing import index_run
+from xret.heads.retrieval.onnx import export_onnx
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.data.images import PictureFile
 
-httpx = pytest.importorskip("httpx")
+httpx, gradio_client = pytest.importorskip("httpx"), pytest.importorskip("gradio_client")
 pytest.importorskip("gradio", reason="Gradio is not here: pip install 'xret[serve]'")
 http = httpx.Client(timeout=120, headers={"Connection": "close"})
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\n0 0 40 40 rectfill\nshowpage\n%%EOF\n"
@@ -300,3 +305,95 @@ def test_without_the_extra_it_is_named(monkeypatch, tmp_path):
     signal.signal(signal.SIGTERM, handler)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.endswith("which is not installed: pip install 'xret[serve]'\n")
+
+
+PAGE = (Path(__file__).parents[3] / "docs/how-to/service.md").read_text(encoding="utf-8")
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+
+
+def block(language):
+    """Return the page's last block of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)[-1]
+
+
+@contextmanager
+def listening(words, port, **more):
+    """Run what listens at a port, from when it does."""
+    with subprocess.Popen(words, **more) as server:
+        for _ in range(300):
+            time.sleep(0.1)
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+        yield f"http://127.0.0.1:{port}"
+        server.terminate()
+
+
+@pytest.fixture(scope="module")
+def proxied(client, tmp_path_factory):
+    """Put the page's nginx before the server, and give its address."""
+    if NGINX is None:
+        pytest.skip("nginx is not here: apt install nginx-light")
+    folder, port = tmp_path_factory.mktemp("nginx"), free_port()
+    server = block("nginx").replace("listen 80;", f"listen 127.0.0.1:{port};")
+    server = server.replace("http://127.0.0.1:7860", str(client.base_url).rstrip("/"))
+    places = "".join(
+        f"{name}_temp_path {folder}/{name};" for name in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    about = f"daemon off; pid {folder}/pid; error_log {folder}/errors; events {{}}"
+    (folder / "nginx.conf").write_text(f"{about}\nhttp {{ access_log off; {places}\n{server}}}")
+    words = [NGINX, "-c", str(folder / "nginx.conf"), "-e", str(folder / "errors")]
+    with listening(words, port) as address:
+        yield f"{address}/photos"
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as some:
+        return some.getsockname()[1]
+
+
+def test_behind_nginx_all_is_below_its_path(proxied, client):
+    token = dict(client.headers)
+    asked = {"json": {"query": "red side", "k": 2}}
+    expected = client.post("/search", **asked).json()
+    assert http.post(f"{proxied}/search", **asked).status_code == 401
+    assert http.post(f"{proxied}/search", **asked, headers=token).json() == expected
+    assert http.get(f"{proxied}/health").json() == {"status": "ok"}
+    assert http.post(f"{proxied}/search/picture", content=bytes(18 << 20), headers=token).status_code == 413
+    page = gradio_client.Client(f"{proxied}/", headers={"Authorization": token["authorization"]}, verbose=False)
+    assert page.predict("red side", 2, api_name="/search_text")[1] == expected["hits"]
+    with ThreadPoolExecutor(40) as pool:
+        codes = list(pool.map(lambda _: http.post(f"{proxied}/search", **asked, headers=token).status_code, range(40)))
+    assert set(codes) == {200, 429}
+
+
+@pytest.mark.browser
+def test_the_page_behind_nginx_takes_the_token_as_a_password(proxied, chromium):
+    context = chromium.new_context(http_credentials={"username": "any", "password": "geheim"})
+    page, failed = context.new_page(), []
+    page.on("response", lambda answer: failed.append(answer.url) if answer.status >= 400 else None)
+    page.goto(f"{proxied}/")
+    page.get_by_label("Describe a picture").fill("a red zeppelin")
+    page.keyboard.press("Enter")
+    page.get_by_text("Not in the vocabulary, and left out: zeppelin").wait_for()
+    assert [url for url in failed if "/photos/" not in url] == []
+    context.close()
+
+
+@pytest.mark.slow
+def test_fifteen_lines_over_an_export_find_what_the_run_does(made, tmp_path):
+    pytest.importorskip("onnxscript", reason="onnxscript is not here: pip install 'xret[onnx]'")
+    export_onnx(Retriever(made.run("mlp"), device="cpu"), tmp_path / "model")
+    (tmp_path / "pictures").symlink_to(made.images)
+    (tmp_path / "service.py").write_text(block("python"))
+    code, port = (
+        "import sys; sys.modules |= dict.fromkeys(('torch', 'xret')); import uvicorn; uvicorn.main()",
+        free_port(),
+    )
+    words = [sys.executable, "-c", code, "service:app", "--port", str(port), "--log-level", "error"]
+    expected = Retriever(made.run("mlp"), device="cpu").search("red beside blue", 5)
+    with listening(words, port, cwd=tmp_path) as address:
+        hits = http.get(f"{address}/search", params={"query": "red beside blue", "k": 5}).json()
+        refused = http.get(f"{address}/search", params={"query": "?"})
+    assert [hit["file"] for hit in hits] == [hit.file_name for hit in expected]
+    assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=2e-3)
+    assert (refused.status_code, "has no words" in refused.json()["detail"]) == (422, True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .heads.modules.losses import LOSSES
 from .heads.modules.losses.caption_generation import CaptionGeneration
 from .heads.modules.losses.common import Loss
+from .heads.modules.losses.distillation import Distillation
 from .heads.modules.losses.diversity import Diversity
 from .heads.modules.losses.gaussians import InformationBottleneck, Uniformity
 from .heads.modules.losses.infonce import InfoNCE
@@ -26,6 +27,7 @@ from .heads.modules.losses.triplet import Triplet
 __all__ = [
     "MMD",
     "CaptionGeneration",
+    "Distillation",
     "Diversity",
     "GlobalDiscriminative",
     "InfoNCE",

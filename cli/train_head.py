@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 @click.option(
     "--init-from", type=RUN, metavar="RUN", help="Begin with the best weights of this run; all of them must fit."
 )
+@click.option(
+    "--distil", type=RUN, metavar="RUN", help="Learn the scores of this run on the same store, too; best an average."
+)
 @click.option("--out", required=True, type=NEW_FOLDER, help="The run folder; must not exist, unless --resume.")
 @trust_option
 @device_option
@@ -48,6 +51,7 @@ def train_head(stores: tuple[str, ...], out: Path, resume: bool, **options: Any)
     xret train-head rsicd.zarr --recipe setdiv --out run --resume
     xret train-head rsicd.zarr --recipe setdiv --out run2 \\
         --set schedule.epochs=20 --set loss.triplet.margin=0.2
+    xret train-head rsicd.zarr --recipe mlp --distil average --out distilled
     xret train-head coco.zarr f30k.zarr --recipe vse-infty --out run3
     """
     from .. import train

@@ -114,6 +114,7 @@ def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInf
         store=Path(info.store).name,
         also_stores=info.also_stores and [Path(store).name for store in info.also_stores],
         head=info.head and Path(info.head).name,
+        distil=info.distil and Path(info.distil).name,
         init_from=info.init_from and Path(info.init_from).name,
         **sides,
     )

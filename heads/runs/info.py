@@ -41,6 +41,7 @@ class RunInfo:
     skipped: int = 0  # samples of the splits it learns from that have no features; a repair changes the order
     shuffled: str = AS_A_WHOLE  # how an epoch mixes its samples, in words
     init_from: str | None = None  # the run whose best weights it began with
+    distil: str | None = None  # the run whose scores it learns, too
     head: str | None = None  # of a fine-tuning: the folder of the head
     average: dict[str, float] | None = None  # of an average: the runs as they were named, and their weights
     finetuned: dict[str, Any] | None = None  # its epoch, its fingerprints, and which backbones were put back

@@ -27,6 +27,7 @@ from ..modules.similarity import Similarity
 from ..recipes.blocks import Recipe
 from .augmentation import averaged, blend, drop_rows, in_steps, mask_words
 from .optimisation import autocast_dtype
+from .teacher import Teacher
 
 _FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses read; attention is for figures
 
@@ -42,6 +43,7 @@ class Prepared:
     positives: Tensor | None = None  # bool [I, C]
     pairs: Pairs | None = None  # the positives, listed; None on a CPU, which finds them itself
     ignored: Tensor | None = None  # pairs that take no part, bool [I, C]; None: all do
+    taught: Tensor | None = None  # a teacher's similarities [I, C]
     blocks: tuple[Pairs, Pairs] | None = None  # positives and ignored pairs where they are compared in blocks
 
 
@@ -49,7 +51,7 @@ class Objective:
     """The loss of a recipe: the weighted sum of its terms over a batch, augmented as it says.
 
     The `split` says which captions have equal texts, how many words there are, and where it is computed; None: no texts
-    are equal, words are masked by the id that `mask` is set to, and it is in float32.
+    are equal, words are masked by the id that `mask` is set to, and it is in float32. A `teacher` may be set.
     """
 
     static = True  # whether the operations of a step follow from the shapes of its batch
@@ -59,6 +61,7 @@ class Objective:
         self.text_number: Tensor | None = None
         self.precision: torch.dtype | None = None
         self.mask = 0
+        self.teacher: Teacher | None = None
         self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
         if split is not None:
             self.weights = send(self.weights, split.device)
@@ -92,7 +95,10 @@ class Objective:
         size = len(images.length), len(captions.length)
         ignored = None if text is None or same_is_positive else send(mask_of(others, size), device)
         listed = None if device.type == "cpu" else Pairs(*send(torch.stack(positives), device))
-        return Prepared(images, captions, words, phases, send(mask_of(positives, size), device), listed, ignored)
+        taught = None if self.teacher is None else self.teacher.scores(batch)
+        return Prepared(
+            images, captions, words, phases, send(mask_of(positives, size), device), listed, ignored, taught
+        )
 
     def loss(self, given: Prepared) -> Tensor:
         """Compute the loss of a prepared batch without synchronising with the host."""
@@ -118,7 +124,8 @@ class Objective:
             similarity = similarity.masked_fill(given.ignored, -torch.inf)
         terms = []
         for term in losses_of(self.losses):
-            more = {"pairs": given.pairs} if term.uses_pairs else {}
+            more: dict[str, Any] = {"pairs": given.pairs} if term.uses_pairs else {}
+            more |= {"taught": given.taught} if term.uses_teacher else {}
             terms.append(term(similarity, given.positives, images, captions, **more))
         return torch.stack(terms)
 

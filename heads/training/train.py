@@ -38,6 +38,7 @@ from ..runs.run import Run, require_free
 from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
+from .teacher import Teacher, taught
 from .trainer import Trainer, TrainSummary, stopped_early
 from .word_vectors import read_word_vectors
 
@@ -56,6 +57,7 @@ def train(
     device: str = "auto",
     seed: int = 0,
     init_from: str | Path | None = None,
+    distil: str | Path | None = None,
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     trust: bool = False,
@@ -75,6 +77,8 @@ def train(
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: of the first weights and the order of samples.
         init_from: a run whose best weights it begins with, all of which must fit.
+        distil: a run, perhaps an average, on the same store: the head also learns its scores of each batch, by
+            `losses.Distillation`, which the recipe gets with a weight of 1 where it has none.
         resume: continue after the last step, also for more epochs.
         callbacks: called at steps and epochs, see `Callback`.
         trust: let parts of somebody's own, in a run or its `recipe.yaml` that was not trained here, run code.
@@ -96,6 +100,8 @@ def train(
     remember(recipe.code)  # of a worker, which did not read the recipe, and may have no place for notes
     run = opened(Run, out, resume, trust)
     base = first_weights(init_from, run, trust)
+    distil = _teacher_of(distil, run)
+    recipe = taught(recipe, distil)
     cache = FeatureCache.open(stores[0])
     require_splits(cache)
     sets = sets_named(cache, recipe.data.image, recipe.data.text) if run is None else sets_of_run(run, cache)
@@ -105,10 +111,14 @@ def train(
     require_places(recipe, sets)
     if run is None:
         begun = None if base is None else absolute(str(base.path))
-        info = RunInfo.of(*sets, recipe=recipe, store=stores[0], seed=seed, device=str(target), init_from=begun)
+        info = RunInfo.of(
+            *sets, recipe=recipe, store=stores[0], seed=seed, device=str(target), init_from=begun, distil=distil
+        )
     else:
         info = replace(run.info, recipe=recipe, seed=seed)
     others = other_sets(stores[1:], info, cache)
+    if others and distil is not None:
+        raise RunError("a teacher is of one store: train with --distil on a single one")
     with enough_memory(target, recipe):
         with drawing(torch.device("cpu"), seed):  # where the weights are drawn: a seed begins alike on every device
             model = build_model(recipe, info.image_facts, info.text_facts).to(target)
@@ -122,6 +132,8 @@ def train(
         )
         val_split = batches_of(sets, model, "val", target, resident=resident)
         objective = Objective(recipe, model, losses, split)
+        if distil is not None:
+            objective.teacher = Teacher(distil, split, target, trust)
         trainer = Trainer(objective, build_optimizer(model, losses, recipe.optimizer), target)
     require_negatives(split)
     created = run is None
@@ -334,6 +346,16 @@ def fit_residual(model: Model, recipe: Recipe, split: Batches, val: Batches, lev
 def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:
     """Read a split's features of one of the feature sets once more."""
     return (features.parts[number] for features in parts(_BATCH))
+
+
+def _teacher_of(distil: str | Path | None, run: Run | None) -> str | None:
+    """Return the run that a training learns from; a resumed `run` knows it. RunError if it was begun with another."""
+    given = None if distil is None else absolute(str(distil))
+    known = None if run is None else run.info.distil
+    if run is not None and given not in (None, known):
+        how = f"with --distil {known}" if known else "without --distil"
+        raise RunError(f"{run.path} was begun {how}; resume it so, or take another --out")
+    return given if run is None else known
 
 
 def first_weights(init_from: str | Path | None, run: Run | None, trust: bool = False) -> Run | None:

@@ -23,11 +23,13 @@ class Loss(Part):
         asks_lengths: whether it needs lengths on the host, so that no CUDA graph can hold it.
         log_odds: whether it takes log-odds for similarities.
         uses_pairs: whether it also takes `pairs`, the positives as a list where that is known; else None.
+        uses_teacher: whether it also takes `taught`, the similarities of a teacher `[I, C]`, where there is one.
     """
 
     asks_lengths: ClassVar[bool] = False
     log_odds: ClassVar[bool] = False
     uses_pairs: ClassVar[bool] = False
+    uses_teacher: ClassVar[bool] = False
 
     def begin(self, now: float) -> Hashable:
         """Note before a batch that `now` epochs are trained; return what its operations follow from beside shapes."""

@@ -17,7 +17,7 @@ def test_a_notebook_runs(path, tmp_path):
     notebook = nbformat.read(path, as_version=4)
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
     for page in ("index.md", f"notebooks/{path.name}"):  # the way in, and the badge's own address
-        assert f"/notebooks/{path.name}" in (ROOT / "docs" / page).read_text(encoding="utf-8")
+        assert f"notebooks/{path.name})" in (ROOT / "docs" / page).read_text(encoding="utf-8")
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=240, kernel_name="python3", resources=resources).execute()
     said = [output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", [])]

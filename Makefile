@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # setuptools warns of every editable installation
 PIP := PYTHONWARNINGS=ignore $(BIN)/pip install --quiet
 
-.PHONY: demo test check docs dist format clean
+.PHONY: demo test foreign check docs dist format clean
 
 # It resumes where it was stopped.
 demo: $(VENV)/.run
@@ -14,6 +14,10 @@ demo: $(VENV)/.run
 # A process a core, each with one thread: torch would start as many threads as there are cores in every one of them.
 test: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 10
+
+# Stores, exports, scores and the server, read by programs of others; PGHOST, PGUSER and the like name a PostgreSQL.
+foreign: $(VENV)/.foreign
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m foreign --numprocesses auto --dist loadfile -rs tests/foreign
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -49,6 +53,14 @@ $(VENV)/.run: pyproject.toml
 
 $(VENV)/.test: $(VENV)/.run
 	$(PIP) --editable '.[test]'
+	touch $@
+
+# CLIP_benchmark without what it depends on, which its recall does not need; packages of Node where npm is.
+$(VENV)/.foreign: $(VENV)/.test tests/foreign/package.json
+	$(PIP) --editable '.[test,foreign]'
+	$(PIP) --no-deps clip-benchmark==1.6.2
+	mkdir -p $(VENV)/node && cp tests/foreign/package.json $(VENV)/node
+	! command -v npm >/dev/null || npm install --prefix $(VENV)/node --no-package-lock --no-audit --no-fund --silent
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.run

@@ -81,6 +81,14 @@ def trained(tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """Pictures with stores and runs on them; each is made when it is first used."""
+    from small_runs import Made
+
+    return Made(tmp_path_factory.mktemp("made"))
+
+
 @pytest.fixture(scope="module")
 def chromium():
     """A headless Chromium that asks nobody anything by itself; for tests marked `browser`.

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from documents import ROOT, block, blocks, text_of
 from imported import Bomb, bring
 from PIL import Image
 from region_sources import World
@@ -38,7 +39,6 @@ from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.store import FeatureCache
 
-ROOT = Path(__file__).resolve().parents[1]
 FIGURES = "tests/benchmarks/README.md"
 MANIFEST, EXTRACTION = "docs/reference/manifest.md", "docs/reference/extraction.md"
 IMPORT = "docs/how-to/import.md"
@@ -55,17 +55,6 @@ ELSEWHERE = {
     "https://xret.github.io/xret/": r"docs/\1.md",
 }
 PLACEHOLDERS = ("NAME", "VARIANT", "TABLE", "SYSTEM")  # of paths that CONTRIBUTING tells to make
-
-
-def text_of(document):
-    """Return a document, with the files in it that the site puts there."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    return re.sub(r'^--8<-- "(.*)"$', lambda found: text_of(found[1]), text, flags=re.MULTILINE)
-
-
-def blocks(document, language=r"\w*"):
-    """Return the fenced blocks of a document."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(document), re.DOTALL | re.MULTILINE)
 
 
 def commands(document, begin):
@@ -202,8 +191,8 @@ def test_every_bundled_data_set_has_a_row():
 
 @pytest.mark.parametrize("document", [name for name in FOR_USERS if blocks(name, "python")])
 def test_python_blocks_are_python(document):
-    for block in blocks(document, "python"):
-        ast.parse(block)
+    for code in blocks(document, "python"):
+        ast.parse(code)
 
 
 def test_a_cache_is_read_as_the_page_of_the_store_says(tmp_path, monkeypatch, capsys):
@@ -369,11 +358,6 @@ def test_a_search_in_python_runs_as_it_stands(drawn, tmp_path, monkeypatch, caps
 def forms(printed):
     """Return lines without their numbers and the width of their columns."""
     return [re.sub(r"-?\d[\d,.]*", "0", " ".join(line.split())) for line in printed.splitlines()]
-
-
-def block(document, having=""):
-    """Return the first Python block of a document that has a text."""
-    return next(one for one in blocks(document, "python") if having in one)
 
 
 def run_block(document, folder, monkeypatch, capsys, having=""):

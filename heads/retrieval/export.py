@@ -366,8 +366,8 @@ def _columns(pa: Any, arrays: Arrays) -> dict[str, Any]:
         if array.ndim == 3:
             length = arrays.get("length", np.full(len(array), array.shape[1]))
             valid = np.arange(array.shape[1]) < length[:, None]
-            offsets = np.append(0, np.cumsum(length))
-            columns["embedding"] = pa.LargeListArray.from_arrays(offsets, lists(array[valid]))
+            offsets = np.append(0, np.cumsum(length)).astype(np.int32)
+            columns["embedding"] = pa.ListArray.from_arrays(offsets, lists(array[valid]))
         elif name != "length":
             columns[name or "embedding"] = lists(array) if array.ndim == 2 else pa.array(array)
     return columns

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from small_bert import save_bert
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.train import train
@@ -53,3 +54,25 @@ def make_run(store, out, recipe="vsepp", *settings):
     """Train a head of 16 dimensions for an epoch; return the run's folder."""
     train(store, load_recipe(recipe, [*HEAD, *settings]), out, device="cpu")
     return Path(out)
+
+
+class Made:
+    """A `folder` with ``pictures``, a small ``bert``, the stores ``words.zarr`` and ``tokens.zarr``, and runs."""
+
+    def __init__(self, folder):
+        self.folder, self.pictures = folder, folder / "pictures"
+        self.manifest = make_pictures(self.pictures)
+        self.images = self.pictures / "images"
+
+    def store(self, text="words"):
+        """Return the URL of the store of words, or of a BERT's tokens."""
+        out = self.folder / f"{text}.zarr"
+        if not out.exists():
+            options = {"text": "bert", "text_weights": str(save_bert(self.folder / "bert"))} if text == "tokens" else {}
+            make_store(self.manifest, out, **options)
+        return str(out)
+
+    def run(self, recipe="vsepp", text="words"):
+        """Return the run of a recipe on a store."""
+        out = self.folder / f"{recipe}-{text}"
+        return out if out.exists() else make_run(self.store(text), out, recipe)

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -20,7 +21,7 @@ from imported import Bomb, bring
 from PIL import Image
 from region_sources import World
 from small_checkpoints import save_text_model
-from small_runs import make_pictures
+from small_runs import make_pictures, make_run
 from small_runs import make_store as make_pictures_store
 from small_store import make_store
 
@@ -445,6 +446,40 @@ def test_its_commands_run_in_order_on_a_small_data_set(tmp_path, monkeypatch):
         for number, key in re.findall(r"\[(\d+)\]|(\w+)", path):
             value = value[int(number) if number else key]
         assert value is not None, line
+
+
+@pytest.mark.slow
+def test_what_moves_is_moved_as_the_page_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page, small = "docs/how-to/moving.md", "mobilenet_v3_small --visual-weights random:0 --image-size 64 --text words"
+    make_pictures(tmp_path).rename("holiday.yaml")
+    make_run(make_pictures_store("holiday.yaml", tmp_path / "holiday.zarr"), tmp_path / "run")
+    (tmp_path / "photos").symlink_to("images")
+    said = json.loads(Path("captions.json").read_text())
+    said["images"].append({**said["images"][-1], "filename": "more.png", "imgid": 99})
+    Image.new("RGB", (48, 40), "red").save("images/more.png")
+    Path("more.json").write_text(json.dumps(said))
+    Path("more.yaml").write_text("name: pictures\nimages: images\ncaptions: more.json\n")
+    (name,) = (key.partition("/")[2] for key in FeatureCache.open("holiday.zarr").set_paths("images"))
+    printed = {}
+    for code in blocks(page):
+        if "save_to_folder" in code:
+            exec(compile(code, page, "exec"), {})
+        for line in code.splitlines() if "import" not in code and "push" not in code else ():
+            line = line.replace("/archive", "archive").replace("--visual resnet50", f"--visual {small}")
+            line = line.replace("resnet50@1f2e3d4c", name)
+            if line.startswith("xret"):
+                done = CliRunner().invoke(main, shlex.split(line)[1:])
+                assert done.exit_code == 0, f"{line}: {done.output}"
+                printed[line] = done.stdout
+            else:
+                Path("archive").mkdir(exist_ok=True)
+                printed[line] = subprocess.run(["bash", "-c", line], check=True, capture_output=True, text=True).stdout
+    tables = [text.partition("\n")[2] for line, text in printed.items() if line.startswith("xret eval")]
+    assert tables[0] == tables[1] and "22 reused" in printed[next(line for line in printed if "--reuse" in line)]
+    assert printed[next(line for line in printed if "grep" in line)].split() == ["my-run/run.json", "run/run.json"]
+    refused = CliRunner().invoke(main, ["eval", "run"])
+    assert refused.exit_code == 1 and name in refused.stderr, refused.stderr
 
 
 def test_each_concept_has_one_line_and_its_name_in_the_code():

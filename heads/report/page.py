@@ -165,8 +165,10 @@ def spread(run: PageRun) -> list[str]:
         return []
     said = " and ".join(f"{cosine:.2f} in {side} sets" for side, cosine in cosines.items())
     collapsed = [side for side, cosine in cosines.items() if cosine > COLLAPSED]
-    verdict = f" The {' and '.join(collapsed)} sets have collapsed (it is above {COLLAPSED}): each says one thing only."
-    return [f"{run.name}: the mean cosine of two elements of a set is {said}.{verdict if collapsed else ''}"]
+    verdict = f"above {COLLAPSED} they would have collapsed into one vector"
+    if collapsed:
+        verdict = f"above {COLLAPSED}, the {' and '.join(collapsed)} sets have collapsed: their elements say the same"
+    return [f"{run.name}: the mean cosine of two elements of a set is {said}; {verdict}."]
 
 
 def _galleries(runs: Several[PageRun], way: str, seed: int, alike: bool) -> list[list[tuple[str, Any]]]:

@@ -72,12 +72,12 @@ def test_how_far_elements_lie_apart_is_measured_and_collapsed_sets_are_named(set
         (number(means[0]), "image"),
         (number(means[1]), "text"),
     ]
-    assert "collapsed" not in sentence
+    assert "sets have collapsed" not in sentence
     side = setdiv.seen.image
     same = replace(side, embedding=side.elements[:, :1].expand_as(side.elements))
     (sentence,) = spread(replace(setdiv, seen=replace(setdiv.seen, image=same)))
     assert "1.00 in image sets" in sentence
-    assert "The image sets have collapsed" in sentence
+    assert "the image sets have collapsed" in sentence
 
 
 def test_settings_in_which_runs_of_one_recipe_differ():

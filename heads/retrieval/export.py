@@ -110,8 +110,8 @@ def export_embeddings(
         `bytes` of all; of smaller ones also the `mean_recall` before and after.
 
     `dims` and `dtype` (``float32``, ``int8``) make smaller ones, see `smaller`; a rotation is written as ``rotation``.
-    With `since`, exports of the same run, only samples are written that none of them has; what they have and the store
-    has not is listed as `gone`.
+    With `since`, earlier exports of the same run in their order, only samples are written that none of them has; what
+    they have and the store has not is listed as `gone`.
 
     Raises:
         OutputError: `out` exists already.
@@ -128,10 +128,8 @@ def export_embeddings(
     require_new(out, folder=folder)
     smaller = dims is not None or dtype != "float32"
     if since and (smaller or retriever.hubness):
-        words = " and ".join(map(option, ("dims", "dtype", "hubness")))
-        raise RunError(
-            f"{words} fit all numbers to the whole store, and {option('since')} adds to others; leave one out"
-        )
+        words = f"{option('dims')}, {option('dtype')} and {option('hubness')}"
+        raise RunError(f"{words} fit numbers to the whole store, and {option('since')} adds to others; leave one out")
     if smaller:
         require_cosines(retriever)
     if out.suffix == ".parquet":
@@ -211,26 +209,28 @@ def _rows(gallery: Gallery) -> Rows:
 
 
 def _only_new(export: Export, earlier: dict[str | Path, Export]) -> Export:
-    """Return what none of the earlier exports has; RunError where one has a sample that is another now."""
+    """Return what no earlier export has; RunError where one has a sample that is another now."""
     about, rows, arrays = dict(export.about), dict(export.rows), dict(export.arrays)
     about |= {"since": [Path(place).resolve().name for place in earlier], "gone": {}}
     for side in MODALITIES:
         row_of = {row["id"]: number for number, row in enumerate(export.rows[side])}
-        new, gone = np.ones(len(row_of), dtype=bool), []
+        known: dict[str, tuple[str | Path, int]] = {}  # where each sample is that a database has by now
         for place, other in earlier.items():
-            ids = [row["id"] for row in other.rows[side]]
-            rows_now = np.array([row_of.get(id_, -1) for id_ in ids], dtype=np.int64)
-            if changed := _changed(side, other, export, rows_now):
+            for id_ in other.about.get("gone", {}).get(side, ()):
+                known.pop(id_, None)
+            known |= {row["id"]: (place, number) for number, row in enumerate(other.rows[side])}
+        for place, other in earlier.items():
+            ids = {id_: number for id_, (last, number) in known.items() if last == place and id_ in row_of}
+            if changed := _changed(side, other, [*ids.values()], export, [row_of[id_] for id_ in ids]):
                 raise RunError(
                     f"{_listed(side, changed)} of {place} had another text, picture or embedding under the same"
                     f" id; write all without {option('since')} (new rows of a file without ids belong at its end)"
                 )
-            new[rows_now[rows_now >= 0]] = False
-            gone += [ids[row] for row in np.flatnonzero(rows_now < 0)]
+        about["gone"][side] = gone = [id_ for id_ in known if id_ not in row_of]
         if gone:
             log.warning("no longer in the store, to be deleted from what grows: %s", _listed(side, gone))
-        about["gone"][side] = gone
-        rows[side] = [row for row, is_new in zip(export.rows[side], new, strict=True) if is_new]
+        new = np.array([id_ not in known for id_ in row_of], dtype=bool)
+        rows[side] = [row for row in export.rows[side] if row["id"] not in known]
         arrays |= {name: array[new] for name, array in arrays.items() if name.partition(".")[0] == side}
         if side == "images":
             edges = np.append(0, np.cumsum(new)).tolist()
@@ -238,14 +238,13 @@ def _only_new(export: Export, earlier: dict[str | Path, Export]) -> Export:
     return Export(about, rows, arrays)
 
 
-def _changed(side: Modality, before: Export, now: Export, rows_now: np.ndarray) -> list[str]:
-    """Return the ids of samples that are not as they were before; `rows_now` are those of all earlier ones, or -1."""
-    there = np.flatnonzero(rows_now >= 0)
-    here, later = rows_now[there], now.of(side)
+def _changed(side: Modality, before: Export, there: list[int], now: Export, here: list[int]) -> list[str]:
+    """Return the ids of samples that are not what they were; they were in rows `there`, and are in rows `here`."""
     pairs = [(before.rows[side][old], now.rows[side][new]) for old, new in zip(there, here, strict=True)]
     changed = np.array([any(new[key] != old[key] for key in old) for old, new in pairs], dtype=bool)
-    for part, values in before.of(side).items() if len(there) else ():
-        one, other = (array.reshape(len(there), -1) for array in (values[there], later[part][here]))
+    later = now.of(side)
+    for part, values in before.of(side).items() if pairs else ():
+        one, other = (array.reshape(len(pairs), -1) for array in (values[there], later[part][here]))
         width = min(one.shape[1], other.shape[1])  # sequences are padded to the longest of their export
         apart = np.linalg.norm(other[:, :width] - one[:, :width].astype(np.float64), axis=1)
         changed |= apart > _SAME * np.linalg.norm(one, axis=1).clip(1e-12)
@@ -266,12 +265,12 @@ def _read(path: Path, retriever: Retriever) -> Export:
         names = {key: told["run" if key == "weights" else key] for key in others}
         if any({len(array) for array in export.of(side).values()} != {len(export.rows[side])} for side in MODALITIES):
             raise ValueError("an array is not there")
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (OSError, AttributeError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise RunError(f"{path} is no export, or damaged; name a file or folder that `xret export` wrote") from error
     if others:
         of = {"weights": "other weights than this run's", "dataset": "another data set", "split": "other splits"}
         key = others[0]
-        raise RunError(f"{path} is of {of[key]} ({names[key]}); write the whole of this one first")
+        raise RunError(f"{path} is of {of[key]} ({names[key] or 'all'}); write the whole of this one first")
     if "dtype" in told or "hubness" in told:
         raise RunError(f"{path} is fitted to its store by --dims, --dtype or --hubness, and nothing can be added to it")
     return export
@@ -333,7 +332,7 @@ def _read_safetensors(path: Path) -> Export:
     for modality in MODALITIES:
         lists = {key: json.loads(about[name]) for name, (of, key) in _LISTS.items() if of == modality}
         rows[modality] = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    return Export(about, rows, arrays)
+    return Export({**about, "gone": json.loads(about.get("gone", "{}"))}, rows, arrays)
 
 
 _COLUMNS = {"images": ("id", "file_name"), "captions": ("id", "image_id", "file_name", "caption")}
@@ -374,23 +373,22 @@ def _columns(pa: Any, arrays: Arrays) -> dict[str, Any]:
 
 
 def _read_parquet(path: Path) -> Export:
-    table = _pyarrow().parquet.read_table(path)
+    pa = _pyarrow()
+    table = pa.parquet.read_table(path)
     about, rows, arrays = json.loads(table.schema.metadata[b"xret"]), Rows(), Arrays()
     for modality in MODALITIES:
         number = [row for row, name in enumerate(table["modality"].to_pylist()) if modality.startswith(name)]
-        part = table.take(number)
+        part = table.take(pa.array(number, pa.int64()))
         rows[modality] = part.select(_COLUMNS[modality]).to_pylist()
         for name in {"embedding", "mean", "log_variance"}.intersection(table.column_names):
-            column = part[name].combine_chunks()
-            if about["kind"] in ("set", "sequence"):
-                length, width = column.value_lengths().to_numpy(), column.type.value_type.list_size
-                values = np.zeros((len(length), length.max(initial=0), width), dtype=np.float32)
-                values[np.arange(values.shape[1]) < length[:, None]] = (
-                    column.flatten().flatten().to_numpy().reshape(-1, width)
-                )
-            else:
-                values = column.flatten().to_numpy().reshape(-1, column.type.list_size)
-            if about["kind"] == "sequence":
-                name, arrays[f"{modality}.length"] = "rows", length
-            arrays[modality if name == "embedding" else f"{modality}.{name}"] = values
+            column, key = part[name].combine_chunks(), modality if name == "embedding" else f"{modality}.{name}"
+            if about["kind"] in ("vector", "gaussian"):
+                arrays[key] = column.flatten().to_numpy().reshape(-1, column.type.list_size)
+                continue
+            length, width = column.value_lengths().to_numpy(), column.type.value_type.list_size
+            values = np.zeros((len(length), length.max(initial=0), width), dtype=np.float32)
+            values[np.arange(values.shape[1]) < length[:, None]] = (
+                column.flatten().flatten().to_numpy().reshape(-1, width)
+            )
+            arrays |= {key: values} if about["kind"] == "set" else {f"{key}.rows": values, f"{key}.length": length}
     return Export(about, rows, arrays)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from foreign import needed, node, of_others
 
+from xret.heads.modules.embedding import Sequence, tensors_of
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Retriever
 
@@ -16,6 +17,10 @@ import {compressors} from "hyparquet-compressors";
 const file = await asyncBufferFromFile(process.argv[2]);
 console.log(JSON.stringify(await parquetReadObjects({file, compressors})));
 """
+
+
+def pyarrow(path):
+    return needed("pyarrow.parquet").read_table(path).to_pylist()
 
 
 def duckdb(path):
@@ -43,21 +48,23 @@ def exported(request, made, tmp_path_factory):
     return retriever, path
 
 
-@pytest.mark.parametrize("read", [duckdb, polars, datasets, lancedb, lambda path: node(HYPARQUET, path)])
+@pytest.mark.parametrize("read", [pyarrow, duckdb, polars, datasets, lancedb, lambda path: node(HYPARQUET, path)])
 def test_a_parquet_file_has_the_embeddings(exported, read, tmp_path):
     retriever, path = exported
     gallery, rows = retriever.gallery, read(path)
+    captions = [row for row in rows if row["modality"] == "caption"]
     assert [row["id"] for row in rows] == gallery.image_ids + gallery.caption_ids
-    assert [row["caption"] for row in rows if row["modality"] == "caption"] == gallery.texts
-    column, part = ("embedding", lambda e: e) if "embedding" in rows[0] else ("mean", lambda e: e.mean)
-    for modality, some in (("images", rows[:22]), ("captions", rows[22:])):
-        embedding = part(gallery.of(modality))
-        for row, sample in enumerate(some):
-            values = np.array(sample[column], dtype=np.float32)
-            if hasattr(embedding, "rows"):
-                np.testing.assert_array_equal(values, embedding.rows[row, : embedding.length[row]])
-            else:
-                np.testing.assert_array_equal(values, embedding[row])
+    assert [row["caption"] for row in captions] == gallery.texts
+    for key, names in (("image_id", gallery.image_ids), ("file_name", gallery.file_names)):
+        assert [row[key] for row in rows] == names + [names[row] for row in gallery.caption_image]
+    for modality, some in (("images", rows[:22]), ("captions", captions)):
+        embedding = gallery.of(modality)
+        parts = tensors_of(embedding)
+        if isinstance(embedding, Sequence):
+            parts = {"embedding": [own[:length] for own, length in zip(*embedding, strict=True)]}
+        for name, expected in parts.items():
+            for sample, values in zip(some, expected, strict=True):
+                np.testing.assert_array_equal(np.array(sample[name], dtype=np.float32), values)
 
 
 def test_a_folder_is_a_data_set_of_the_hub_and_an_index_of_usearch(made, tmp_path, monkeypatch):

@@ -64,26 +64,6 @@ def test_folders_and_safetensors(retriever, tmp_path):
     assert (metadata["recipe"], summary["kind"]) == (retriever.run.recipe.name, KINDS[retriever.run.recipe.name])
 
 
-def test_parquet(retriever, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not here: pip install 'xret[parquet]'")
-    export_embeddings(retriever, tmp_path / "out.parquet")
-    table, gallery = parquet.read_table(tmp_path / "out.parquet"), retriever.gallery
-    rows = table.to_pylist()
-    images, captions = ([row for row in rows if row["modality"] == what] for what in ("image", "caption"))
-    assert [row["id"] for row in images] == [row["image_id"] for row in images] == gallery.image_ids
-    assert [(row["id"], row["caption"]) for row in captions] == [*zip(gallery.caption_ids, gallery.texts, strict=True)]
-    assert [row["file_name"] for row in captions] == [gallery.file_names[row] for row in gallery.caption_image]
-    assert json.loads(table.schema.metadata[b"xret"])["kind"] == KINDS[retriever.run.recipe.name]
-    for modality, found in (("images", images), ("captions", captions)):
-        expected = arrays(retriever, modality)
-        if ".rows" in expected:
-            expected = {"": [own[:length] for own, length in zip(*expected.values(), strict=True)]}
-        for row, sample in enumerate(found):
-            for name, values in expected.items():
-                column = np.array(sample[name.removeprefix(".") or "embedding"], dtype=np.float32)
-                np.testing.assert_array_equal(column, values[row])
-
-
 @pytest.mark.parametrize("recipe", ["vsepp", "setdiv", "maxmatch", "scan", "pcmepp", "pcme", "gaussian-vsepp"])
 def test_length_is_one_where_only_the_direction_counts(made, tmp_path, recipe):
     """Scores stay those of the head's own embeddings, however these are."""
@@ -100,31 +80,6 @@ def test_length_is_one_where_only_the_direction_counts(made, tmp_path, recipe):
     assert told["unit"] == (recipe not in ("pcme", "gaussian-vsepp"))
     if recipe == "pcmepp":
         torch.testing.assert_close(gallery.images.log_variance, raw.image.embedding.log_variance)
-
-
-def test_a_dot_product_ranks_as_the_run_does(made, tmp_path):
-    faiss = pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
-    retriever = Retriever(made.run(), device="cpu")
-    assert export_embeddings(retriever, tmp_path / "e")["measure"] == "dot product"
-    images, captions = (np.load(tmp_path / f"e/{name}.npy") for name in ("images", "captions"))
-    index = faiss.IndexFlatIP(images.shape[1])
-    index.add(images)
-    ids = [json.loads(line)["id"] for line in (tmp_path / "e/images.jsonl").read_text().splitlines()]
-    assert len(ids) == 22
-    found, rows = index.search(captions, len(ids))
-    np.testing.assert_allclose(found, -np.sort(-(captions @ images.T), 1), atol=1e-6)
-    for row, text in enumerate(retriever.gallery.texts):
-        hits = {hit.id: hit.score for hit in retriever.search(text, len(ids))}
-        assert found[row].tolist() == pytest.approx([hits[ids[one]] for one in rows[row]], abs=2e-3)
-
-
-@pytest.mark.filterwarnings("ignore")  # of datasets
-def test_the_hub_reads_a_folder_by_its_card(made, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    export_embeddings(retriever := Retriever(made.run(), device="cpu"), tmp_path / "e")
-    for name in ("images", "captions"):
-        rows = datasets.load_dataset(str(tmp_path / "e"), name, split="train", cache_dir=str(tmp_path / "cache"))
-        assert rows["id"] == retriever.gallery.names(name)[0]
 
 
 @first_only
@@ -208,6 +163,7 @@ def test_what_is_new_and_what_was_there_are_all(made, grown, tmp_path, recipe, s
                 np.testing.assert_allclose(one[:rows], other[:rows], rtol=0, atol=1e-5)
     again = export_embeddings(retriever, none, since=[new, old])
     assert (again["images"], again["captions"], content(none)) == (0, 0, {})
+    assert export_embeddings(retriever, tmp_path / "last", since=[old, new, none])["images"] == 0
 
 
 def test_what_cannot_be_added_to_is_refused(made, grown, tmp_path, caplog):
@@ -246,9 +202,12 @@ def test_what_cannot_be_added_to_is_refused(made, grown, tmp_path, caplog):
         assert message in refused(*words), place
         assert not (tmp_path / "out").exists()
     assert "since adds to others; leave one out" in refused(*words, "--dims", 2).replace("--", "")
-    export_embeddings(Retriever(made.run(), store=grown, device="cpu"), tmp_path / "more")
+    more = Retriever(made.run(), store=grown, device="cpu")
+    export_embeddings(more, tmp_path / "more")
     summary = export_embeddings(run, tmp_path / "less", since=[tmp_path / "more"])
     assert (summary["gone"]["images"], summary["images"]) == (["22", "23", "24"], 0)
+    back = export_embeddings(more, tmp_path / "back.safetensors", since=[tmp_path / "more", tmp_path / "less"])
+    assert (back["images"], back["gone"]["images"]) == (3, [])
     assert "to be deleted from what grows: 3 images (22, 23, 24)" in caplog.text
 
 

@@ -69,7 +69,8 @@ def max_rows(rows: Tensor, length: Tensor) -> Tensor:
 def last_row(rows: Tensor, length: Tensor) -> Tensor:
     """Return the last valid row of each sample of `rows [B, N, C]`, `[B, C]`; zeros where there is none."""
     length = length.to(rows.device)
-    last = rows[torch.arange(len(rows), device=rows.device), length.clamp(min=1) - 1]
+    place = (length.clamp(min=1) - 1)[:, None, None]
+    last = rows.gather(1, place.expand(-1, 1, rows.shape[2]))[:, 0]
     return last.masked_fill((length < 1)[:, None], 0)
 
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import _VF, Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.onnx.ops import symbolic_multi_out
 
 from ...pipeline.device import may_wait, on_host
 from .padding import MovedRows, way_back
@@ -38,6 +39,8 @@ def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Callable[[], 
         What gives the states `[B, N, directions x H]`, zero after a sample's length, and the last ones, which few need
         beside them, `[directions, B, H]`.
     """
+    if torch.compiler.is_exporting():
+        return run_onnx(gru, rows, length)
     if not may_wait(rows):
         return run_padded(gru, rows, length)
     # A packed batch holds the first rows of all samples, the longest sample first, then their second rows, and so on.
@@ -84,6 +87,28 @@ def run_padded(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Callable[[], 
         return torch.cat(both, 2).masked_fill(padding[..., None], 0)
 
     return states, last
+
+
+def run_onnx(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Callable[[], Tensor], Tensor]:
+    """Return what `run_packed` does for lengths of at least 1, as ONNX's own GRU: torch would export single steps."""
+
+    def joined(some: tuple[Tensor, ...]) -> Tensor:
+        gates = [weight.chunk(3) for weight in some]  # of each direction: reset, update, new; ONNX has update first
+        return torch.stack([torch.cat([update, reset, new]) for reset, update, new in gates])
+
+    *weights, of_input, of_state = map(joined, zip(*gru.all_weights, strict=True))
+    samples, number = rows.shape[:2]
+    directions = 1 + gru.bidirectional
+    attributes: Any = {"hidden_size": gru.hidden_size, "linear_before_reset": 1}
+    states, last = symbolic_multi_out(
+        "GRU",
+        (rows.transpose(0, 1), *weights, torch.cat([of_input, of_state], 1), length.int()),
+        attributes | {"direction": "bidirectional" if gru.bidirectional else "forward"},
+        dtypes=(rows.dtype, rows.dtype),
+        shapes=((number, directions, samples, gru.hidden_size), (directions, samples, gru.hidden_size)),
+        version=14,
+    )
+    return lambda: states.permute(2, 0, 1, 3).flatten(2), last
 
 
 def _run_direction(gru: nn.GRU, number: int, rows: Tensor) -> tuple[Tensor, Tensor]:

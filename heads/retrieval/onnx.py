@@ -16,6 +16,7 @@ import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from ...pipeline.encoders.base import TextEncoder
@@ -30,16 +32,17 @@ from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making, require_new
 from ...pipeline.reading.features import Features
 from ...pipeline.wording import raised
-from ..model import Branch
+from ..model import Branch, Model
 from ..modules.embedding import Gaussian, embedding_of, tensors_of
 from ..modules.similarity import Similarity
-from ..runs.encoders import Encoders
+from ..recipes.blocks import Recipe
 from .retriever import Retriever
 
 CLOSE = 1e-4  # of an embedding's numbers to the run's, relative to the largest
 LEVELS = 3.5  # of 256, that a pixel may differ: other code for resizing rounds otherwise
 _LARGE = 1_800_000_000  # bytes of weights: a file of ONNX holds 2 GB, and more lies beside it
-_PICTURES = ((320, 240), (231, 347), (96, 96))  # widths and heights that are prepared both ways
+_PICTURES = ((320, 240), (231, 347), (96, 96))  # widths and heights that are prepared both ways, beside `_odd`
+_IN_BYTES = ["MatMul", "Gemm", "Gather"]
 _TEXTS = (
     "Two dogs play in the snow.",
     "A girl's T-shirt, no. 12: red & blue (very bright)!",
@@ -119,12 +122,80 @@ def _embedded(branch: Branch, compare: Similarity, features: Features) -> tuple[
     return tuple(tensors_of(compare.normalised(branch(features).embedding)).values())
 
 
-def export_onnx(retriever: Retriever, out: str | Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Exportable:
+    """A run with one encoder a side, and what others prepare pictures and texts by; compared with what it does itself.
+
+    Attributes:
+        name: of the run, for errors.
+        how: the content of preprocessor_config.json.
+        images, texts: example inputs, `pixel_values [B,3,H,W]`, and `input_ids` and `attention_mask [B,N]`.
+    """
+
+    name: str
+    recipe: Recipe
+    model: Model
+    image: Any
+    text: Any
+    how: dict[str, Any]
+    tokenizer: Any
+    images: dict[str, Tensor]
+    texts: dict[str, Tensor]
+
+    def modules(self) -> dict[str, nn.Module]:
+        """Return what makes embeddings of each side's example inputs."""
+        compare = self.model.compare
+        return {
+            "image": _Images(self.image, self.model.image, compare),
+            "text": _Texts(self.text, self.model.text, compare),
+        }
+
+    def what(self, side: str) -> str:
+        """Name a side in errors."""
+        aggregator = self.recipe.aggregator[side]["name"]
+        return f"{self.name}: its {side} side ({getattr(self, side).name}, aggregator.{side} '{aggregator}')"
+
+
+def exportable(retriever: Retriever, to: str = "onnx") -> Exportable:
+    """Return what a run on the CPU exports; errors as of `export_onnx`, `to` names the option's value in them."""
+    name = retriever.name
+    packages = {package: package for package in ("onnx", "onnxruntime", "onnxscript")}
+    require_packages(f"--to {to} needs", packages, "onnx")
+    from .onnx_search import pixels as prepared
+
+    if retriever.run is None:
+        raise RunError(f"{name} is no run; --to {to} takes one that xret trained")
+    recipe = retriever.run.recipe
+    for side, block in recipe.aggregator.items():
+        if block["name"] == "rows":
+            raise RunError(f"{name} compares all rows of a picture with all words: aggregator.{side} gives no vectors")
+    for encoders in (retriever.image_encoders, retriever.text_encoders):
+        if len(encoders) > 1:
+            raise RunError(f"{name} reads {len(encoders)} feature sets of a side; --to {to} takes one of each")
+    (image, _), (text, _) = *retriever.image_encoders, *retriever.text_encoders
+    if not hasattr(image, "features"):
+        raise RunError(f"{name} reads {image.kind} features of {image.name}; --to {to} takes grids of pictures")
+    how = _preprocessing(image, _picture(*_PICTURES[0]))
+    pictures = [_picture(*size) for size in (*_PICTURES, *_odd(how))]
+    pixels = torch.from_numpy(np.stack([prepared(picture, how) for picture in pictures]))
+    _require_pixels(image, how, pictures, pixels)
+    tokenizer: Any = text.portable_tokenizer()
+    _require_ids(text, tokenizer)
+    encoded = tokenizer.encode_batch(list(_TEXTS[:3]))
+    ids, mask = (torch.tensor([getattr(one, key) for one in encoded]) for key in ("ids", "attention_mask"))
+    texts = {"input_ids": ids, "attention_mask": mask}
+    model = retriever.model.requires_grad_(False)
+    return Exportable(name, recipe, model, image, text, how, tokenizer, {"pixel_values": pixels}, texts)
+
+
+def export_onnx(retriever: Retriever, out: str | Path, *, dtype: str = "float32") -> dict[str, Any]:
     """Write a run as ONNX graphs with all that their user needs into a new folder; whole, or not at all.
 
     Args:
         retriever: the run, on the CPU.
         out: the folder.
+        dtype: ``int8``: the weights of matrix products and embeddings take a byte a number, and the products are
+            computed in bytes; convolutions, which that makes slower and far worse, stay as they are.
 
     Returns:
         What `about.json` says, and `out` and the `bytes` of all.
@@ -135,84 +206,78 @@ def export_onnx(retriever: Retriever, out: str | Path) -> dict[str, Any]:
         RunError: packages are missing; the run reads regions, videos or several feature sets of a side; something in it
             cannot be exported; or graphs, ids or pixels differ from the run's.
     """
-    out, name = Path(out), retriever.name
+    out = Path(out)
     require_new(out, folder=True)
-    packages = {package: package for package in ("onnx", "onnxruntime", "onnxscript")}
-    require_packages("--to onnx needs", packages, "onnx")
-    from . import onnx_search as search
-
-    if retriever.run is None:
-        raise RunError(f"{name} is no run; --to onnx takes one that xret trained")
-    recipe = retriever.run.recipe
-    for side, block in recipe.aggregator.items():
-        if block["name"] == "rows":
-            raise RunError(f"{name} compares all rows of a picture with all words: aggregator.{side} gives no vectors")
-    image, text = _only(name, retriever.image_encoders), _only(name, retriever.text_encoders)
-    if not hasattr(image, "features"):
-        raise RunError(f"{name} reads {image.kind} features of {image.name}; --to onnx takes grids of pictures")
-    pictures = [_picture(*size) for size in _PICTURES]
-    how = _preprocessing(image, pictures[0])
-    pixels = torch.from_numpy(np.stack([search.pixels(picture, how) for picture in pictures]))
-    _require_pixels(image, how, pictures, pixels)
-    tokenizer: Any = text.portable_tokenizer()
-    _require_ids(text, tokenizer)
-    encoded = tokenizer.encode_batch(list(_TEXTS[:2]))
-    ids, mask = (torch.tensor([getattr(one, key) for one in encoded]) for key in ("ids", "attention_mask"))
-    model = retriever.model.requires_grad_(False)
-    compare, kind = model.compare, model.compare.embedding
+    run = exportable(retriever)
+    recipe, compare = run.recipe, run.model.compare
     about: dict[str, Any] = {
         "format": "xret-onnx",
         "version": 1,
-        "run": Path(name).resolve().name,
+        "run": Path(run.name).resolve().name,
         "recipe": retriever.title,
-        "kind": kind,
+        "kind": compare.embedding,
         "similarity": dict(recipe.similarity),
         "measure": f"{recipe.similarity['name']}: {compare.score}",
         "dot_product": compare.dot_product,
         "unit": compare.of_cosines,  # whether vectors, elements or means have unit length
-        "prompt": text.spec.prompt or "{}",
-        "image": image.identity,
-        "text": text.identity,
+        "prompt": run.text.spec.prompt or "{}",
+        "dtype": dtype,
+        "image": run.image.identity,
+        "text": run.text.identity,
     }
     with making(out, RunError, "choose another --out") as folder, torch.no_grad():
         batch = {0: "batch"}
-        tokens = batch if tokenizer.padding["length"] else {0: "batch", 1: "tokens"}
-        sides = {
-            "image": (_Images(image, model.image, compare), {"pixel_values": (pixels, batch)}),
-            "text": (_Texts(text, model.text, compare), {"input_ids": (ids, tokens), "attention_mask": (mask, tokens)}),
-        }
-        graphs, made, names = dict[str, Any](), dict[str, Tensor](), list[str]()
-        for side, (module, inputs) in sides.items():
-            branch = f"{name}: its {side} side ({image.name if side == 'image' else text.name}, aggregator.{side}"
-            branch += f" '{recipe.aggregator[side]['name']}')"
-            names = ["embedding"] if kind != "gaussian" else [*Gaussian._fields]
-            outputs = [f"{side}_{part}" for part in names]
-            graphs[side], values = _write(folder / f"{side}.onnx", module, inputs, outputs, branch)
+        tokens = batch if run.tokenizer.padding["length"] else {0: "batch", 1: "tokens"}
+        graphs, made, least = dict[str, Any](), dict[str, Tensor](), dict[str, float]()
+        names = ["embedding"] if compare.embedding != "gaussian" else [*Gaussian._fields]
+        for side, module in run.modules().items():
+            tensors = run.images if side == "image" else run.texts
+            inputs = {key: (tensor, batch if side == "image" else tokens) for key, tensor in tensors.items()}
+            outputs, path = [f"{side}_{part}" for part in names], folder / f"{side}.onnx"
+            graphs[side], values = write_graph(path, module, inputs, outputs, run.what(side))
             made |= dict(zip(outputs, values, strict=True))
+            if dtype == "int8":
+                least[side] = _quantise(path, tensors, values[0])
         if not compare.dot_product:
             compared = {key: (value, {0: f"{key.partition('_')[0]}s"}) for key, value in made.items()}
-            what = f"{name}: its similarity '{recipe.similarity['name']}'"
-            graphs["similarity"], _ = _write(
+            what = f"{run.name}: its similarity '{recipe.similarity['name']}'"
+            graphs["similarity"], _ = write_graph(
                 folder / "similarity.onnx", _Scores(compare, names), compared, ["scores"], what
             )
-        about["graphs"] = graphs
-        fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=tokenizer.padding["pad_token"])
-        fast.save_pretrained(folder)
-        tokenizer.save(str(folder / "tokenizer.json"))  # with its settings for cutting and padding
-        for file, content in (("preprocessor_config", how), ("about", about)):
+        about |= {"graphs": graphs} | ({"least_cosine": least} if least else {})
+        write_tokenizer(run.tokenizer, folder)
+        for file, content in (("preprocessor_config", run.how), ("about", about)):
             (folder / f"{file}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-        shutil.copyfile(search.__file__, folder / "search.py")
-        (folder / "README.md").write_text(_card(about, image.name, text.name), encoding="utf-8")
+        shutil.copyfile(Path(__file__).with_name("onnx_search.py"), folder / "search.py")
+        (folder / "README.md").write_text(_card(about, run.image.name, run.text.name), encoding="utf-8")
     return about | {"out": str(out), "bytes": sum(file.stat().st_size for file in out.iterdir())}
 
 
-def _only(name: str, encoders: Encoders) -> Any:
-    if len(encoders) > 1:
-        raise RunError(f"{name} reads {len(encoders)} feature sets of a side; --to onnx takes one of each")
-    return encoders[0][0]
+def write_tokenizer(tokenizer: Any, folder: Path) -> None:
+    """Write tokenizer.json and what transformers reads beside it."""
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=tokenizer.padding["pad_token"])
+    fast.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))  # with its settings for cutting and padding
 
 
-def _write(
+def _quantise(path: Path, inputs: dict[str, Tensor], expected: Tensor) -> float:
+    """Let a graph compute in bytes, and return the least cosine of what it gives with what is expected."""
+    import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
+
+    whole = [path, *path.parent.glob(f"{path.name}.data")]
+    large, out = len(whole) > 1, path.with_suffix(".int8")
+    with _quiet():
+        quantize_dynamic(path, out, per_channel=True, op_types_to_quantize=_IN_BYTES, use_external_data_format=large)
+    for file in whole:
+        file.unlink()
+    out.rename(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    found = torch.from_numpy(session.run(None, {key: tensor.numpy() for key, tensor in inputs.items()})[0])
+    return float(functional.cosine_similarity(found, expected, dim=-1).min())
+
+
+def write_graph(
     path: Path, module: nn.Module, inputs: dict[str, tuple[Tensor, dict[int, str]]], outputs: list[str], what: str
 ) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
     """Write a graph, and compare its outputs with the module's, also for a smaller batch.
@@ -221,6 +286,10 @@ def _write(
     and the module's outputs.
     """
     import onnxruntime
+    from onnxscript import opset18
+
+    def log_sigmoid(x: Any) -> Any:  # torch's own translation is -inf below -88
+        return opset18.Neg(opset18.Softplus(opset18.Neg(x)))
 
     tensors = {key: tensor for key, (tensor, _) in inputs.items()}
     made: tuple[Tensor, ...] = module.eval()(*tensors.values())
@@ -239,6 +308,7 @@ def _write(
                 input_names=list(tensors),
                 output_names=outputs,
                 dynamic_shapes=axes,
+                custom_translation_table={torch.ops.aten.log_sigmoid.default: log_sigmoid},
                 dynamo=True,
                 verbose=False,
             )
@@ -269,18 +339,15 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep from a user what the exporter says of its own code and progress."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
+    """Keep from a user what exporters say of their own code and progress."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(before)
 
 
 def _preprocessing(encoder: Any, picture: Image.Image) -> dict[str, Any]:
@@ -304,12 +371,22 @@ def _preprocessing(encoder: Any, picture: Image.Image) -> dict[str, Any]:
         "resample": int(resample),
         "do_center_crop": True,
         "crop_size": {"height": height, "width": width},
+        "crop_offset": "round" if settings.get("processor", "timm") in ("timm", "open_clip") else "floor",
         "do_rescale": True,
         "rescale_factor": settings.get("rescale_factor", 1 / 255),
         "do_normalize": True,
         "image_mean": mean,
         "image_std": std,
     }
+
+
+def _odd(how: dict[str, Any]) -> list[tuple[int, int]]:
+    """Return widths and heights of which, resized, an odd number of pixels is cut off: half a pixel at a side."""
+    if "shortest_edge" not in how["size"]:
+        return []
+    shorter, crop = how["size"]["shortest_edge"], how["crop_size"]
+    longer = [side + 4 * ((shorter - side) // 4 + 2) + 3 for side in (crop["width"], crop["height"])]
+    return [(longer[0], shorter), (shorter, longer[1])]
 
 
 def _picture(width: int, height: int) -> Image.Image:

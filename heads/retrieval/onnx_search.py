@@ -64,7 +64,8 @@ def pixels(picture: Any, how: dict[str, Any]) -> Any:
         shape = size["width"], size["height"]
     image = image.resize(shape, how["resample"])
     wide, high = how["crop_size"]["width"], how["crop_size"]["height"]
-    left, top = round((image.width - wide) / 2), round((image.height - high) / 2)
+    whole = round if how["crop_offset"] == "round" else int  # libraries differ where an odd number of pixels goes
+    left, top = whole((image.width - wide) / 2), whole((image.height - high) / 2)
     values = np.asarray(image.crop((left, top, left + wide, top + high)), np.float32) * how["rescale_factor"]
     return ((values - how["image_mean"]) / how["image_std"]).astype(np.float32).transpose(2, 0, 1)
 

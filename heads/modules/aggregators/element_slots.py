@@ -72,13 +72,15 @@ class AggregationBlock(nn.Module):
             what its softmax over inputs is taken of.
         """
         number = slots.shape[1]
-        queries = (self.norm(slots).flatten(0, 1) @ read.T).view(len(slots), number * self.heads, -1)
-        scores = torch.bmm(queries.expand(len(keys), -1, -1), keys.transpose(1, 2)).unflatten(1, (number, self.heads))
+        queries = (self.norm(slots).flatten(0, 1) @ read.T).view(slots.shape[0], number * self.heads, -1)
+        scores = torch.bmm(queries.expand(keys.shape[0], -1, -1), keys.transpose(1, 2)).unflatten(
+            1, (number, self.heads)
+        )
         if self.normalized_over == "slots":
             scores = scores.log_softmax(1)
         scores = scores + bias
         gathered = torch.bmm(scores.softmax(3).flatten(1, 2).to(values.dtype), values)
-        updates = functional.linear(gathered.view(len(keys), number, -1), write.T, self.out.bias)
+        updates = functional.linear(gathered.view(keys.shape[0], number, -1), write.T, self.out.bias)
         updates = self.dropout(updates)
         if self.gru is None:
             slots = slots + updates
@@ -201,7 +203,7 @@ class ElementSlots(Aggregator):
             places = grid_positions(rows, place, grid)
         values = functional.pad(rows, NOTHING)
         keys = values if places is None else values + functional.pad(places, NOTHING)
-        slots = self.gaussian_slots(len(local)) if self.initial == "gaussian" else self.initial_slots[None]
+        slots = self.gaussian_slots(local.shape[0]) if self.initial == "gaussian" else self.initial_slots[None]
         block, rounds = self.block, []
         over_slots = block.normalized_over == "slots"
         # Nothing's score is 0 for all K slots: each has a logarithm of 1/K of it.

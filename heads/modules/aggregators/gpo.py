@@ -110,11 +110,11 @@ class GPO(Pooling):
             `[B, N]`, or `[B, N, D]` where `per_dimension` is true. Every sample's first `length[b]` add up to one, the
             others are 0. None with `feature_input`, where they depend on the sample.
         """
+        length = length.to(next(self.parameters()).device).clamp(min=1)
         return None if self.feature_input else self._coefficients(length, number)
 
     def _coefficients(self, length: Tensor, number: int, rows: Tensor | None = None) -> Tensor:
-        """Return the same, with `feature_input` for sorted rows `[B, N, D]`."""
-        length = length.to(next(self.parameters()).device).clamp(min=1)
+        """Return the same of lengths of at least 1, with `feature_input` for sorted rows `[B, N, D]`."""
         scores = self._scores(length, number, rows)
         weights = softmax(scores / TEMPERATURE, valid_rows(scores, length)[..., None], 1)
         return weights if self.per_dimension else weights[..., 0]

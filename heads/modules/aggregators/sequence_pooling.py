@@ -4,11 +4,12 @@ Source: the complex aggregators of VSE-infinity's Table 1, which gives nothing b
 3.2M (three projections of 1024 to 1024) for self-attention and 6.3M (a GRU of 1024) for Seq2Seq.
 """
 
+import torch
 from torch import Tensor, nn
 
 from ..embedding import Sequence
 from ..padding import last_row, mean_rows, softmax, valid_rows, zero_padding
-from ..recurrence import run_gru
+from ..recurrence import run_gru, run_onnx
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .pooling import Pooling
 
@@ -42,6 +43,8 @@ class Seq2Seq(Aggregator):
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return the GRU's state after the last valid row of `local [B, N, C]`, `[B, D]`; zeros for no rows."""
+        if torch.compiler.is_exporting():
+            return Aggregated(run_onnx(self.gru, local, length)[1][0])
         # Rows come before their padding: a GRU that reads forwards needs no packed batch (slow on CPUs).
         states, _ = run_gru(self.gru, zero_padding(local, length))
         return Aggregated(last_row(states, length))

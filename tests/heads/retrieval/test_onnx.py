@@ -12,8 +12,11 @@ import torch
 import transformers
 from command_line import refused
 from command_line import run as call
+from PIL import Image
 from small_bert import save_bert
+from small_checkpoints import save_image_model, save_text_model
 from small_runs import make_pictures, make_run, make_store
+from torchvision import transforms
 
 from xret.heads.modules.embedding import tensors_of
 from xret.heads.retrieval.onnx import export_onnx
@@ -22,6 +25,8 @@ from xret.pipeline.errors import RunError
 
 for package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(package, reason=f"{package} is not here: pip install 'xret[onnx]'")
+from xret.heads.retrieval.onnx_search import Model, pixels  # noqa: E402
+
 TEXTS = ["a red side and a blue side", "green", "Grey beside\tGREEN, and a well-known thing’s side!"]
 # What a user has: search.py, and no module of ours or of torch.
 BLOCKED = """
@@ -34,8 +39,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def require_equal(retriever, folder, files):
     """Compare embeddings and scores of a folder's graphs with those of its run."""
-    from xret.heads.retrieval.onnx_search import Model
-
     model = Model(folder)
     image, text = model.embed_images(files), model.embed_texts(TEXTS)
     ours = retriever.encode_images(files), retriever.encode_text(TEXTS, warn=False)
@@ -84,6 +87,12 @@ def test_a_search_needs_neither_torch_nor_xret(tiny, tmp_path):
     assert [float(line.split()[0]) for line in lines] == pytest.approx(
         scores.sort(descending=True)[0].tolist(), abs=2e-3
     )
+    small = call("export", run, "--to", "onnx", "--dtype", "int8", "--out", tmp_path / "small", "--json").stdout
+    small = json.loads(small)
+    assert small["bytes"] < about["bytes"]
+    assert all(0.95 < cosine < 1 for cosine in small["least_cosine"].values())
+    whole, bytes_ = (Model(tmp_path / name).embed_texts(TEXTS)["text_embedding"] for name in ("model", "small"))
+    assert 0.95 < (whole * bytes_).sum(-1).min() < 1
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer(TEXTS)["input_ids"] == retriever.text_encoders[0][0].tokenize(TEXTS)
     assert "exists already" in refused("export", run, "--to", "onnx", "--out", tmp_path / "model")
@@ -97,13 +106,35 @@ def test_a_search_needs_neither_torch_nor_xret(tiny, tmp_path):
         ("linear", "open_clip:small-ViT", "open_clip:small-ViT"),
         ("maxmatch", "timm:small_swin", "words"),
         ("gaussian-vsepp", "timm:small_registers", "words"),
+        ("gaussian-vsrn", "hf:siglip", "words"),
+        ("vse-infty", "hf:beit", "hf:clip"),
+        ("pcmepp", "resnet18", "words"),
+        ("pcme", "timm:small_registers", "hf:t5"),
+        ("pvse", "hf:dinov2", "hf:siglip"),
     ],
 )
 def test_graphs_give_what_the_run_does(tiny, tmp_path, recipe, visual, text):
-    weights = {"text_weights": "random:0"} if ":" in text else {}
-    retriever = Retriever(tiny.run(recipe, visual, text=text, **weights), device="cpu")
+    options = {"visual_weights": None} if visual.startswith("hf:") else {}
+    if visual.startswith("hf:"):
+        visual = f"hf:{save_image_model(tmp_path / 'image', visual[3:])}"
+    if text.startswith("hf:"):
+        text = f"hf:{save_text_model(tmp_path / 'text', text[3:])}"
+    elif ":" in text:
+        options["text_weights"] = "random:0"
+    retriever = Retriever(tiny.run(recipe, visual, text=text, **options), device="cpu")
     export_onnx(retriever, tmp_path / "model")
     require_equal(retriever, tmp_path / "model", tiny.pictures)
+
+
+def test_pictures_are_cut_as_their_library_does(tmp_path):
+    ramp = Image.fromarray(np.broadcast_to(np.arange(43, dtype=np.uint8)[None, :, None], (36, 43, 3)))
+    how = {"size": {"shortest_edge": 36}, "resample": 3, "crop_size": {"height": 32, "width": 32}}
+    how |= {"rescale_factor": 1, "image_mean": [0, 0, 0], "image_std": [1, 1, 1]}
+    of_transformers = transformers.CLIPImageProcessor(size={"shortest_edge": 36}, crop_size=how["crop_size"])
+    expected = of_transformers(ramp, do_normalize=False, do_rescale=False)["pixel_values"][0][0, 0, 0]
+    assert pixels(ramp, how | {"crop_offset": "floor"})[0, 0, 0] == float(expected) == 5
+    expected = transforms.CenterCrop(32)(transforms.PILToTensor()(ramp))[0, 0, 0]
+    assert pixels(ramp, how | {"crop_offset": "round"})[0, 0, 0] == float(expected) == 6
 
 
 def test_what_cannot_be_exported_is_named(made, tmp_path, monkeypatch):
@@ -123,8 +154,6 @@ def test_what_cannot_be_exported_is_named(made, tmp_path, monkeypatch):
 
 def test_a_text_without_words_is_refused_by_the_search(tmp_path):
     from tokenizers import Tokenizer, models
-
-    from xret.heads.retrieval.onnx_search import Model
 
     Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "about.json").write_text('{"prompt": "{}"}')

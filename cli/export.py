@@ -16,13 +16,14 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
     required=True,
     type=NEW_FOLDER,
     metavar="FILE.parquet|FILE.safetensors|FOLDER",
-    help="A new file or folder; a folder gets .npy files and a data set card.",
+    help="A new file or folder; a folder gets .npy files and a data set card. Hard negatives are a FILE.jsonl.",
 )
 @click.option(
     "--to",
-    type=click.Choice(["embeddings", "onnx"]),
+    type=click.Choice(["embeddings", "onnx", "hard-negatives"]),
     default="embeddings",
-    help="What is written: the embeddings of RUN's store, or RUN with its encoders as ONNX graphs.",
+    help="What is written: the embeddings of RUN's store, RUN with its encoders as ONNX graphs, or the negatives that"
+    " RUN ranks highest in a split (train).",
 )
 @click.option(
     "--since",
@@ -33,7 +34,7 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
 )
 @embedding_options
 def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | None, dtype: str, **options: Any) -> None:
-    """Write the embeddings of a run, or the run as ONNX graphs.
+    """Write the embeddings of a run, the run as ONNX graphs, or its hard negatives.
 
     Embeddings are those of all images and captions of the store, or of a split, with ids, file names and texts. Vectors
     have unit length where RUN compares by cosine, so that a dot product ranks as RUN does.
@@ -45,18 +46,28 @@ def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | No
     xret export run --out small.npy --dims 64 --dtype int8
     xret export run --out embeddings  # a folder of .npy and .jsonl
     xret export run --to onnx --out model  # without xret and torch
+    xret export run --to hard-negatives --out negatives.jsonl
     """
     from ..heads.retrieval.export import export_embeddings
     from ..heads.retrieval.retriever import Retriever
 
+    if to != "embeddings" and (dims is not None or since or options["hubness"]):
+        raise click.UsageError(f"--to {to} takes no --dims, --since and --hubness; leave them out")
     if to == "onnx":
-        if dims is not None or dtype != "float32" or since or options["split"] or options["hubness"]:
-            raise click.UsageError("--to onnx takes no --split, --since, --dims, --dtype and --hubness; leave them out")
+        if options["split"]:
+            raise click.UsageError("--to onnx takes no --split; leave it out")
         from ..heads.retrieval.onnx import export_onnx
 
-        about = export_onnx(Retriever(run, **options | {"device": "cpu"}), out)
+        about = export_onnx(Retriever(run, **options | {"device": "cpu"}), out, dtype=dtype)
         graphs = ", ".join(f"{name}.onnx" for name in about["graphs"])
-        show(about, f"{out}: {graphs} and search.py, {in_bytes(about['bytes'])}; {about['measure']}")
+        least = "".join(f"; least cosine with float32 ({k}): {v:.3f}" for k, v in about.get("least_cosine", {}).items())
+        show(about, f"{out}: {graphs} and search.py, {in_bytes(about['bytes'])}; {about['measure']}{least}")
+        return
+    if to == "hard-negatives":
+        from ..heads.retrieval.negatives import export_negatives
+
+        found = export_negatives(Retriever(run, **options | {"split": options["split"] or "train"}), out)
+        show(found, f"{out}: {counted(found['lines'], 'line')} of split '{found['split']}'")
         return
     summary = export_embeddings(Retriever(run, **options), out, dims=dims, dtype=dtype, since=since)
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())

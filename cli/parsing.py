@@ -176,7 +176,7 @@ embedding_options = together(
         "--dtype",
         type=click.Choice(["float32", "int8"]),
         default="float32",
-        help="The embeddings' type; int8 takes one byte a number.",
+        help="The type of embeddings, or of weights (--to onnx); int8 takes one byte a number.",
     ),
     hubness_option,
     trust_option,

@@ -1,0 +1,36 @@
+"""Hard negatives: the highest scores that are wrong, by a loop over all pairs."""
+
+import json
+
+import pytest
+from command_line import refused
+from command_line import run as call
+
+from xret.heads.retrieval.retriever import Retriever
+
+
+def test_negatives_are_the_highest_scores_that_are_wrong(made, tmp_path):
+    words = ("export", made.run("setdiv"), "--to", "hard-negatives", "--out")
+    assert "lines of split 'train'" in call(*words, tmp_path / "n.jsonl").stdout
+    lines = [json.loads(line) for line in (tmp_path / "n.jsonl").read_text().splitlines()]
+    retriever = Retriever(made.run("setdiv"), device="cpu", split="train")
+    gallery = retriever.gallery
+    names, texts, owner = list(gallery.file_names), list(gallery.texts), gallery.caption_image.tolist()
+    scores = retriever.similarity(gallery.images, gallery.captions).tolist()
+    told = [{text for text, image in zip(texts, owner, strict=True) if image == row} for row in range(len(names))]
+    expected = {}
+    for c, i in enumerate(owner):
+        images = [(scores[row][c], names[row]) for row in range(len(names)) if texts[c] not in told[row]]
+        captions = [(scores[i][row], texts[row]) for row in range(len(texts)) if texts[row] not in told[i]]
+        expected[texts[c], names[i]] = scores[i][c], images
+        expected[names[i], texts[c]] = scores[i][c], captions
+    assert len(lines) == 2 * len(texts) and {(line["anchor"], line["positive"]) for line in lines} == expected.keys()
+    for line in lines:
+        score, wrong = expected[line["anchor"], line["positive"]]
+        best = sorted((one for one, _ in wrong), reverse=True)[:10]
+        of = {name: one for one, name in wrong}
+        assert line["positive_score"] == pytest.approx(score, abs=1e-5)
+        assert line["negative_scores"] == pytest.approx(best, abs=1e-5)
+        assert [of[name] for name in line["negatives"]] == pytest.approx(best, abs=1e-5)
+    assert "jsonl" in refused(*words, tmp_path / "n.json")
+    assert "leave them out" in refused(*words, tmp_path / "m.jsonl", "--dims", 2, code=2)

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +19,7 @@ from .errors import DeviceError, OutOfMemory
 CGROUP = Path("/sys/fs/cgroup")  # where Linux says what a container may use
 OWN_GROUPS = Path("/proc/self/cgroup")  # and in which of its groups this process is
 _GENERATORS = threading.RLock()
+_STACK: ContextVar[tuple[Sequence[torch.Generator], Sequence[int] | None] | None] = ContextVar("stack", default=None)
 _NO_HOST_MEMORY = ("DefaultCPUAllocator", "not enough memory", "Storage size calculation overflowed")
 _NO_DEVICE_MEMORY = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # where torch itself does not allocate
 
@@ -44,8 +46,55 @@ def pick_device(name: str) -> torch.device:
 
 
 def may_wait(tensor: Tensor) -> bool:
-    """Return whether shapes may follow from a tensor's values: a GPU is not waited for, and a traced graph has none."""
-    return tensor.is_cpu and not torch.compiler.is_compiling()
+    """Return whether shapes may follow from a tensor's values: a GPU is not waited for, and a traced graph has none.
+
+    Nor has `torch.vmap`, by which several heads are computed at once.
+    """
+    return tensor.is_cpu and not torch.compiler.is_compiling() and not stacked()
+
+
+def stacked() -> bool:
+    """Return whether several heads are computed at once, see `stacking`."""
+    return _STACK.get() is not None
+
+
+@contextmanager
+def stacking(generators: Sequence[torch.Generator], of_cell: Sequence[int] | None) -> Iterator[None]:
+    """Compute several heads at once by `torch.vmap`; each draws from the generator with its number, None: the first."""
+    token = _STACK.set((generators, of_cell))
+    try:
+        yield
+    finally:
+        _STACK.reset(token)
+
+
+class DrawnLots(torch.autograd.Function):
+    """Lots of 64 bits for so many values of each of several heads, drawn by the generators of `stacking`."""
+
+    generate_vmap_rule = False
+
+    @staticmethod
+    def forward(like: Tensor, number: int) -> Tensor:
+        """Draw for values that all heads have in common."""
+        ((generator, *_), _) = _STACK.get() or ((None,), None)
+        return draw_lots(number, like.device, generator)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Lots have no gradient."""
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], like: Tensor, number: int) -> tuple[Tensor, int | None]:
+        """Draw once for each generator: heads of one seed draw the same."""
+        generators, of_cell = _STACK.get() or ((), None)
+        lots = [draw_lots(number, like.device, generator) for generator in generators]
+        return (lots[0], None) if of_cell is None else (torch.stack([lots[place] for place in of_cell]), 0)
+
+
+def draw_lots(number: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
+    """Draw so many numbers of 64 bits, all alike."""
+    return torch.empty(number, dtype=torch.int64, device=device).random_(-(1 << 63), None, generator=generator)
 
 
 def cores() -> int:

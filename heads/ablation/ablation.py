@@ -9,12 +9,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import torch
@@ -39,11 +39,13 @@ from ..runs.features import Sets
 from ..runs.info import absolute
 from ..runs.run import Run
 from ..series import claim, fitting_sets, identity, make_folder, set_names, skipped
+from ..training.stacked import AT_ONCE, Stack, refusal, structure
 from ..training.train import train
 from .plan import Plan, Variant, make_plan
 from .table import Entry, Line, as_text, require_saveable, save, summarise
 
 logger = logging.getLogger("xret")
+T = TypeVar("T")
 _ONE_AT_A_TIME = threading.Lock()  # torch has one generator a process, which two trainings would share
 
 
@@ -237,20 +239,61 @@ def run_cell(cell: Cell, resident: Resident) -> Evaluation | str:
 
     `resident` has the features that other cells left in memory.
     """
+    return train_cell(cell, resident) or evaluate_cell(cell)
+
+
+def train_cell(cell: Cell, resident: Resident, stack: Stack | None = None) -> str | None:
+    """Train a cell, or resume it, perhaps with those of a `stack`; if that fails, return the sentence."""
     run = Path(cell.run)
     if not (run.parents[1] / "ablation.json").is_file():
         return f"{run.parents[1]} is missing here: --out must be a folder that all workers share"
-    try:
-        how: dict[str, Any] = {"device": cell.device, "seed": cell.seed, "resume": True}
-        train(cell.store, cell.recipe, run, resident=resident, title=cell.title if cell.alone else None, **how)
+    how: dict[str, Any] = {"device": cell.device, "seed": cell.seed, "resume": True, "stack": stack}
+    how["title"] = cell.title if cell.alone and stack is None else None
+    found = _or_sentence(lambda: train(cell.store, cell.recipe, run, resident=resident, **how))
+    return found if isinstance(found, str) else None
+
+
+def evaluate_cell(cell: Cell) -> Evaluation | str:
+    """Evaluate a cell that is trained; if that fails, return the sentence."""
+
+    def evaluated() -> Evaluation:
         also: dict[str, Any] = {"device": cell.device, "views": cell.views, "hubness": cell.hubness}
-        found = evaluate(run, store=cell.store, split=cell.split, **also)
-        write_text(run / "eval.json", json.dumps(found.to_dict(), indent=1) + "\n", RunError)
+        found = evaluate(cell.run, store=cell.store, split=cell.split, **also)
+        write_text(Path(cell.run) / "eval.json", json.dumps(found.to_dict(), indent=1) + "\n", RunError)
+        return found
+
+    return _or_sentence(evaluated)
+
+
+def _or_sentence(work: Callable[[], T]) -> T | str:
+    """Return what `work` does; of an error, which ends one cell and no other, the sentence."""
+    try:
+        return work()
     except XretError as error:
         return str(error)
-    except Exception as error:  # whatever happens to one cell, the others are trained
+    except Exception as error:
         return raised(error)
-    return found
+
+
+def _run_here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Evaluation | str]]:
+    """Yield each cell with its result; those that differ in numbers alone are trained together."""
+    groups: dict[Hashable, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.features, structure(cell.recipe)), []).append(cell)
+    for group in groups.values():
+        resident = _resident(group[0].features, 1)
+        for begin in range(0, len(group), AT_ONCE):
+            together = group[begin : begin + AT_ONCE]
+            why = refusal(group[0].recipe, group[0].store) if len(together) > 1 else None
+            if why:
+                logger.info("%s: one by one: %s", group[0].recipe.name, why)
+            if why or len(together) == 1:
+                for cell in together:
+                    yield cell, run_cell(cell, resident)
+                continue
+            trained = Stack().run([partial(train_cell, cell, resident) for cell in together])
+            for cell, future in zip(together, trained, strict=True):
+                yield cell, future.result() or evaluate_cell(cell)
 
 
 def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Evaluation | str]]:
@@ -261,8 +304,7 @@ def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Eva
     """
     if where == 1:
         try:
-            for cell in cells:
-                yield cell, run_cell(cell, _resident(cell.features, 1))
+            yield from _run_here(cells)
         finally:
             _resident.cache_clear()
         return

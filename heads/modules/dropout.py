@@ -7,15 +7,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ...pipeline.device import DrawnLots, draw_lots, stacked
+
 LOTS = 1 << 16  # of a value; those below the rate's share of them drop it
 
 
-def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """Return `x` with each value zero by the chance `rate` and the rest scaled up; `x` itself unless `training`."""
-    if x.device.type != "cpu" or not training or not rate:
-        return functional.dropout(x, rate, training)
-    lots = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None).view(torch.int16)
-    dropped = round(rate * LOTS)
+def dropout(x: Tensor, rate: float | Tensor, training: bool) -> Tensor:
+    """Return `x` with each value zero by the chance `rate` and the rest scaled up; `x` itself unless `training`.
+
+    The rate is a tensor where several heads are computed at once, each with its own, none of them 0.
+    """
+    together = stacked()
+    if not training or (isinstance(rate, float) and not rate) or not (together or x.is_cpu):
+        return functional.dropout(x, float(rate), training)
+    number = -(-x.numel() // 4)
+    lots = (DrawnLots.apply(x, number) if together else draw_lots(number, x.device)).view(torch.int16)
+    dropped = (rate * LOTS).round() if isinstance(rate, Tensor) else round(rate * LOTS)
     kept = lots[: x.numel()].view(x.shape) >= dropped - LOTS // 2
     return x * kept.to(x.dtype).mul_(LOTS / (LOTS - dropped))
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from ...pipeline.device import stacked
+
 
 def valid_rows(rows: Tensor, length: Tensor) -> Tensor:
     """Return which rows of `rows [B, N, ...]` are no padding, bool `[B, N]` on their device.
@@ -55,7 +57,10 @@ def rows_of_all(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
 
 def mean_rows(rows: Tensor, length: Tensor) -> Tensor:
     """Return the mean of the valid rows of `rows [B, N, C]`, `[B, C]`; zeros where there are none."""
-    return zero_padding(rows, length).sum(1) / length.to(rows).clamp(min=1)[:, None]
+    number = length.to(rows).clamp(min=1)[:, None]
+    if stacked():  # rows of many heads are not copied
+        return ((valid_rows(rows, length) / number).to(rows)[:, None] @ rows)[:, 0]
+    return zero_padding(rows, length).sum(1) / number
 
 
 def max_rows(rows: Tensor, length: Tensor) -> Tensor:

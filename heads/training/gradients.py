@@ -34,7 +34,7 @@ class Gradients:
 
     def __init__(self, objective: Objective, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
         self.objective, self.optimizer, self.scaler = objective, optimizer, scaler
-        self.weights = weights_of(objective.model, objective.losses)
+        self.weights: list[Tensor] = list(weights_of(objective.model, objective.losses))
         self.refused = _refusal(objective)
         self._capture = self.weights[0].is_cuda and self.refused is None
         self._seen: set[Hashable] = set()
@@ -54,12 +54,20 @@ class Gradients:
         return self.graphs[key].replay(given)
 
     def _launched(self, compute: Callable[[], Tensor], now: float) -> Callable[[], Tensor]:
-        self.optimizer.zero_grad()
+        self._forget()
         loss = compute()
         read = start_reading(loss.detach())
-        self.scaler.scale(loss[0]).backward()
+        self.scaler.scale(self.total(loss)).backward()
         self._clip(now)
         return read
+
+    def _forget(self) -> None:
+        for weight in self.weights:
+            weight.grad = None
+
+    def total(self, loss: Tensor) -> Tensor:
+        """Return what the gradients are of, from what the objective gives."""
+        return loss[0]
 
     def _clip(self, now: float) -> None:
         drop_frozen(self.optimizer, now)
@@ -71,8 +79,10 @@ class Gradients:
 
     def _recorded(self, given: Prepared, now: float) -> "_Graph":
         inputs = mapped(given, torch.clone)
-        self.optimizer.zero_grad()
+        self._forget()
         graph = torch.cuda.CUDAGraph()
+        for generator in self.objective.generators:
+            graph.register_generator_state(generator)
         # Graphs run one after the other, and so share their memory. Threads that read ahead go on meanwhile.
         pool = next((one.graph.pool() for one in self.graphs.values()), None)
         side = _side(self.weights[0].device)
@@ -80,10 +90,10 @@ class Gradients:
         # The first chooses the GPU, and puts back the thread's stream also where the second fails.
         with torch.cuda.stream(side), torch.cuda.graph(graph, **how):
             loss = self.objective.loss(inputs)
-            loss[0].backward()
+            self.total(loss).backward()
             self._clip(now)
         learned = [(weight, weight.grad) for weight in self.weights if weight.grad is not None]
-        return _Graph(graph, _tensors(inputs), loss.detach(), learned)
+        return _Graph(graph, tensors_in(inputs), loss.detach(), learned)
 
 
 # By device, one to record on: torch's own is of whichever GPU was the thread's when it first recorded something.
@@ -97,11 +107,11 @@ class _Graph:
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
     loss: Tensor
-    learned: list[tuple[nn.Parameter, Tensor]]
+    learned: list[tuple[Tensor, Tensor]]
 
     def replay(self, given: Prepared) -> Callable[[], Tensor]:
         """Compute a batch; return what waits for its loss and terms."""
-        torch._foreach_copy_(self.inputs, _tensors(given), non_blocking=True)
+        torch._foreach_copy_(self.inputs, tensors_in(given), non_blocking=True)
         self.graph.replay()
         for weight, gradient in self.learned:
             weight.grad = gradient
@@ -136,7 +146,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
     """Return the tensors in a value, in the order in which `mapped` comes upon them."""
     found: list[Tensor] = []
 

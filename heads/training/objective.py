@@ -55,6 +55,9 @@ class Objective:
     """
 
     static = True  # whether the operations of a step follow from the shapes of its batch
+    generators: (
+        tuple[torch.Generator, ...] | list[torch.Generator]
+    ) = ()  # from which a step draws beside the device's own
 
     def __init__(self, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches | None = None) -> None:
         self.recipe, self.model, self.losses = recipe, model, losses

@@ -38,6 +38,7 @@ from ..runs.run import Run, require_free
 from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
+from .stacked import Stack, StackedTrainer
 from .teacher import Teacher, taught
 from .trainer import Trainer, TrainSummary, stopped_early
 from .word_vectors import read_word_vectors
@@ -63,6 +64,7 @@ def train(
     trust: bool = False,
     resident: Resident | None = None,
     title: str | None = "",
+    stack: Stack | None = None,
 ) -> TrainSummary:
     """Train a head on the features in a store, and keep its best epoch by validation RSUM (``xret train-head``).
 
@@ -84,6 +86,7 @@ def train(
         trust: let parts of somebody's own, in a run or its `recipe.yaml` that was not trained here, run code.
         resident: features that other trainings of this process share in memory.
         title: of one training among several, see `TrainLog`.
+        stack: computes its steps with those of others, see `Stack`.
 
     Raises:
         RecipeError: the recipe, its settings or the feature sets do not fit.
@@ -134,7 +137,8 @@ def train(
         objective = Objective(recipe, model, losses, split)
         if distil is not None:
             objective.teacher = Teacher(distil, split, target, trust)
-        trainer = Trainer(objective, build_optimizer(model, losses, recipe.optimizer), target)
+        learning = objective, build_optimizer(model, losses, recipe.optimizer), target
+        trainer = Trainer(*learning) if stack is None else StackedTrainer(stack, *learning)
     require_negatives(split)
     created = run is None
     run = ready(Run, run, out, on_split(info, split))

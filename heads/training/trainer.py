@@ -293,11 +293,10 @@ class Trainer:
 
         On a GPU a step is yielded once the next one is on its way, so that nobody waits for its loss meanwhile.
         """
-        every, precision = self.recipe.runtime.checkpoint_steps, self.recipe.runtime.precision
+        every = self.recipe.runtime.checkpoint_steps
         waiting = deque[_Taken]()
-        for batch in self._split.epoch(**order, seed=self._run.info.seed, epoch=self.epoch, first=self.steps):
-            with _repeatable(self.device, precision, self._run.info.seed, self.epoch, self.steps):
-                read = self._step(batch)
+        for batch in self._epoch(**order, seed=self.seed, epoch=self.epoch, first=self.steps):
+            read = self._step(batch)
             pairs = None if self.recipe.loss["same_text"] == "positive" else len(batch.captions.length)
             values = zip(self._terms, (term.at_rest(pairs) for term in losses_of(self.losses)), strict=True)
             at_rest = {name: value for name, value in values if value is not None}
@@ -323,26 +322,35 @@ class Trainer:
         return told
 
     def _step(self, batch: Batch) -> Callable[[], Tensor]:
-        """Learn from a batch; return what waits for its loss, followed by the terms, ``[1 + T]``, on the host.
+        """Learn from a batch; return what waits for its loss, followed by the terms, ``[1 + T]``, on the host."""
+        with self.repeatable(self.seed, self.epoch, self.steps):
+            read = self.gradients(batch, self.begin_step())
+            self.change_weights(read)
+        return read
+
+    def begin_step(self) -> float:
+        """Set the learning rates of the next step; return after how many epochs it comes."""
+        now, recipe = self._epochs_at(self.steps), self.recipe
+        set_rates(self.optimizer, recipe.schedule, learning_rate(recipe.schedule, recipe.optimizer.lr, now), now)
+        return now
+
+    def change_weights(self, read: Callable[[], Tensor]) -> None:
+        """Let the gradients change the weights.
 
         Where the loss is not finite, a CPU changes no weight; a GPU is not waited for, and the training ends a step
         later without saving any.
         """
-        recipe, optimizer, scaler, now = self.recipe, self.optimizer, self.scaler, self._epochs_at(self.steps)
-        set_rates(optimizer, recipe.schedule, learning_rate(recipe.schedule, recipe.optimizer.lr, now), now)
-        read = self.gradients(batch, now)
         if self.device.type == "cpu" and not read()[0].isfinite():
-            return read
+            return
         if any(weight.grad is not None for weight in self.gradients.weights):  # the scaler takes no step of nothing
-            scaler.step(optimizer)
-            scaler.update()
-        if self.average is not None and recipe.optimizer.ema is not None:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        if self.average is not None and self.recipe.optimizer.ema is not None:
             self.average.update_parameters(self.model)
-        return read
 
     def _validate(self) -> Recalls:
         try:
-            with _repeatable(self.device, self.recipe.runtime.precision, 0):
+            with self.repeatable(0):
                 similarity = compare(self.kept, *embed(self.kept, self._val), self._texts)
             return recalls(similarity, self._caption_image, "full", "pessimistic")
         except RunError as error:
@@ -381,6 +389,21 @@ class Trainer:
         """Return the epochs so far after so many steps of the present one."""
         return self.epoch + steps / self._steps_an_epoch
 
+    @contextmanager
+    def repeatable(self, *seed: int) -> Iterator[None]:
+        """Let the same seed give the same numbers, whatever else this process trains at the same time."""
+        with drawing(self.device, *seed), deterministic(self.device), float32_as(self.recipe.runtime.precision):
+            yield
+
+    @property
+    def seed(self) -> int:
+        """That of the samples' order, and of what a step draws."""
+        return self._run.info.seed
+
+    def _epoch(self, **order: Any) -> Iterator[Batch]:
+        """Yield the batches of an epoch; see `Batches.epoch`."""
+        return self._split.epoch(**order)
+
     @property
     def _last_rate(self) -> float:
         """The learning rate of the epoch's last step so far, before the factors of its parts."""
@@ -391,10 +414,3 @@ class Trainer:
 def stopped_early(epochs: int, best_epoch: int, patience: int | None) -> bool:
     """Return whether the last `patience` epochs have not been better than the best."""
     return patience is not None and epochs - best_epoch >= patience
-
-
-@contextmanager
-def _repeatable(device: torch.device, precision: str, *seed: int) -> Iterator[None]:
-    """Let the same seed give the same numbers, whatever else this process trains at the same time."""
-    with drawing(device, *seed), deterministic(device), float32_as(precision):
-        yield

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 from torch.utils.checkpoint import checkpoint
 
-from ....pipeline.device import on_host, send
+from ....pipeline.device import on_host, send, stacked
 from ..aggregators.aggregated import Aggregated
 from ..embedding import Embedding
 from ..similarity.shared import check, precise
@@ -77,10 +77,16 @@ class BlockLoss(Loss, ABC):
             positives: of the batch, in the order of the blocks.
         """
 
+    @abstractmethod
+    def of_matrix(self, logits: Tensor, positives: Tensor) -> Tensor:
+        """Return the loss of the logits `[I, C]` of all pairs, by operations that `torch.vmap` has; a scalar."""
+
     def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated, pairs: Pairs | None = None) -> Tensor:
         """Return the loss of `similarity [I, C]` under `positives [I, C]`, which may be listed as `pairs`; a scalar."""
         # Finite before they are multiplied: 0 * inf would reach the gradient of the factor.
         logits = self.factor() * threshold(similarity.to(precise(similarity)), FARTHEST, FARTHEST)
+        if stacked():
+            return self.of_matrix(logits, positives)
         own = pairs or pairs_of(positives)
         parts = self.of_block(logits, own, Pairs(own.rows[:0], own.columns[:0]))
         return self.total(Parts(parts.own, parts.images[None], parts.captions[None]), own)

@@ -58,7 +58,8 @@ class InfoNCE(BlockLoss):
         if not self.logarithm:
             return self.scale
         # The logarithm itself is kept below the bound, as CLIP does: a bounded scale would have no gradient to fall by.
-        self.scale.data.clamp_(max=math.log(LARGEST_SCALE))
+        with torch.no_grad():
+            self.scale.copy_(self.scale.clamp(max=math.log(LARGEST_SCALE)))
         return self.scale.exp()
 
     def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Parts:
@@ -75,6 +76,12 @@ class InfoNCE(BlockLoss):
         )
         negatives = torch.stack([images[positives.rows], captions[positives.columns]])
         return softplus(negatives - parts.own).sum() / (2 * max(len(parts.own), 1))
+
+    def of_matrix(self, logits: Tensor, positives: Tensor) -> Tensor:
+        """Return the loss of the logits `[I, C]` of all pairs."""
+        others = logits.masked_fill(positives, torch.finfo(logits.dtype).min)
+        terms = softplus(others.logsumexp(1, keepdim=True) - logits) + softplus(others.logsumexp(0) - logits)
+        return terms.masked_fill(~positives, 0).sum() / (2 * positives.sum().clamp(min=1))
 
 
 class _LogSumExps(torch.autograd.Function):

@@ -47,3 +47,8 @@ class Sigmoid(BlockLoss):
     def total(self, parts: Parts, positives: Pairs) -> Tensor:
         """Return the loss, a scalar."""
         return parts.images.sum() / parts.captions.shape[1]
+
+    def of_matrix(self, logits: Tensor, positives: Tensor) -> Tensor:
+        """Return the loss of the logits `[I, C]` of all pairs."""
+        logits = logits + self.bias
+        return softplus(torch.where(positives, -logits, logits)).sum() / logits.shape[1]

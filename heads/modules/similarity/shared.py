@@ -5,7 +5,9 @@ from typing import Any, ClassVar, NamedTuple, cast
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import normalize
 
+from ....pipeline.device import stacked
 from ..embedding import Embedding, Joint, Sequence, kind_of, shape_of
 from ..padding import valid_rows
 from ..parameters import Part
@@ -87,7 +89,8 @@ SIMILARITIES: Registry[Similarity] = Registry("similarity", Similarity, "xret.si
 
 def unit(x: Tensor) -> Tensor:
     """Return the rows of `x [..., D]` with length one (zero rows stay zero), in float32 at least."""
-    return cast(Tensor, _Unit.apply(x.to(precise(x))))
+    x = x.to(precise(x))
+    return normalize(x, dim=-1) if stacked() else cast(Tensor, _Unit.apply(x))
 
 
 class _Unit(torch.autograd.Function):

@@ -38,7 +38,7 @@ GROUNDS = {
     "black": (50, 58, 92),
 }
 PAPER = (252, 250, 246)  # the rim of an object
-SHADOW = (30, 30, 60), 70  # its colour, and how much of it, of 255
+SHADOW, DEPTH = (30, 30, 60), 70  # of 255: how much of its colour a shadow has
 WIDER = 4  # pixels that a shadow is wider than its object, on each side
 SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "heart", "ring")
 SIZES = {"big": (58, 68), "small": (34, 42)}  # shortest and longest side of the box in pixels
@@ -108,7 +108,7 @@ def draw(scene: Scene, random: Random) -> Image.Image:
         ink = (red * 3 // 5, green * 3 // 5, blue * 3 // 5) if is_light else PAPER
         fill = _lit(_shade(COLOURS[thing.colour], random), side, 12)
         fill.paste(ink, (0, 0), _texture(thing.texture, side, random.random() < 0.5))
-        canvas.paste(SHADOW[0], (x - WIDER, y - WIDER), _shadow(thing.shape, side))
+        canvas.paste(SHADOW, (x - WIDER, y - WIDER), _shadow(thing.shape, side))
         canvas.paste(PAPER, (x, y), _mask(thing.shape, side, 1.0))
         canvas.paste(fill, (x, y), _mask(thing.shape, side, 0.88))
     return canvas
@@ -146,7 +146,7 @@ def _texture(texture: str, side: int, turned: bool) -> Image.Image:
 def _shadow(shape: str, side: int) -> Image.Image:
     """Return what a shape shades: faint, soft and a little below it."""
     shadow = Image.new("L", (side + 2 * WIDER, side + 2 * WIDER))
-    shadow.paste(SHADOW[1], (WIDER, WIDER + 1), _mask(shape, side, 1.0))
+    shadow.paste(DEPTH, (WIDER, WIDER + 1), _mask(shape, side, 1.0))
     return shadow.filter(ImageFilter.BoxBlur(1))
 
 

@@ -26,9 +26,9 @@ from .parsing import RUN, data_root_option, device_option, other_store_option, s
 def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
     """Write an HTML page about one run, or several side by side.
 
-    The page is one file and needs no network. It has the settings, tables with the frozen encoders and chance, training
-    curves, where runs disagree, galleries of queries, attention, and what each element finds. Without --data-root, ids
-    and captions replace pictures.
+    The page is one file and needs no network. It has bars and tables with the frozen encoders and chance, attention,
+    galleries of queries, what each element finds, where runs disagree, training curves and the settings. Without
+    --data-root, ids and captions replace pictures.
 
     \b
     xret report run --data-root DIR

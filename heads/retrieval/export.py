@@ -224,7 +224,7 @@ def _only_new(export: Export, earlier: dict[str | Path, Export]) -> Export:
             if changed := _changed(side, other, [*ids.values()], export, [row_of[id_] for id_ in ids]):
                 raise RunError(
                     f"{_listed(side, changed)} of {place} had another text, picture or embedding under the same"
-                    f" id; write all without {option('since')} (new rows of a file without ids belong at its end)"
+                    f" id; write all without {option('since')} (new captions of a picture belong behind its old ones)"
                 )
         about["gone"][side] = gone = [id_ for id_ in known if id_ not in row_of]
         if gone:

@@ -28,7 +28,7 @@ from ..modules.embedding import Embedding, Gaussian, concatenate, each
 class Hit:
     """One result of a search: an image with its `file_name` below the image folder, or a `caption`, the text.
 
-    `rank` counts from 1, `id` is the image's, or the caption's number, `score` the run's similarity (larger is closer),
+    `rank` counts from 1, `id` is the image's or the caption's, `score` the run's similarity (larger is closer),
     `probability` that the answer fits, see the module `calibration`, and `uncertainty` that of a Gaussian, see
     `Gaussian.log_determinant`.
     """
@@ -112,8 +112,8 @@ class Gallery(Searched):
         ranker: what embeds them.
         splits: whose they are; without a choice all those of which features are there.
         image_ids, file_names: of the images, I.
-        caption_ids: the captions' numbers, as text, C; where numbers stand twice the id of the image and the caption's
-            place in it, ``IMAGE#0``, which a store that grows keeps.
+        caption_ids: the captions' numbers, C; if pictures go by their file names, or numbers stand twice, the id of the
+            picture and the caption's place there, ``photo.jpg#0``. A store that grows keeps them.
         texts: the captions, C.
         caption_image: the row of each caption's image, int64 [C].
 
@@ -131,7 +131,7 @@ class Gallery(Searched):
         numbers = cache.sentids(begin, end)[batches.caption_rows - begin]
         self.caption_ids = [str(number) for number in numbers]
         self.caption_image: np.ndarray = batches.caption_image
-        if len(np.unique(numbers)) < len(numbers):  # a source that numbers the captions of each image separately
+        if self.image_ids == self.file_names or len(np.unique(numbers)) < len(numbers):
             places = batches.caption_rows - cache.caption_start[self.owners("captions")]
             owners = self.caption_image.tolist()
             self.caption_ids = [f"{self.image_ids[row]}#{k}" for row, k in zip(owners, places, strict=True)]

@@ -63,14 +63,16 @@ def test_files_are_found_below_the_folder_of_the_images_and_nowhere_else(run, tm
         open_gallery(run, make_store(tmp_path / "s.zarr", mark="../"), data_root=tmp_path)
 
 
-def test_captions_whose_numbers_stand_twice_have_ids_of_their_own(run, monkeypatch):
+@pytest.mark.parametrize("named", [False, True], ids=["numbers stand twice", "named by their files"])
+def test_captions_without_numbers_of_their_own_are_counted_in_their_picture(run, monkeypatch, named):
     texts = open_gallery(run, split="val").texts
-    monkeypatch.setattr(FeatureCache, "sentids", lambda cache, first, end: np.arange(first, end) % 2)
-    gallery = open_gallery(run, split="val")
-    cache = FeatureCache.open(str(run.parent / "small.zarr"))
+    if named:
+        monkeypatch.setattr(FeatureCache, "ids", FeatureCache.file_names)
+    else:
+        monkeypatch.setattr(FeatureCache, "sentids", lambda cache, first, end: np.arange(first, end) % 2)
+    gallery, cache = open_gallery(run, split="val"), FeatureCache.open(str(run.parent / "small.zarr"))
     rows = np.arange(cache.captions)[cache.caption_set().rows_of("val")]
-    places = [
-        (image, row - cache.caption_start[image]) for image, row in zip(cache.caption_image[rows], rows, strict=True)
-    ]
-    assert gallery.caption_ids == [f"{image}#{k}" for image, k in places]
+    counted = [(image, k) for image, count in enumerate(cache.caption_count) for k in range(count)]
+    expected = [counted[row] for row in rows]
+    assert gallery.caption_ids == [f"{image}{'.jpg' * named}#{k}" for image, k in expected]
     assert gallery.texts == texts == cache.caption_texts(int(rows[0]), int(rows[-1]) + 1)

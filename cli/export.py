@@ -20,10 +20,10 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
 )
 @click.option(
     "--to",
-    type=click.Choice(["embeddings", "onnx", "hard-negatives"]),
+    type=click.Choice(["embeddings", "onnx", "immich", "hard-negatives"]),
     default="embeddings",
-    help="What is written: the embeddings of RUN's store, RUN with its encoders as ONNX graphs, or the negatives that"
-    " RUN ranks highest in a split (train).",
+    help="What is written: the embeddings of RUN's store; RUN with its encoders as ONNX graphs or as a model of immich;"
+    " or the negatives that RUN ranks highest in a split (train).",
 )
 @click.option(
     "--since",
@@ -51,11 +51,20 @@ def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | No
     from ..heads.retrieval.export import export_embeddings
     from ..heads.retrieval.retriever import Retriever
 
-    if to != "embeddings" and (dims is not None or since or options["hubness"]):
-        raise click.UsageError(f"--to {to} takes no --dims, --since and --hubness; leave them out")
+    typed = dims is not None or since or options["hubness"] or (dtype != "float32" and to != "onnx")
+    if to != "embeddings" and typed:
+        raise click.UsageError(
+            f"--to {to} takes no --dims, --since, --hubness and, but for onnx, --dtype; leave them out"
+        )
+    if to in ("onnx", "immich") and options["split"]:
+        raise click.UsageError(f"--to {to} takes no --split; leave it out")
+    if to == "immich":
+        from ..heads.retrieval.immich import export_immich
+
+        about = export_immich(Retriever(run, **options | {"device": "cpu"}), out)
+        show(about, f"{out}: clip/{about['name']} for immich's model cache, {in_bytes(about['bytes'])}")
+        return
     if to == "onnx":
-        if options["split"]:
-            raise click.UsageError("--to onnx takes no --split; leave it out")
         from ..heads.retrieval.onnx import export_onnx
 
         about = export_onnx(Retriever(run, **options | {"device": "cpu"}), out, dtype=dtype)

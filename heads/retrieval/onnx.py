@@ -293,9 +293,9 @@ def write_graph(
 
     tensors = {key: tensor for key, (tensor, _) in inputs.items()}
     made: tuple[Tensor, ...] = module.eval()(*tensors.values())
-    axes: Any = {key: names for key, (_, names) in inputs.items()}
+    axes: tuple[Any, ...] = tuple(names for _, names in inputs.values())
     if isinstance(module, _Scores):
-        axes = (tuple(axes.values()),)
+        axes = (axes,)
     size = sum(value.nbytes for value in module.state_dict().values())
     smaller = {  # a single sample, with a token less
         key: tensor[:1, :-1] if 1 in inputs[key][1] else tensor[:1] for key, tensor in tensors.items()

@@ -1,17 +1,21 @@
 """`xret serve` under load: milliseconds and memory with many clients at once, over a gallery of generated vectors.
 
-    python tests/benchmarks/service.py --images 1000000 --text hf:sentence-transformers/all-MiniLM-L6-v2 --index
+    python tests/benchmarks/service.py --images 1000000 --text hf:sentence-transformers/all-MiniLM-L6-v2 \\
+        --index IVF512,SQ8
 
-The store has a vector of 512 numbers for each image and the captions of the first ones, read by a real encoder; a
-`linear` head of 512 dimensions is trained on these for an epoch. Each client sends texts to ``POST /search``, the next
-as soon as it has the answer to the last, so that a query waits for those of all others; `alone` is a single client.
+The first images have captions, read by a real encoder. Each image has a vector of 512 numbers, a projection of one
+caption's and noise; a `linear` head of 512 dimensions learns to undo that in a moment. Each client sends texts to
+``POST /search``, the next as soon as it has the answer to the last, so that a query waits for those of all others;
+`alone` is a single client.
 Any status but 200 ends the benchmark. Memory is that of the server's process, with what it maps of an index
 (`resident`), and without (`private`). Prints a JSON line a step.
 """
 
 import http.client
 import json
+import math
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,6 +42,7 @@ from xret.pipeline.store.create import SetFacts, caption_set, image_set
 from xret.pipeline.store.store import open_for_writing
 
 WIDTH, TRAIN, VAL = 512, 800, 200
+NOISE = 0.7  # length of what an image's vector adds to the unit vector of a caption
 WORDS = ["a", "the", "red", "blue", "old", "big", "small", "dog", "cat", "man", "child", "boat", "car", "runs", "sits"]
 
 
@@ -57,22 +62,31 @@ def make_store(url: Path, images: int, text: str) -> str:
     samples = tuple(ImageSample(str(n), f"{n}.jpg", of[n], -1, said[n]) for n in range(images))
     encoder, rng = load_text(EncoderSpec(text), "cpu"), np.random.default_rng(0)
     ids, made = encoder.tokenize(texts), {"spec": encoder.spec.to_json()}
+    local, pooled = encoder.encode(ids)
+    centres = pooled @ rng.standard_normal((pooled.shape[1], WIDTH), np.float32)
+    centres /= np.linalg.norm(centres, axis=1, keepdims=True)
     vectors = SetFacts("vectors", "global", {"encoder": "generated"}, "float16", None, WIDTH)
     widths = encoder.channels, encoder.global_channels
     tokens = SetFacts(encoder.name, "tokens", encoder.identity, "float16", *widths, encoder.versions, extra=made)
     with open_for_writing(str(url), Samples("generated", samples, edges, "0"), ["full"]) as store:
-        features, captions = image_set(store, vectors), caption_set(store, tokens, np.array([len(row) for row in ids]))
+        features = image_set(store, vectors)
+        captions = caption_set(store, tokens, np.array([len(row) for row in ids]))
         for chunk in range(features.chunks):
-            arrays = features.blank(chunk)
-            arrays["global"], arrays["status"][:] = rng.standard_normal(arrays["global"].shape, np.float32), OK
+            arrays, rows = features.blank(chunk), np.arange(*features.rows_in(chunk))
+            noise = rng.standard_normal((len(rows), WIDTH), np.float32) * (NOISE / math.sqrt(WIDTH))
+            arrays["global"], arrays["status"][:] = centres[rows % len(centres)] + noise, OK
             features.write(chunk, arrays)
+        token, begin = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
         for chunk in range(captions.chunks):
-            arrays, rows = captions.blank(chunk), ids[slice(*captions.rows_in(chunk))]
-            count = np.array([len(row) for row in rows])
-            local, arrays["global"] = encoder.encode(rows)
-            arrays["local"][: len(local)], arrays["token"][: len(local)] = local, np.concatenate(rows)
-            arrays["start"] = chunk * captions.array_of("token").chunks[0] + count.cumsum() - count
-            arrays["length"], arrays["status"][:] = count, OK
+            (first, last), arrays = captions.rows_in(chunk), captions.blank(chunk)
+            here, rows = slice(begin[first], begin[last]), slice(begin[last] - begin[first])
+            arrays["local"][rows], arrays["token"][rows], arrays["global"] = (
+                local[here],
+                token[here],
+                pooled[first:last],
+            )
+            arrays["start"] = chunk * captions.array_of("token").chunks[0] + begin[first:last] - begin[first]
+            arrays["length"], arrays["status"][:] = np.diff(begin[first : last + 1]), OK
             captions.write(chunk, arrays)
     return str(url)
 
@@ -116,33 +130,33 @@ def load(step: str, address: str, clients: int, seconds: float) -> None:
 
 
 def memory(process: int) -> dict[str, int]:
-    """Return the MiB that a process has in memory, and those of them that are no files."""
-    status = Path(f"/proc/{process}/status").read_text()
-    of = {line.partition(":")[0]: line.split()[1] for line in status.splitlines() if line.startswith("Rss")}
-    return {"private": int(of["RssAnon"]) >> 10, "resident": (int(of["RssAnon"]) + int(of["RssFile"])) >> 10}
+    """Return the MiB that a process has in memory, the most that it has had, and what of the first is no file."""
+    found = re.findall(r"^(\w+):\s+(\d+) kB$", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)
+    of = {name: int(kib) >> 10 for name, kib in found}
+    return {"resident": of["VmRSS"], "peak": of["VmHWM"], "private": of["RssAnon"]}
 
 
 @click.command()
 @click.option("--images", default=10_000, show_default=True)
 @click.option("--text", required=True, help="The encoder of texts, as of `xret extract`.")
-@click.option("--index", is_flag=True, help="Search with an index.")
+@click.option("--index", metavar="FACTORY", help="Search with an index, as of `xret index --factory`.")
 @click.option("--clients", default=20, show_default=True)
 @click.option("--seconds", default=60.0, show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep store, run and index here, and take them up.")
 @small(images=TRAIN + VAL + 200, clients=3, seconds=1.0)
-def main(images: int, text: str, index: bool, clients: int, seconds: float, folder: Path | None) -> None:
+def main(images: int, text: str, index: str | None, clients: int, seconds: float, folder: Path | None) -> None:
     """How long a query takes, and what memory, when many ask at once."""
     with tempfile.TemporaryDirectory() as scratch:
         place = folder or Path(scratch)
         url, run, options = place / "s.zarr", place / "run", []
         if not run.exists():
             say(what="store", images=images, seconds=seconds_of(lambda: make_store(url, images, text)))
-            settings = ["model.dim=512", "schedule.epochs=1", "schedule.warmup_epochs=0"]
+            settings = ["model.dim=512", "schedule.epochs=5", "schedule.warmup_epochs=0"]
             train(str(url), load_recipe("linear", settings), run, device="cpu")
         if index:
             options = ["--index", str(place / "index")]
             if not (place / "index").exists():
-                words = [sys.executable, "-m", "xret.cli", "index", str(run), "--out", options[1]]
+                words = [sys.executable, "-m", "xret.cli", "index", str(run), "--out", options[1], "--factory", index]
                 say(what="index", seconds=seconds_of(lambda: subprocess.run(words, check=True, stdout=sys.stderr)))
         began = time.perf_counter()
         with served(str(run), *options) as (process, address):

@@ -90,6 +90,14 @@ def test_what_reads_a_store(tmp_path):
     assert list(table("frozen_table", store, *chosen)) == [images]
 
 
+@pytest.mark.slow
+def test_the_server_under_load(tmp_path):
+    found = {line["what"]: line for line in lines("service", "--text", f"hf:{save_bert(tmp_path / 'b')}")}
+    assert list(found) == ["store", "ready", "alone", "together", "afterwards"]
+    assert found["together"]["queries"] >= found["together"]["clients"] == 3
+    assert 0 < found["together"]["median"] <= found["together"]["p95"]
+
+
 def test_the_closed_form_beside_trained_heads(tmp_path):
     store = small_store.make_store(tmp_path / "s.zarr", train=16, val=12, test=12, text="tokens")
     rows = table("few_pairs", store, "--out", tmp_path / "pairs")

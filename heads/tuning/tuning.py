@@ -14,9 +14,10 @@ while one trains trials, OUT/lock while one looks into the journal and changes i
 import fcntl
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,15 @@ from ..runs.info import absolute
 from ..runs.run import Run, copy_sources, recipe_text
 from ..series import as_text, claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.callbacks import Callback
+from ..training.stacked import Stack, refusal, structure
 from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
 
 logger = logging.getLogger("xret")
-STARTUP = 6  # trials that are drawn at random before the sampler learns from them
+STARTUP = 6  # trials that are drawn at random before the sampler learns from them; so many are trained together
 SHOWN = 5  # trials in the table, or fewer where it would be wider than
 WIDTH = 80  # columns
+_Asked = tuple[optuna.Study, optuna.Trial]
 _OWN = "own"  # marks a trial of the recipe's own values
 _STATUS = {TrialState.COMPLETE: "done", TrialState.PRUNED: "pruned", TrialState.FAIL: "failed"}
 
@@ -227,15 +230,31 @@ def _count_lost(opened: optuna.Study) -> None:
 
 
 def _train_trials(study: _Study) -> None:
-    resident = Resident()
-    while True:
-        with _locked(study.root / "lock"):
+    resident, why = Resident(), refusal(study.recipe, study.store)
+    if why:
+        logger.info("trained one by one: %s", why)
+    while asked := list(_asked(study, 1 if why else STARTUP)):
+        groups: dict[Hashable, list[_Asked]] = {}
+        for opened, trial in asked:
+            recipe = load_recipe(study.name, study.settings | trial.params)
+            groups.setdefault(structure(recipe), []).append((opened, trial))
+        for group in groups.values():
+            trainings = [partial(_train_trial, study, *one, resident) for one in group]
+            for ended in Stack().run(trainings) if len(group) > 1 else ():
+                ended.result()
+            if len(group) == 1:
+                trainings[0](None)
+
+
+def _asked(study: _Study, number: int) -> Iterator[_Asked]:
+    """Yield as many new trials as are left, at most this number."""
+    with _locked(study.root / "lock"):
+        for _ in range(number):
             opened = study.open()
             waiting = [one.state is TrialState.WAITING for one in opened.trials]
             if len(waiting) >= study.trials and not any(waiting):
                 return
-            trial = opened.ask(study.space)
-        _train_trial(study, opened, trial, resident)
+            yield opened, opened.ask(study.space)
 
 
 class _Pruner(Callback):
@@ -251,13 +270,16 @@ class _Pruner(Callback):
             raise optuna.TrialPruned
 
 
-def _train_trial(study: _Study, opened: optuna.Study, trial: optuna.Trial, resident: Resident) -> None:
+def _train_trial(
+    study: _Study, opened: optuna.Study, trial: optuna.Trial, resident: Resident, stack: Stack | None
+) -> None:
     run, pruner = study.root / "trials" / str(trial.number), _Pruner(trial, study.recipe.schedule.epochs)
     state, error = TrialState.FAIL, None
 
     try:
         recipe = load_recipe(study.name, study.settings | trial.params)
-        how: dict[str, Any] = {"device": study.device, "seed": study.seed, "title": f"trial {trial.number}"}
+        how: dict[str, Any] = {"device": study.device, "seed": study.seed, "stack": stack}
+        how["title"] = f"trial {trial.number}" if stack is None else None
         train(study.store, recipe, run, resident=resident, callbacks=[pruner], **how)
         state = TrialState.COMPLETE
     except optuna.TrialPruned:

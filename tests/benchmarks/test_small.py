@@ -54,7 +54,7 @@ def test_the_cost_of_retrieval():
 
 
 @pytest.mark.parametrize(
-    "command", ["gpu", "similarity", "search", "reading speed", "extraction memory", "extraction resume"]
+    "command", ["gpu", "stacked", "similarity", "search", "reading speed", "extraction memory", "extraction resume"]
 )
 def test_what_prints_lines(command):
     assert all(isinstance(line, dict) for line in lines(command))

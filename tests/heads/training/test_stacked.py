@@ -57,10 +57,14 @@ def assert_same(first, second):
         assert one.info.best_epoch == other.info.best_epoch
 
 
+QUICK = {("words", "linear"), ("tokens", "mlp"), ("tokens", "vsepp")}
+EVERY = [("words", name) for name in sorted(WORDS)] + [("tokens", name) for name in ALL]
+
+
 @pytest.mark.parametrize(
-    ("text", "name"), [("words", name) for name in sorted(WORDS)] + [("tokens", name) for name in ALL]
+    ("text", "name"), [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for one in EVERY]
 )
-def test_each_cell_is_what_its_own_training_makes_of_it(name, text, stores, tmp_path, monkeypatch):
+def test_each_cell_is_what_its_own_training_makes_of_it(name, text, stores, tmp_path, caplog):
     if text == "tokens" and name.endswith("vsrn"):
         pytest.skip("it writes words")
     store, recipes = stores("grid", text), cells(name, 10, *NUMBERS)
@@ -69,10 +73,11 @@ def test_each_cell_is_what_its_own_training_makes_of_it(name, text, stores, tmp_
     if refusal(recipes[0], store):
         return
     assert len({structure(recipe) for recipe in recipes}) == 1
-    if stacked:
-        monkeypatch.setattr(Stack, "_refuse", None)
+    caplog.set_level("INFO", "xret")
+    together = trained(store, recipes, tmp_path / "together", seeds=(0, 3))
+    assert ("at once" in caplog.text) == stacked
     assert_same(
-        trained(store, recipes, tmp_path / "together", seeds=(0, 3)),
+        together,
         trained(store, recipes, tmp_path / "alone", seeds=(0, 3), together=False),
     )
 

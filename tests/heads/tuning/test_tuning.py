@@ -108,6 +108,19 @@ def test_the_best_run_is_evaluated_with_hubness_corrected(stores, whole, tmp_pat
     assert "hubness" in str(found)
 
 
+def test_trials_that_can_be_are_trained_together(stores, tmp_path, caplog):
+    caplog.set_level("INFO", "xret")
+    first, again = (tuned(stores(), tmp_path / name, "linear") for name in ("first", "again"))
+    assert "6 trainings at once" in caplog.text
+    assert numbers(first.trials) == numbers(again.trials)
+    assert {trial.status for trial in first.trials} == {"done", "pruned"}
+    settings = SETTINGS | first.best.values
+    alone = train(stores(), "linear", tmp_path / "alone", settings=settings, device="cpu", seed=0)
+    assert alone.best_rsum == pytest.approx(first.best.rsum)
+    for name, value in weights(tmp_path / "alone").items():
+        torch.testing.assert_close(weights(tmp_path / "first" / "best")[name], value, rtol=1e-4, atol=1e-5)
+
+
 def test_the_same_command_trains_nothing_again(stores, whole, monkeypatch):
     out, found = whole
     monkeypatch.setattr("xret.heads.tuning.tuning.train", None)

@@ -42,6 +42,7 @@ def test_an_array_job_gives_the_features_of_a_single_extraction(manifest, tiny_d
     assert files(tmp_path / "coco.zarr").keys() == files(tmp_path / "here.zarr").keys()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")
 def test_jobs_of_dask_jobqueue_fill_a_store(manifest, tmp_path, monkeypatch):

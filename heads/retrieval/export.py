@@ -137,10 +137,26 @@ def export_embeddings(
     if retriever.model.compare.embedding == "joint":
         raise QueryError(NO_VECTOR)
     earlier = {place: _read(Path(place), retriever) for place in since}
+    export = _embedded(retriever, dims, dtype)
+    if earlier:
+        export = _only_new(export, earlier)
+    with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
+        writers[out.suffix](partial, export)
+    return export.about | {
+        "out": str(out),
+        "images": len(export.rows["images"]),
+        "captions": len(export.rows["captions"]),
+        "shapes": {name: list(array.shape) for name, array in export.arrays.items()},
+        "bytes": sum(file.stat().st_size for file in (out.iterdir() if folder else [out])),
+    }
+
+
+def _embedded(retriever: Retriever, dims: int | None, dtype: str) -> Export:
+    """Return what an export of the whole gallery holds; RunError where a number is not finite."""
     gallery, about = retriever.gallery, _about(retriever, dtype)
     both: list[Embedding] = [gallery.images, gallery.captions]
     turn = None if dims is None else rotation(retriever, dims)
-    if smaller:
+    if dims is not None or dtype != "float32":
         before, both = mean_recall(gallery, *both), [made_smaller(one, turn, dtype) for one in both]
         recalls = {"split": gallery.splits[-1], "before": before, "after": mean_recall(gallery, *both)}
         about |= {"dtype": dtype, "mean_recall": recalls}
@@ -157,18 +173,7 @@ def export_embeddings(
             arrays[f"{side}.bias"] = bias.cpu().numpy()
     if not all(np.isfinite(array).all() for array in arrays.values()):
         raise RunError(f"{retriever.name} gives embeddings that are not finite: it is damaged, train it again")
-    export = Export(about, _rows(gallery), arrays)
-    if earlier:
-        export = _only_new(export, earlier)
-    with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
-        writers[out.suffix](partial, export)
-    return export.about | {
-        "out": str(out),
-        "images": len(export.rows["images"]),
-        "captions": len(export.rows["captions"]),
-        "shapes": {name: list(array.shape) for name, array in export.arrays.items()},
-        "bytes": sum(file.stat().st_size for file in (out.iterdir() if folder else [out])),
-    }
+    return Export(about, _rows(gallery), arrays)
 
 
 def _about(retriever: Retriever, dtype: str) -> About:
@@ -214,11 +219,7 @@ def _only_new(export: Export, earlier: dict[str | Path, Export]) -> Export:
     about |= {"since": [Path(place).resolve().name for place in earlier], "gone": {}}
     for side in MODALITIES:
         row_of = {row["id"]: number for number, row in enumerate(export.rows[side])}
-        known: dict[str, tuple[str | Path, int]] = {}  # where each sample is that a database has by now
-        for place, other in earlier.items():
-            for id_ in other.about.get("gone", {}).get(side, ()):
-                known.pop(id_, None)
-            known |= {row["id"]: (place, number) for number, row in enumerate(other.rows[side])}
+        known = _known(side, earlier)
         for place, other in earlier.items():
             ids = {id_: number for id_, (last, number) in known.items() if last == place and id_ in row_of}
             if changed := _changed(side, other, [*ids.values()], export, [row_of[id_] for id_ in ids]):
@@ -236,6 +237,16 @@ def _only_new(export: Export, earlier: dict[str | Path, Export]) -> Export:
             edges = np.append(0, np.cumsum(new)).tolist()
             about["splits"] = {name: (edges[a], edges[b]) for name, (a, b) in export.about["splits"].items()}
     return Export(about, rows, arrays)
+
+
+def _known(side: Modality, earlier: dict[str | Path, Export]) -> dict[str, tuple[str | Path, int]]:
+    """Return which export and row has each sample, by its id; without those that a later export says are gone."""
+    known: dict[str, tuple[str | Path, int]] = {}
+    for place, export in earlier.items():
+        for id_ in export.about.get("gone", {}).get(side, ()):
+            known.pop(id_, None)
+        known |= {row["id"]: (place, number) for number, row in enumerate(export.rows[side])}
+    return known
 
 
 def _changed(side: Modality, before: Export, there: list[int], now: Export, here: list[int]) -> list[str]:

@@ -20,10 +20,10 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
 )
 @click.option(
     "--to",
-    type=click.Choice(["embeddings", "onnx", "immich", "hard-negatives"]),
+    type=click.Choice(["embeddings", "onnx", "immich", "sentence-transformers", "hard-negatives"]),
     default="embeddings",
-    help="What is written: the embeddings of RUN's store; RUN with its encoders as ONNX graphs or as a model of immich;"
-    " or the negatives that RUN ranks highest in a split (train).",
+    help="What is written: the embeddings of RUN's store; RUN with its encoders as ONNX graphs, or as a model of"
+    " immich or sentence-transformers; or the negatives that RUN ranks highest in a split (train).",
 )
 @click.option(
     "--since",
@@ -34,7 +34,7 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
 )
 @embedding_options
 def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | None, dtype: str, **options: Any) -> None:
-    """Write embeddings, ONNX graphs or hard negatives of a run.
+    """Write embeddings, a model for other programs, or hard negatives.
 
     Embeddings are those of all images and captions of the store, or of a split, with ids, file names and texts. Vectors
     have unit length where RUN compares by cosine, so that a dot product ranks as RUN does.
@@ -56,13 +56,19 @@ def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | No
         raise click.UsageError(
             f"--to {to} takes no --dims, --since, --hubness and, but for onnx, --dtype; leave them out"
         )
-    if to in ("onnx", "immich") and options["split"]:
+    if to in ("onnx", "immich", "sentence-transformers") and options["split"]:
         raise click.UsageError(f"--to {to} takes no --split; leave it out")
     if to == "immich":
         from ..heads.retrieval.immich import export_immich
 
         about = export_immich(Retriever(run, **options | {"device": "cpu"}), out)
         show(about, f"{out}: clip/{about['name']} for immich's model cache, {in_bytes(about['bytes'])}")
+        return
+    if to == "sentence-transformers":
+        from ..heads.retrieval.sentences import export_sentences
+
+        about = export_sentences(Retriever(run, **options | {"device": "cpu"}), out)
+        show(about, f"{out}: takes {' and '.join(about['sides'])}")
         return
     if to == "onnx":
         from ..heads.retrieval.onnx import export_onnx
@@ -75,8 +81,8 @@ def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | No
     if to == "hard-negatives":
         from ..heads.retrieval.negatives import export_negatives
 
-        found = export_negatives(Retriever(run, **options | {"split": options["split"] or "train"}), out)
-        show(found, f"{out}: {counted(found['lines'], 'line')} of split '{found['split']}'")
+        summary = export_negatives(Retriever(run, **options | {"split": options["split"] or "train"}), out)
+        show(summary, f"{out}: {counted(summary['lines'], 'line')} of split '{summary['split']}'")
         return
     summary = export_embeddings(Retriever(run, **options), out, dims=dims, dtype=dtype, since=since)
     shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())

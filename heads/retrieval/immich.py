@@ -46,12 +46,12 @@ class _Side(nn.Module):
 
     def forward(self, first: Tensor, mask: Tensor | None = None) -> tuple[Tensor]:
         if mask is not None:
-            (made,) = self.module(first.long(), mask.long())
+            (vectors,) = self.module(first.long(), mask.long())
         else:
             high, wide = self.cut or first.shape[2:]
             top, left = (first.shape[2] - high) // 2, (first.shape[3] - wide) // 2
-            (made,) = self.module(first[:, :, top : top + high, left : left + wide])
-        return (functional.pad(made, (0, self.width - made.shape[1])),)
+            (vectors,) = self.module(first[:, :, top : top + high, left : left + wide])
+        return (functional.pad(vectors, (0, self.width - vectors.shape[1])),)
 
 
 def export_immich(retriever: Retriever, out: str | Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def _lines(retriever: Retriever) -> Iterator[dict[str, Any]]:
     gallery = retriever.gallery
     owner = torch.from_numpy(gallery.caption_image).long()
     number = {text: row for row, text in enumerate(dict.fromkeys(gallery.texts))}
-    text = torch.tensor([number[one] for one in gallery.texts])
+    text = torch.tensor([number[caption] for caption in gallery.texts])
     sides = {"captions": (gallery.captions, gallery.texts), "images": (gallery.images, gallery.file_names)}
     directions: tuple[tuple[Modality, Modality], ...] = (("captions", "images"), ("images", "captions"))
     for anchors, answers in directions:
@@ -60,11 +60,11 @@ def _lines(retriever: Retriever) -> Iterator[dict[str, Any]]:
         for rows in torch.arange(len(names)).split(BLOCK):
             scores = compare(each(itemgetter(rows), queries), items).cpu()
             if answers == "images":
-                own = torch.zeros(scores.shape).index_add(1, owner, (text[rows, None] == text).float()) > 0
+                belongs = torch.zeros(scores.shape).index_add(1, owner, (text[rows, None] == text).float()) > 0
             else:
                 texts = torch.zeros(len(rows), len(number)).index_add(1, text, (rows[:, None] == owner).float())
-                own = texts[:, text] > 0
-            best = scores.masked_fill(own, -torch.inf).topk(min(NUMBER, scores.shape[1]))
+                belongs = texts[:, text] > 0
+            best = scores.masked_fill(belongs, -torch.inf).topk(min(NUMBER, scores.shape[1]))
             for row, anchor in enumerate(rows.tolist()):
                 kept = best.values[row].isfinite()
                 wrong = best.indices[row, kept].tolist()
@@ -73,7 +73,7 @@ def _lines(retriever: Retriever) -> Iterator[dict[str, Any]]:
                     yield {
                         "anchor": names[anchor],
                         "positive": answer_names[positive],
-                        "negatives": [answer_names[one] for one in wrong],
+                        "negatives": [answer_names[other] for other in wrong],
                         "positive_score": float(scores[row, positive]),
                         "negative_scores": best.values[row, kept].tolist(),
                     }

@@ -43,7 +43,7 @@ LEVELS = 3.5  # of 256, that a pixel may differ: other code for resizing rounds 
 _LARGE = 1_800_000_000  # bytes of weights: a file of ONNX holds 2 GB, and more lies beside it
 _PICTURES = ((320, 240), (231, 347), (96, 96))  # widths and heights that are prepared both ways, beside `_odd`
 _IN_BYTES = ["MatMul", "Gemm", "Gather"]
-_TEXTS = (
+TEXTS = (
     "Two dogs play in the snow.",
     "A girl's T-shirt, no. 12: red & blue (very bright)!",
     "a café, ÉCOLE no. 5 — “quoted”, 3.5 km² 汉字 hello_world",
@@ -175,13 +175,13 @@ def exportable(retriever: Retriever, to: str = "onnx") -> Exportable:
     (image, _), (text, _) = *retriever.image_encoders, *retriever.text_encoders
     if not hasattr(image, "features"):
         raise RunError(f"{name} reads {image.kind} features of {image.name}; --to {to} takes grids of pictures")
-    how = _preprocessing(image, _picture(*_PICTURES[0]))
-    pictures = [_picture(*size) for size in (*_PICTURES, *_odd(how))]
+    how = _preprocessing(image, example_picture(*_PICTURES[0]))
+    pictures = [example_picture(*size) for size in (*_PICTURES, *_odd(how))]
     pixels = torch.from_numpy(np.stack([prepared(picture, how) for picture in pictures]))
     _require_pixels(image, how, pictures, pixels)
     tokenizer: Any = text.portable_tokenizer()
     _require_ids(text, tokenizer)
-    encoded = tokenizer.encode_batch(list(_TEXTS[:3]))
+    encoded = tokenizer.encode_batch(list(TEXTS[:3]))
     ids, mask = (torch.tensor([getattr(one, key) for one in encoded]) for key in ("ids", "attention_mask"))
     texts = {"input_ids": ids, "attention_mask": mask}
     model = retriever.model.requires_grad_(False)
@@ -389,7 +389,7 @@ def _odd(how: dict[str, Any]) -> list[tuple[int, int]]:
     return [(longer[0], shorter), (shorter, longer[1])]
 
 
-def _picture(width: int, height: int) -> Image.Image:
+def example_picture(width: int, height: int) -> Image.Image:
     """Return a picture with edges and gradients."""
     across, down = np.arange(width) / width, np.arange(height)[:, None] / height
     channels = (
@@ -417,7 +417,7 @@ def _require_pixels(encoder: Any, how: dict[str, Any], pictures: list[Image.Imag
 
 def _require_ids(encoder: TextEncoder, tokenizer: Any) -> None:
     """Raise RunError where a tokenizer.json gives other ids than the encoder."""
-    for text, ids in zip(_TEXTS, encoder.tokenize(_TEXTS), strict=True):
+    for text, ids in zip(TEXTS, encoder.tokenize(TEXTS), strict=True):
         encoded = tokenizer.encode((encoder.spec.prompt or "{}").replace("{}", text))
         if [id_ for id_, mask in zip(encoded.ids, encoded.attention_mask, strict=True) if mask] != ids:
             raise RunError(

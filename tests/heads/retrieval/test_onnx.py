@@ -1,8 +1,11 @@
 """A run as ONNX graphs: what onnxruntime makes of pictures and texts is what the run does, also without torch."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +127,29 @@ def test_graphs_give_what_the_run_does(tiny, tmp_path, recipe, visual, text):
     retriever = Retriever(tiny.run(recipe, visual, text=text, **options), device="cpu")
     export_onnx(retriever, tmp_path / "model")
     require_equal(retriever, tmp_path / "model", tiny.pictures)
+
+
+@pytest.mark.slow
+def test_node_finds_the_same(tiny, tmp_path):
+    packages = Path(os.environ.get("NODE_PATH", Path(sys.prefix, "node", "node_modules")))
+    needed = [packages / name for name in ("onnxruntime-node", "@huggingface/tokenizers", "sharp")]
+    if shutil.which("node") is None or not all(package.is_dir() for package in needed):
+        pytest.skip("Node or its packages are not here: npm install --ignore-scripts, see docs/how-to/onnx.md")
+    run = tiny.run("linear", text="bert", text_weights=str(save_bert(tmp_path / "bert")))
+    export_onnx(Retriever(run, device="cpu"), tmp_path / "model")
+    page = (Path(__file__).parents[3] / "docs/how-to/onnx.md").read_text("utf-8")
+    (tmp_path / "search.mjs").write_text(page.partition("```js\n")[2].partition("```")[0])
+    (tmp_path / "node_modules").symlink_to(packages)
+    files = [tmp_path / f"{number}.png" for number in range(6)]
+    for number, file in enumerate(files):
+        across, down = np.meshgrid(np.linspace(0, 255, 150 + 3 * number), np.linspace(0, 50 * number, 120))
+        Image.fromarray(np.stack([across, down, 255 - across], 2).astype(np.uint8)).save(file)
+    words = [str(word) for word in ("model", TEXTS[0], *files)]
+    commands = ["node", "search.mjs", *words], [sys.executable, "model/search.py", *words[1:]]
+    tables = [subprocess.run(one, cwd=tmp_path, capture_output=True, text=True, check=True).stdout for one in commands]
+    ours, theirs = ([line.split() for line in table.splitlines()] for table in tables)
+    assert [file for _, file in ours] == [file for _, file in theirs]
+    assert [float(score) for score, _ in ours] == pytest.approx([float(score) for score, _ in theirs], abs=5e-3)
 
 
 def test_pictures_are_cut_as_their_library_does(tmp_path):

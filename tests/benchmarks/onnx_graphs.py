@@ -54,7 +54,7 @@ def main(run: str, data_root: str | None = None, captions: int = 5000) -> None:
         click.echo(f"| {' | '.join([name, *more[:2], *cells, same, f'{recall:.2f}', *more[2:]])} |")
 
     click.echo(f"| {COLUMNS.replace(',', ' | ')} |\n|{'---|' * len(COLUMNS.split(','))}")
-    row("the run's own", *ours, "", "", "", "")
+    row("the run's own", *ours, *"----")
     with TemporaryDirectory() as folder:
         for dtype in ("float32", "int8"):
             out = Path(folder) / dtype

@@ -159,7 +159,7 @@ def test_graphs_of_onnx(tmp_path):
     pytest.importorskip("onnxscript")
     options = {"text": "bert", "text_weights": str(save_bert(tmp_path / "bert"))}
     store = make_store(make_pictures(tmp_path / "pictures"), tmp_path / "s.zarr", **options)
-    rows = table("onnx_graphs", make_run(store, tmp_path / "run", "linear"))
+    rows = table("onnx_graphs", make_run(store, tmp_path / "run", "linear"), "--data-root", tmp_path / "pictures")
     assert list(rows) == ["the run's own", "float32", "int8"]
-    assert float(rows["float32"]["cosine text"]) > 0.99999 > float(rows["int8"]["cosine text"]) > 0.9
+    assert float(rows["float32"]["cosine text"]) > 0.99999 > float(rows["int8"]["cosine text"]) > 0.5
     assert rows["float32"]["same ten"] == "6 of 6" and rows["float32"]["mR"] == rows["the run's own"]["mR"]

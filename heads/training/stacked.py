@@ -45,6 +45,7 @@ from .trainer import Trainer, TrainSummary
 
 R = TypeVar("R")
 AT_ONCE = 32  # trainings, each with a thread and weights of its own; of a step memory decides
+FILLING = 2 << 20  # bytes of a training's step on a CPU beyond which several at once took longer than one by one
 SHARE = 0.5  # of the free memory that one step may take
 _OF_EACH = ("loss", "adapter", "aggregator", "similarity")  # parts of a recipe whose numbers may differ
 _log = logging.getLogger("xret")
@@ -192,8 +193,10 @@ class Stack:
                 while self._live:
                     while len(self._pending) < self._live:
                         self._take()
-                    self._asked, self._pending = self._pending, []
-                    self._answer(sorted(self._asked, key=lambda one: one.trainer.number))
+                    asked = sorted(self._pending, key=lambda one: one.trainer.number)
+                    these = 1 if self._refused else len(asked)  # one training after the other, or all together
+                    self._asked, self._pending = asked[:these], asked[these:]
+                    self._answer(self._asked)
             except BaseException as error:
                 while self._live:
                     for one in (*self._asked, *self._pending):
@@ -268,9 +271,11 @@ class Stack:
             phases = tuple(term.begin(now) for term in losses_of(one.trainer.losses))
             groups[phases, one.trainer.seed if self._by_seed else None].append(one)
         for group in groups.values():
-            most = self._most or len(group)
-            for begin in range(0, len(group), most):
-                self._step(group[begin : begin + most])
+            left = group
+            while left:
+                most = self._most or 2  # as few as can be while nobody knows what they take
+                self._step(left[:most])
+                left = left[most:]
 
     def _step(self, group: Sequence[_Asked]) -> None:
         reads: Sequence[Callable[[], Tensor]] | None = None
@@ -324,16 +329,19 @@ class Stack:
             )
             if trainers[0].device.type == "cpu" and not all(near):  # a GPU's dropout draws otherwise than when stacked
                 wrong = "stacked, their numbers would be others"
+            if trainers[0].device.type == "cpu" and sum(saved.values()) > FILLING:
+                wrong = "each fills the processor"
             gradients.objective.set_buffers(before if wrong else after)
         if wrong is not None:
             self._refused = True
+            self._steps.clear()
             _log.info(f"trained one by one: {wrong}")
             return None
         need = 2 * sum(saved.values()) + 4 * sum(weight.nbytes for weight in trainers[0].gradients.weights)
         device = trainers[0].device
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_host_memory()
         self._most = max(2, int(SHARE * free / need))
-        _log.info(f"{counted(len(group), 'training')} at once, which differ in numbers alone")
+        _log.info(f"{counted(min(self._live, self._most), 'training')} at once, which differ in numbers alone")
         return reads
 
 

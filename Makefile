@@ -17,7 +17,7 @@ test: $(VENV)/.test
 
 # Stores, exports, scores and the server, read by programs of others; PGHOST, PGUSER and the like name a PostgreSQL.
 foreign: $(VENV)/.foreign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m foreign --numprocesses auto --dist loadfile -rs tests/foreign
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m foreign --numprocesses auto --dist loadfile -rs tests/foreign tests/heads/retrieval/test_onnx.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -60,7 +60,7 @@ $(VENV)/.foreign: $(VENV)/.test tests/foreign/package.json
 	$(PIP) --editable '.[test,foreign]'
 	$(PIP) --no-deps clip-benchmark==1.6.2
 	mkdir -p $(VENV)/node && cp tests/foreign/package.json $(VENV)/node
-	! command -v npm >/dev/null || npm install --prefix $(VENV)/node --no-package-lock --no-audit --no-fund --silent
+	! command -v npm >/dev/null || npm install --prefix $(VENV)/node --ignore-scripts --no-package-lock --no-audit --no-fund --silent
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.run

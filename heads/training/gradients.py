@@ -16,7 +16,7 @@ from ...pipeline.device import start_reading
 from ...pipeline.reading.batches import Batch
 from ..model import losses_of
 from .objective import Objective, Prepared
-from .optimisation import drop_frozen, weights_of
+from .optimisation import drop_frozen, frozen_groups, weights_of
 
 MOST = 8  # graphs at once; each keeps gradients and a batch in the device's memory
 
@@ -29,7 +29,7 @@ class Gradients:
 
     Attributes:
         refused: why no graph is used on a GPU, a clause; None: they are.
-        graphs: by the shape of their batches.
+        graphs: by the shape of their batches and which weights learn.
     """
 
     def __init__(self, objective: Objective, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
@@ -45,7 +45,7 @@ class Gradients:
         if not self._capture:
             return self._launched(partial(self.objective, batch, now), now)
         given = self.objective.prepare(batch, now)
-        key = _shape(given)
+        key = _shape(given), frozen_groups(self.optimizer, now)  # what is recorded learns what learned then
         if key not in self.graphs:
             if key not in self._seen or len(self.graphs) == MOST:
                 self._seen.add(key)

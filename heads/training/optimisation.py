@@ -68,15 +68,19 @@ def weights_of(model: nn.Module, losses: nn.ModuleDict) -> list[nn.Parameter]:
 
 def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule, lr: float, now: float) -> None:
     """Give every group its learning rate after `now` epochs, where the schedule's own is `lr`."""
-    for group in optimizer.param_groups:
-        frozen = int(now) < group["frozen"]
+    for group, frozen in zip(optimizer.param_groups, frozen_groups(optimizer, now), strict=True):
         group["lr"] = 0.0 if frozen else lr * group["factor"] * warmup(schedule, now)
+
+
+def frozen_groups(optimizer: torch.optim.Optimizer, now: float) -> tuple[bool, ...]:
+    """Return of each group of weights whether it does not learn yet after `now` epochs."""
+    return tuple(int(now) < group["frozen"] for group in optimizer.param_groups)
 
 
 def drop_frozen(optimizer: torch.optim.Optimizer, now: float) -> None:
     """Forget the gradients of what does not learn after `now` epochs: they count neither when clipped nor later."""
-    for group in optimizer.param_groups:
-        if int(now) < group["frozen"] or group["factor"] == 0:
+    for group, frozen in zip(optimizer.param_groups, frozen_groups(optimizer, now), strict=True):
+        if frozen or group["factor"] == 0:
             for parameter in group["params"]:
                 parameter.grad = None
 

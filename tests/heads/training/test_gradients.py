@@ -82,8 +82,9 @@ def gradients_on_cpu(stores, name, *settings, **changes):
     return Gradients(Objective(recipe, model, losses), optimizer, scaler), batch
 
 
-def test_steps_are_recorded_on_the_gpu_of_their_weights(stores, monkeypatch):
-    """Else a graph on ``cuda:1`` would hold nothing, and leave the gradients of one batch at every step."""
+@pytest.fixture
+def recorder(monkeypatch):
+    """Record steps on a CPU; what is returned has the arguments of the last recording."""
     used = {}
 
     @contextmanager
@@ -95,13 +96,29 @@ def test_steps_are_recorded_on_the_gpu_of_their_weights(stores, monkeypatch):
     monkeypatch.setattr("xret.heads.training.gradients.start_reading", lambda values: lambda: values)
     monkeypatch.setattr("xret.heads.training.gradients._side", lambda device: f"a stream of {device}")
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: None))
+    graph = SimpleNamespace(replay=lambda: None, pool=lambda: None)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "graph", recording)
+    return used
+
+
+def test_steps_are_recorded_on_the_gpu_of_their_weights(stores, recorder):
+    """Else a graph on ``cuda:1`` would hold nothing, and leave the gradients of one batch at every step."""
     gradients, batch = gradients_on_cpu(stores, "vsepp")
     for _ in range(2):
         gradients(batch, 0.0)
     assert len(gradients.graphs) == 1
-    assert used.get("stream") == f"a stream of {gradients.weights[0].device}"
+    assert recorder.get("stream") == f"a stream of {gradients.weights[0].device}"
+
+
+def test_weights_that_learn_later_have_gradients_in_later_graphs(stores, recorder):
+    gradients, batch = gradients_on_cpu(stores, "vsepp")
+    group = gradients.optimizer.param_groups[0]
+    group["frozen"] = 1
+    for now, learns in ((0.0, False), (0.5, False), (1.0, True), (1.5, True), (2.0, True)):
+        gradients(batch, now)
+        assert all((weight.grad is not None) is learns for weight in group["params"])
+    assert len(gradients.graphs) == 2
 
 
 def test_what_no_graph_can_hold_is_named(stores):

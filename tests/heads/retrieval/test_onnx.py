@@ -129,6 +129,7 @@ def test_graphs_give_what_the_run_does(tiny, tmp_path, recipe, visual, text):
     require_equal(retriever, tmp_path / "model", tiny.pictures)
 
 
+@pytest.mark.foreign
 @pytest.mark.slow
 def test_node_finds_the_same(tiny, tmp_path):
     packages = Path(os.environ.get("NODE_PATH", Path(sys.prefix, "node", "node_modules")))

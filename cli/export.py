@@ -34,7 +34,7 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
 )
 @embedding_options
 def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | None, dtype: str, **options: Any) -> None:
-    """Write embeddings, a model for other programs, or hard negatives.
+    """Write embeddings, a model for others, or hard negatives.
 
     Embeddings are those of all images and captions of the store, or of a split, with ids, file names and texts. Vectors
     have unit length where RUN compares by cosine, so that a dot product ranks as RUN does.

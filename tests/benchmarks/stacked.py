@@ -8,7 +8,6 @@ validation. On a GPU steps are CUDA graphs; `graphs` says how many there were. `
 """
 
 import json
-import logging
 import shutil
 import statistics
 import tempfile
@@ -94,7 +93,6 @@ def main(
         )
         pair = [[line["loss"] for line in Run(run).metrics()] for run in (alone[0], stacked[0])]
         print(json.dumps({"what": "loss", "apart": max(abs(a - b) for a, b in zip(*pair, strict=True))}))
-        logging.getLogger("xret").setLevel(logging.ERROR)
         for count in filter(None, (1, jobs)):
             began = time.perf_counter()
             vary = {"optimizer.lr": rates}

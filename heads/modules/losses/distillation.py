@@ -12,7 +12,7 @@ from ..parameters import Positive
 from .common import LOSSES, Loss
 
 
-@LOSSES.register("distillation", "what a better run, or an average of several, has learned: --distil")
+@LOSSES.register("distillation", "the scores of a better run: --distil")
 class Distillation(Loss):
     """The Kullback-Leibler divergence of softmax(scale * similarity) from the teacher's, both directions averaged.
 

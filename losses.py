@@ -16,6 +16,7 @@ from .heads.modules.losses.caption_generation import CaptionGeneration
 from .heads.modules.losses.common import Loss
 from .heads.modules.losses.distillation import Distillation
 from .heads.modules.losses.diversity import Diversity
+from .heads.modules.losses.embedding_graph import EmbeddingGraph
 from .heads.modules.losses.gaussians import InformationBottleneck, Uniformity
 from .heads.modules.losses.infonce import InfoNCE
 from .heads.modules.losses.matching import MatchingBCE, SoftContrastive
@@ -29,6 +30,7 @@ __all__ = [
     "CaptionGeneration",
     "Distillation",
     "Diversity",
+    "EmbeddingGraph",
     "GlobalDiscriminative",
     "InfoNCE",
     "InformationBottleneck",

@@ -23,6 +23,7 @@ from .heads.modules.aggregators.pcme import PCME, PCMEPlusPlus
 from .heads.modules.aggregators.pie_net import PIENet
 from .heads.modules.aggregators.pooling import Average, First, Global, KMax, Last, Max, Rows
 from .heads.modules.aggregators.region_graph import RegionGraph
+from .heads.modules.aggregators.row_transformer import RowTransformer
 from .heads.modules.aggregators.sequence_pooling import SelfAttention, Seq2Seq
 from .heads.modules.embedding import Embedding, Gaussian, Sequence
 from .heads.modules.joined_adapter import JoinedAdapter
@@ -51,6 +52,7 @@ __all__ = [
     "PCMEPlusPlus",
     "PIENet",
     "RegionGraph",
+    "RowTransformer",
     "Rows",
     "RowsAdapter",
     "SelfAttention",

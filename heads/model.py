@@ -19,7 +19,7 @@ from .modules.similarity import SIMILARITIES, Similarity
 from .recipes.blocks import Block, Recipe, arguments
 from .recipes.own import part_of
 from .recipes.recipe import block_of, with_kinds
-from .recipes.schema import takes
+from .recipes.schema import sizes
 from .recipes.trial import try_adapter
 
 
@@ -119,7 +119,8 @@ class Branch(nn.Module):
             made, adapted = made._replace(embedding=embedding), adapted._replace(global_=base.to(adapted.global_))
         words = features.words
         token = None if words is None or words.token is None else Sequence(words.token, words.length)
-        return made._replace(global_=adapted.global_, token=token)
+        local = None if adapted.local is None else Sequence(adapted.local, adapted.length)
+        return made._replace(global_=adapted.global_, token=token, local=local)
 
 
 class Model(nn.Module):
@@ -182,14 +183,15 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
     words = next((one.vocabulary_size for one in sets if one.vocabulary_size is not None), None)
     for term, block in recipe.terms.items():
         part = part_of(LOSSES, term, recipe.sources)
-        writes = takes(part, "vocabulary_size")
-        if writes and words is None:
+        if words is None and "vocabulary_size" in sizes(part):
             raise RecipeError(
                 f"loss.{term} writes captions word by word and needs captions of kind 'words', not "
                 f"{_kinds(sets)}; extract with --text words, or set loss.{term}.weight=0"
             )
-        sizes = (recipe.model.dim, words) if writes else ()
-        losses[term.replace(".", "/")] = _make(f"loss.{term}", part, block, *sizes)  # a module's name has no dot
+        given = sizes(part, dim=recipe.model.dim, vocabulary_size=words or 0)
+        losses[term.replace(".", "/")] = _make(
+            f"loss.{term}", part, block, *given.values()
+        )  # no dots in modules' names
     return nn.ModuleDict(losses)
 
 

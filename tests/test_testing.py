@@ -42,13 +42,19 @@ VARIED = [
     *(("triplet", {"negatives": negatives}) for negatives in ("all", "semi-hard")),
     *(("triplet", {"negatives": negatives, "reduction": "sum"}) for negatives in ("all", "semi-hard", "hardest")),
     ("diversity", {"form": "gram"}),
+    ("embedding-graph", {"strongest": 2, "reduction": "mean", "negatives": "all"}),
     ("information-bottleneck", {"form": "pcme"}),
     ("infonce", {"scale": 7.0, "logarithm": True}),
     ("matching-bce", {"pseudo_positives": 0.3}),
 ]
-# Weights that are added to all slots alike, and change nothing in their competition, or that a batch norm takes out
-# again; published heads have them.
-IDLE = {"element-slots": ["block.norm.bias"], "region-graph": ["out.bias"], "gaussian": ["out.bias"]}
+MORE = {
+    # Weights that are added to all slots alike, and change nothing in their competition, or that a batch norm takes out
+    # again; published heads have them.
+    "element-slots": {"idle": ["block.norm.bias"]},
+    "region-graph": {"idle": ["out.bias"]},
+    "gaussian": {"idle": ["out.bias"]},
+    "embedding-graph": {"embedding": "vector", "whole": False},  # takes rows and what guides the relevances as constant
+}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ IDLE = {"element-slots": ["block.norm.bias"], "region-graph": ["out.bias"], "gau
 )
 def test_every_part_keeps_its_contract(name, parameters):
     check, part = next((check, parts[name]) for check, parts in CHECKS.items() if name in parts)
-    check(part, **({"idle": IDLE[name]} if name in IDLE else {}), **parameters)
+    check(part, **MORE.get(name, {}), **parameters)
     assert set(parameters) <= fields(part).keys()
 
 

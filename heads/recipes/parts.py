@@ -16,7 +16,7 @@ from ..modules.registry import Registry
 from ..modules.similarity import SIMILARITIES
 from .blocks import Block, arguments
 from .own import Sources, part_of
-from .schema import takes
+from .schema import sizes
 from .trial import try_aggregator, try_loss, try_similarity
 
 LENGTH = torch.tensor([4, 1])  # of two samples, the first a 2 by 2 map
@@ -62,8 +62,8 @@ def _faults(dim: int, parts: str, kinds: tuple[type[Any], ...]) -> tuple[str, ..
         _try(compare, (), embeddings, trial, faults)
         samples = None if None in sides else (torch.eye(2), torch.eye(2) > 0, *sides)
         for term in terms:
-            sizes = (dim, 2) if takes(term.kind, "vocabulary_size") else ()
-            _try(term, sizes, samples, partial(try_loss, term.kind, term.given, samples or ()), faults)
+            given = tuple(sizes(term.kind, dim, 2).values())
+            _try(term, given, samples, partial(try_loss, term.kind, term.given, samples or ()), faults)
             if term.kind.log_odds and not compare.kind.log_odds:
                 fitting = [one for one, part in SIMILARITIES.items() if part.log_odds]
                 faults.append(f"{term.path} needs a similarity that gives log-odds: {', '.join(fitting)}")
@@ -76,7 +76,8 @@ def _aggregated(dim: int, one: _Named, faults: list[str]) -> Aggregated | None:
     samples = torch.zeros(2, 4, dim), LENGTH, global_
     made = _try(one, (dim, dim), samples, partial(try_aggregator, one.kind, dim, one.given), faults)
     token = embedding.Sequence(torch.zeros(2, 4, dtype=torch.long), LENGTH)
-    return None if made is None else made._replace(global_=global_, token=token)
+    local = embedding.Sequence(*samples[:2]) if one.kind.uses_local else None
+    return None if made is None else made._replace(global_=global_, token=token, local=local)
 
 
 def _misfit(one: _Named, compare: _Named) -> str:

@@ -71,9 +71,11 @@ def _is_plain(kind: Any) -> bool:
     return get_origin(kind) is Literal or any(kind == known for known in _PLAIN)
 
 
-def takes(part: type, argument: str) -> bool:
-    """Return whether a part's constructor has an argument of this name."""
-    return argument in inspect.signature(part).parameters
+def sizes(part: type, dim: int = 0, vocabulary_size: int = 0) -> dict[str, int]:
+    """Return the widths of embeddings and vocabularies that a loss's constructor has to be given."""
+    wanted = inspect.signature(part).parameters
+    given = {"dim": dim, "vocabulary_size": vocabulary_size}
+    return {name: size for name, size in given.items() if name in wanted and wanted[name].default is wanted[name].empty}
 
 
 def get(values: Any, path: str) -> Any:

@@ -6,7 +6,7 @@ each part is computed a second time and takes its embeddings' gradients on. This
 to one part: it also puts back the random state, so that dropout and noise are those of the first pass.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from .augmentation import averaged, blend, drop_rows, in_steps, mask_words
 from .optimisation import autocast_dtype
 from .teacher import Teacher
 
-_FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses read; attention is for figures
+_FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses read; local rows, too, where they do
 
 
 @dataclass
@@ -107,8 +107,9 @@ class Objective:
         """Compute the loss of a prepared batch without synchronising with the host."""
         device, parts = given.images.length.device, self._parts(given)
         with torch.autocast(device.type, self.precision, enabled=self.precision is not None):
-            images = embed_in_parts(self.model.embed_images, given.images, parts)
-            captions = embed_in_parts(self.model.embed_captions, given.captions, parts)
+            fields = (*_FIELDS, "local") if any(term.uses_local for term in losses_of(self.losses)) else _FIELDS
+            images = embed_in_parts(self.model.embed_images, given.images, parts, fields)
+            captions = embed_in_parts(self.model.embed_captions, given.captions, parts, fields)
         if given.words is not None:  # a loss that writes captions writes them whole
             captions = captions._replace(token=given.words)
         # Similarity and losses stay in float32: differences of a margin's size drown in 8 bits.
@@ -150,8 +151,10 @@ def mask_of(pairs: Pairs, size: tuple[int, int]) -> Tensor:
     return torch.zeros(size, dtype=torch.bool).index_put(pairs, torch.tensor(True))
 
 
-def embed_in_parts(embed: Callable[[Features], Aggregated], features: Features, parts: int = 1) -> Aggregated:
-    """Return what losses read of `embed(features)`, computed in so many parts.
+def embed_in_parts(
+    embed: Callable[[Features], Aggregated], features: Features, parts: int = 1, fields: Iterable[str] = _FIELDS
+) -> Aggregated:
+    """Return these fields of `embed(features)`, computed in so many parts.
 
     An embedding of a sample must depend on that sample alone; see `require_whole_batches`.
     """
@@ -161,9 +164,10 @@ def embed_in_parts(embed: Callable[[Features], Aggregated], features: Features, 
         return embed(features)
     cuts = [_cut(features, begin, begin + size) for begin in range(0, samples, size)]
     # As a dictionary of tensors, among which checkpoint looks for the device whose random state it keeps.
-    made = _join([checkpoint(lambda values: embed(Features(**values)), vars(cut), use_reentrant=False) for cut in cuts])
+    made = [checkpoint(lambda values: embed(Features(**values)), vars(cut), use_reentrant=False) for cut in cuts]
     words = features.words
-    return made._replace(token=None if words is None or words.token is None else Sequence(words.token, words.length))
+    token = None if words is None or words.token is None else Sequence(words.token, words.length)
+    return _join(made, fields)._replace(token=token)
 
 
 def require_whole_batches(model: nn.Module, why: str) -> None:
@@ -192,9 +196,9 @@ def _cut(features: Features, first: int, last: int) -> Features:
     return set_by_set(cut, features)
 
 
-def _join(parts: list[Aggregated]) -> Aggregated:
+def _join(parts: list[Aggregated], fields: Iterable[str]) -> Aggregated:
     joined = {
         name: None if getattr(parts[0], name) is None else concatenate([getattr(part, name) for part in parts])
-        for name in _FIELDS
+        for name in fields
     }
     return Aggregated(**joined)  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ class Aggregated(NamedTuple):
         rows: the local rows that the embedding was made of, where the aggregator changed them; else None.
         global_: the sample's global feature `[B, D]`, which the model adds; None where nobody asked for it.
         token: word ids `[B, N]` of captions; None where there are none.
+        local: the local rows that the aggregator read, which the model adds; None where it reads none.
     """
 
     embedding: Embedding
@@ -31,6 +32,7 @@ class Aggregated(NamedTuple):
     rows: Sequence | None = None
     global_: Tensor | None = None
     token: Sequence | None = None
+    local: Sequence | None = None
 
 
 class Aggregator(Part):

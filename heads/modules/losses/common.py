@@ -24,12 +24,16 @@ class Loss(Part):
         log_odds: whether it takes log-odds for similarities.
         uses_pairs: whether it also takes `pairs`, the positives as a list where that is known; else None.
         uses_teacher: whether it also takes `taught`, the similarities of a teacher `[I, C]`, where there is one.
+        uses_local: whether it reads `Aggregated.local`.
+        alone: what keeps heads with it from being trained several at once, a noun; empty: nothing does.
     """
 
     asks_lengths: ClassVar[bool] = False
     log_odds: ClassVar[bool] = False
     uses_pairs: ClassVar[bool] = False
     uses_teacher: ClassVar[bool] = False
+    uses_local: ClassVar[bool] = False
+    alone: str = ""
 
     def begin(self, now: float) -> Hashable:
         """Note before a batch that `now` epochs are trained; return what its operations follow from beside shapes."""

@@ -1,23 +1,27 @@
 """The triplet loss.
 
 Sources: hardest negatives from VSE++ and SetDiv eq. 9, VSE-infinity eq. 1; all negatives first from VSE-infinity's
-appendix (training details).
+appendix (training details). Distance-weighted ones: Wu et al., *Sampling Matters in Deep Embedding Learning* (ICCV
+2017), section 4, as HREM's public code draws them.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..parameters import at_least
+from ..padding import softmax
+from ..parameters import at_least, between
 from .blocks import Pairs, pairs_of
 from .common import LOSSES, Loss
 
-Negatives = Literal["hardest", "all", "semi-hard"]
+Negatives = Literal["hardest", "all", "semi-hard", "distance-weighted"]
 Reduction = Literal["mean", "sum"]
+
+NEAREST, SPHERE = 0.5, 512  # smallest distance of a negative, and the dimensions that their density is of (HREM's code)
 
 
 @LOSSES.register("triplet", "the usual one; it wants batches of 100 or more")
@@ -31,13 +35,16 @@ class Triplet(Loss):
         margin: by how much a positive must be closer than a negative.
         negatives: `hardest`: the closest one of each anchor (SetDiv eq. 9). `all`: every one. `semi-hard`:
             every one, each term clipped at the margin: only negatives farther than the positive have a gradient.
+            `distance-weighted`: one for each pair, drawn so that all distances are equally likely; for cosines.
         reduction: `mean` over the terms of each direction (`semi-hard`: those above zero), or their `sum`.
         warmup_epochs: during this many first epochs all negatives count (VSE-infinity).
+        farthest: at this Euclidean distance and beyond no negative is drawn.
 
     Attributes:
         epoch: how much is trained already, in epochs and fractions of one, from 0; `begin` sets it.
     """
 
+    used_with: ClassVar = {"farthest": ("negatives", ("distance-weighted",))}
     uses_pairs = True
 
     def __init__(
@@ -47,13 +54,17 @@ class Triplet(Loss):
         negatives: Negatives = "hardest",
         reduction: Reduction = "mean",
         warmup_epochs: Annotated[int, at_least(0)] = 0,
+        farthest: Annotated[float, between(NEAREST, 2)] = 1.7,
     ) -> None:
         super().__init__()
         self.margin = margin
         self.negatives = negatives
         self.reduction = reduction
         self.warmup_epochs = warmup_epochs
+        self.farthest = farthest
         self.epoch: float = 0
+        if negatives == "distance-weighted":
+            self.alone = "negatives that are drawn"
 
     def begin(self, now: float) -> bool:
         """Note that `now` epochs are trained; return whether the warm-up is over."""
@@ -79,6 +90,7 @@ class Triplet(Loss):
         negatives = self.negatives if self.epoch >= self.warmup_epochs else "all"
         ways: dict[str, Callable[..., Tensor]]
         ways = {"hardest": _hardest, "all": _every, "semi-hard": partial(_every, semi_hard=True)}
+        ways["distance-weighted"] = partial(_drawn, farthest=self.farthest)
         one_way = ways[negatives]
         image_to_text = one_way(similarity, positives, pairs, self.margin, self.reduction)
         turned = None if pairs is None else Pairs(pairs.columns, pairs.rows)
@@ -108,3 +120,17 @@ def _every(
     terms = terms.clamp(0, margin if semi_hard else None).masked_fill(~valid, 0)
     counted = terms > 0 if semi_hard else valid
     return terms.sum() / (counted.sum().clamp(min=1) if reduction == "mean" else 1)
+
+
+def _drawn(
+    similarity: Tensor, positives: Tensor, pairs: Pairs | None, margin: float, reduction: str, farthest: float
+) -> Tensor:
+    """One direction: each positive pair with a negative of its row, the likelier the rarer its distance is."""
+    row, column = pairs or pairs_of(positives)
+    distance = (2 - 2 * similarity.detach()).clamp(min=NEAREST**2).sqrt()
+    valid = ~positives & (distance < farthest)
+    rarity = (2 - SPHERE) * distance.log() + (3 - SPHERE) / 2 * torch.log1p(-distance.square() / 4)
+    weights, valid = softmax(rarity, valid, 1)[row], valid.any(1)[row]
+    drawn = (weights / torch.empty_like(weights).exponential_()).argmax(1)  # as torch.multinomial, which asks a GPU
+    terms = (margin + similarity[row, drawn] - similarity[row, column]).relu().masked_fill(~valid, 0)
+    return terms.sum() / (valid.sum().clamp(min=1) if reduction == "mean" else 1)

@@ -89,7 +89,7 @@ def test_triplet_is_the_loop_without_ignored_pairs(seed, images, captions, negat
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("negatives", ["hardest", "all", "semi-hard"])
+@pytest.mark.parametrize("negatives", ["hardest", "all", "semi-hard", "distance-weighted"])
 @pytest.mark.parametrize("positives", [True, False])
 def test_nothing_to_compare_is_an_attached_zero(negatives, reduction, positives):
     similarity = torch.randn(2, 3, requires_grad=True)
@@ -109,3 +109,22 @@ def test_warmup_uses_all_negatives_for_the_first_epochs():
         expected = triplet(similarity, positives, negatives=negatives)
         assert loss(similarity, positives, nothing, nothing) == expected
     assert triplet(similarity, positives, negatives="all") != triplet(similarity, positives)
+
+
+def test_distance_weighted_negatives_are_drawn_by_the_inverse_of_their_density():
+    """Wu et al., eq. 3: distances of points on a sphere of n dimensions have d^(n-2) (1 - d^2/4)^((n-3)/2)."""
+    torch.manual_seed(0)
+    distances = torch.tensor([0.0, 1.39, 1.395, 1.405, 0.3, 1.42, 1.71]).double()  # the first is the positive's
+    similarity = (1 - distances.square() / 2)[None].repeat(20_000, 1)
+    weights = [(d**-510.0) * (1 - d * d / 4) ** -254.5 if 0 < d < 1.7 else 0 for d in distances.tolist()]
+    weights[4] = 0.5**-510.0 * (1 - 0.25 / 4) ** -254.5  # nearer ones count as if they were there
+    for nearest in (True, False):
+        kept = similarity.clone().requires_grad_()
+        used = kept if nearest else kept.masked_fill(torch.arange(7) == 4, -torch.inf)
+        triplet(
+            used, (torch.arange(7) == 0)[None].expand(20_000, -1), margin=3.0, negatives="distance-weighted"
+        ).backward()
+        counts = (kept.grad > 1e-5).double().mean(0)
+        expected = torch.tensor(weights, dtype=torch.float64)
+        expected[4] *= nearest
+        torch.testing.assert_close(counts, expected / expected.sum(), rtol=0, atol=0.015)

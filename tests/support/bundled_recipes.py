@@ -24,6 +24,7 @@ def small_settings(name):
     recipe = load_recipe(name, ["model.dim=8"])
     batch = 4 if recipe.data.unit == "image" else 10  # of 8 images with 20 captions
     settings = ["model.dim=16", "adapter.words.word_dim=8", "schedule.epochs=1", f"data.batch_size={batch}"]
+    settings += ["loss.embedding-graph.warmup_epochs=0"] if "embedding-graph" in recipe.terms else []
     settings += [f"aggregator.{side}.head_dim=8" for side, part in recipe.aggregator.items() if "head_dim" in part]
     return settings
 

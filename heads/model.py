@@ -164,6 +164,13 @@ def build_model(recipe: Recipe, image: Facts, text: Facts) -> Model:
     if recipe.model.residual != "none":
         _require_base(recipe, image, text)
     branches = _branch(recipe, "image", image), _branch(recipe, "text", text)
+    widths = [branch.adapter.local_dim for branch in branches]
+    for term in recipe.terms:
+        if part_of(LOSSES, term, recipe.sources).uses_local and widths[0] != widths[1]:
+            raise RecipeError(
+                f"loss.{term} compares the rows of both sides, which are {widths[0]} (image) and {widths[1]} (text)"
+                " wide: let the adapters project both (words: adapter.words.local=gru)"
+            )
     if recipe.model.residual != "none":
         both = [_base(recipe, *side) for side in zip(branches, (image, text), strict=True)]
         width = min(sum(widths) for widths, _ in both)
@@ -248,6 +255,9 @@ def _require_base(recipe: Recipe, image: Facts, text: Facts) -> None:
         if part.draws:  # losses compare the samples with the Gaussian that they were drawn from
             drawn = f"the samples that aggregator.{side} '{block['name']}' draws"
             faults.append(f"would move {drawn} away from their Gaussian")
+    for term in recipe.terms:
+        if part_of(LOSSES, term, recipe.sources).uses_local:
+            faults.append(f"gives embeddings of another width than model.dim, which loss.{term} needs")
     if faults:
         raise RecipeError(f"model.residual={kind} {'; it '.join(faults)}; or set model.residual=none")
 

@@ -31,6 +31,15 @@ def test_a_part_that_does_not_fit_the_features_is_named():
         model_of("setdiv", *POOLED, "aggregator.text=average")
 
 
+def test_rows_that_a_loss_compares_are_of_one_width():
+    first, words = ["aggregator.text=seq2seq", "model.dim=16"], ["adapter.words.local=embedding"]
+    with pytest.raises(RecipeError, match=r"which are 16 \(image\) and 6 \(text\) wide: .*adapter.words.local=gru"):
+        model_of("hrem", *first, *words)
+    assert model_of("hrem", *first)
+    with pytest.raises(RecipeError, match=r"another width than model\.dim, which loss\.embedding-graph needs; or set"):
+        model_of("hrem", "model.residual=cca", text=TOKENS)
+
+
 def test_a_kind_without_an_adapter():
     with pytest.raises(RecipeError, match="no adapter for image features of kind 'sound': grid"):
         model_of("vsepp", image=FeatureFacts("sound", 5, 5))

@@ -98,18 +98,13 @@ class EmbeddingGraph(Loss):
         """Return the loss under `positives [I, C]`, a scalar; of `similarity [I, C]` only what is -inf matters.
 
         Raises:
-            ValueError: a side gives no vectors of width `dim`, or no local rows, or rows of another width.
+            ValueError: a side gives no vectors of width `dim`, or no local rows, which are of one width on both sides.
         """
         image, text = (self._vectors(side, given) for side, given in (("image", images), ("text", captions)))
         regions, words = (
             self.needed(given.local, "local rows", side, "an aggregator that reads them")
             for side, given in (("image", images), ("text", captions))
         )
-        if regions.rows.shape[2] != words.rows.shape[2]:
-            raise ValueError(
-                f"EmbeddingGraph compares words with regions, whose rows are {words.rows.shape[2]} and "
-                f"{regions.rows.shape[2]} wide: let the adapters project both (words: local 'gru')"
-            )
         if self.epoch < self.warmup_epochs:
             return 0 * (image.sum() + text.sum())
         with torch.autocast(image.device.type, enabled=False):
@@ -125,7 +120,7 @@ class EmbeddingGraph(Loss):
     def _vectors(self, side: str, aggregated: Aggregated) -> Tensor:
         embedding, dim = aggregated.embedding, self.layer.out.in_features
         vectors = embedding if isinstance(embedding, Tensor) and embedding.shape[1:] == (dim,) else None
-        return unit(self.needed(vectors, f"vectors of width {dim}", side, "an aggregator of vectors and no residual"))
+        return unit(self.needed(vectors, f"vectors of width {dim}", side, "another aggregator"))
 
     def _graph(self, image: Tensor, text: Tensor, regions: Sequence, words: Sequence) -> tuple[Tensor, Tensor]:
         """Return what is added to the scores of all samples, `[I + C, I + C]`, and the divergence, a scalar."""

@@ -165,7 +165,6 @@ def test_steps_learn(golden):
         ({"local": None}, "needs local rows, which the text side does not give"),
         ({"embedding": torch.ones(8, 13)}, "needs vectors of width 12, which the text side does not give"),
         ({"embedding": torch.ones(8, 2, 12)}, "needs vectors of width 12"),
-        ({"local": Sequence(torch.ones(8, 2, 5), torch.ones(8))}, "whose rows are 5 and 12 wide: let the adapters"),
     ],
 )
 def test_what_a_side_does_not_give_is_named(golden, changes, message):

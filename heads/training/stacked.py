@@ -79,9 +79,8 @@ def refusal(recipe: Recipe, store: str) -> str | None:
         return "a recurrent network cannot be"
     if model.image.aggregator.draws or model.text.aggregator.draws:
         return "samples of a Gaussian cannot be"
-    for term in terms:
-        if term.alone:
-            return f"{term.alone} cannot be"
+    if alone := next((term.alone for term in terms if term.alone), ""):
+        return f"{alone} cannot be"
     if 0 in (getattr(recipe.optimizer, f"{name}_lr") for name in components_of(model, nn.ModuleDict())) or any(
         epochs
         for side in (model.image, model.text)

@@ -52,7 +52,6 @@ class EmbeddingGraph(Loss):
     used_with = Triplet.used_with
     uses_local = True
     uses_pairs = True
-    alone = "a loss that begins later"
 
     def __init__(
         self,
@@ -75,6 +74,7 @@ class EmbeddingGraph(Loss):
         self.threshold, self.strongest = threshold, strongest
         self.scale, self.divergence = scale, divergence
         self.warmup_epochs = warmup_epochs
+        self.alone = "a loss that begins later" if warmup_epochs else self.matching.alone
         self.epoch: float = 0
         self.layer = TransformerLayer(dim, head_dim, dropout)
         self.image_to_text, self.text_to_image = (
@@ -100,11 +100,9 @@ class EmbeddingGraph(Loss):
         Raises:
             ValueError: a side gives no vectors of width `dim`, or no local rows, which are of one width on both sides.
         """
-        image, text = (self._vectors(side, given) for side, given in (("image", images), ("text", captions)))
-        regions, words = (
-            self.needed(given.local, "local rows", side, "an aggregator that reads them")
-            for side, given in (("image", images), ("text", captions))
-        )
+        sides = (("image", images), ("text", captions))
+        image, text = (self._vectors(*side) for side in sides)
+        regions, words = (self.needed(given.local, "local rows", side, "one that reads them") for side, given in sides)
         if self.epoch < self.warmup_epochs:
             return 0 * (image.sum() + text.sum())
         with torch.autocast(image.device.type, enabled=False):
@@ -129,11 +127,10 @@ class EmbeddingGraph(Loss):
         text_to_image = self.text_to_image(of_texts[0])[..., 0] + of_texts[1]
         guide = (-_distances(image, text)).exp().detach()
         divergence = _divergence(image_to_text, guide) + _divergence(text_to_image, guide.T)
-        rows = [
-            [self._edges((-_distances(image, image)).exp(), image @ image.T), self._edges(image_to_text, of_images[1])],
-            [self._edges(text_to_image, of_texts[1]), self._edges((-_distances(text, text)).exp(), text @ text.T)],
-        ]
-        return torch.cat([torch.cat(row, 1) for row in rows]), divergence
+        within = [self._edges((-_distances(side, side)).exp(), side @ side.T) for side in (image, text)]
+        of_image = torch.cat([within[0], self._edges(image_to_text, of_images[1])], 1)
+        of_text = torch.cat([self._edges(text_to_image, of_texts[1]), within[1]], 1)
+        return torch.cat([of_image, of_text]), divergence
 
     def _edges(self, relevance: Tensor, strength: Tensor) -> Tensor:
         """Return the scaled relevances of the connections, the strongest of each row; -inf elsewhere."""

@@ -82,6 +82,21 @@ def test_each_cell_is_what_its_own_training_makes_of_it(name, text, stores, tmp_
     )
 
 
+def test_embeddings_that_see_the_batch_are_stacked_where_none_are_drawn(stores, tmp_path, monkeypatch):
+    store = stores("grid", "tokens")
+    plain = {key: 0.0 for side in ("image", "text") for key in (f"augment.{side}", f"aggregator.{side}.dropout")}
+    hardest = {f"loss.{term}.negatives": "hardest" for term in ("triplet", "embedding-graph")}
+    own = [{"loss.embedding-graph.scale": 1.5}, {"loss.embedding-graph.divergence": 3.0}]
+    recipes = cells("hrem", 6, *own, **plain, **hardest)
+    drawn, later = {**hardest, "loss.triplet.negatives": "distance-weighted"}, {"loss.embedding-graph.warmup_epochs": 1}
+    for settings, why in ((drawn, "negatives that are drawn"), (hardest | later, "a loss that begins later")):
+        assert refusal(*cells("hrem", 6, settings, **plain), store) == f"{why} cannot be"
+    monkeypatch.setattr(Stack, "_refuse", None)
+    assert_same(
+        trained(store, recipes, tmp_path / "together"), trained(store, recipes, tmp_path / "alone", together=False)
+    )
+
+
 @pytest.mark.parametrize("name", ["linear", "mlp", "setdiv"])
 def test_24_cells_are_launched_by_few_more_operations_than_one(name, stores, tmp_path, monkeypatch):
     """But for the optimisers'; each seed prepares a batch of its own on the host."""

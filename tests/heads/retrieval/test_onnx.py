@@ -111,6 +111,7 @@ def test_a_search_needs_neither_torch_nor_xret(tiny, tmp_path):
         ("gaussian-vsepp", "timm:small_registers", "words"),
         ("gaussian-vsrn", "hf:siglip", "words"),
         ("vse-infty", "hf:beit", "hf:clip"),
+        ("hrem", "timm:small_swin", "hf:clip"),
         ("pcmepp", "resnet18", "words"),
         ("pcme", "timm:small_registers", "hf:t5"),
         ("pvse", "hf:dinov2", "hf:siglip"),

@@ -36,7 +36,7 @@ def cos_sin_positions(number: int, width: int, like: Tensor) -> Tensor:
     return sinusoids(steps, width).to(like.dtype)
 
 
-@AGGREGATORS.register("gpo", "learns how to pool: the best single vector of regions and frames")
+@AGGREGATORS.register("gpo", "learns how to pool: the best vector of regions and frames")
 class GPO(Pooling):
     """Generalised pooling operator: a generator turns each rank and the number of rows into a coefficient.
 

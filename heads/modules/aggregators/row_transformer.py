@@ -15,7 +15,7 @@ from .aggregated import AGGREGATORS
 from .pooling import KMax, Pooling
 
 
-@AGGREGATORS.register("row-transformer", "rows see each other: regions and tokens, beside embedding-graph")
+@AGGREGATORS.register("row-transformer", "rows see each other, beside embedding-graph")
 class RowTransformer(Pooling):
     """The k largest values of each feature, averaged, mixed with the mean of the rows after a transformer's layer.
 

@@ -29,7 +29,7 @@ from .triplet import Negatives, Reduction, Triplet
 SLOPE = 0.1  # of the cosines of words and regions below zero, as in SCAN
 
 
-@LOSSES.register("embedding-graph", "beside triplet, for vectors made of rows: samples of a batch see each other")
+@LOSSES.register("embedding-graph", "beside triplet: samples of a batch see each other")
 class EmbeddingGraph(Loss):
     """Triplet losses of embeddings that have seen the batch, against each other and against the plain ones.
 

@@ -40,6 +40,7 @@ def test_a_system_is_complete_and_says_where_it_comes_from(name):
 @pytest.mark.parametrize("image", ["grid", "roi"])
 @pytest.mark.parametrize("text", ["words", "tokens"])
 def test_a_system_makes_a_model_that_can_learn(name, image, text):
+    torch.manual_seed(0)  # a negative that is drawn may be far enough away by chance
     parts = load_recipe(name, ["model.dim=8"]).aggregator
     small = [*SMALL, *(f"aggregator.{side}.head_dim=8" for side in parts if "head_dim" in parts[side])]
     recipe = load_recipe(name, small)

@@ -33,7 +33,8 @@ from ...pipeline.reading.split import Split
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import counted, reason
 from ..evaluation.metrics import Recalls
-from ..model import Branch, build_losses, build_model, feature_facts, losses_of
+from ..model import Branch, Model, build_losses, build_model, feature_facts, losses_of
+from ..modules.losses import Loss
 from ..modules.losses.blocks import BlockLoss, pairs_of
 from ..recipes.blocks import Recipe, role
 from ..runs.features import sets_named
@@ -73,21 +74,8 @@ def refusal(recipe: Recipe, store: str) -> str | None:
     with torch.device("meta"):
         model = build_model(recipe, *map(feature_facts, sets))
         terms = losses_of(build_losses(recipe, feature_facts(sets[1])))
-    if any(
-        isinstance(part, nn.RNNBase | nn.RNNCellBase) for part in (*model.modules(), *nn.ModuleList(terms).modules())
-    ):
-        return "a recurrent network cannot be"
-    if model.image.aggregator.draws or model.text.aggregator.draws:
-        return "samples of a Gaussian cannot be"
-    if alone := next((term.alone for term in terms if term.alone), ""):
-        return f"{alone} cannot be"
-    if 0 in (getattr(recipe.optimizer, f"{name}_lr") for name in components_of(model, nn.ModuleDict())) or any(
-        epochs
-        for side in (model.image, model.text)
-        for one in (*side.adapters, *side.twins)
-        for epochs in one.frozen().values()
-    ):
-        return "weights that do not learn at first cannot be"
+    if why := _alone(recipe, model, terms):
+        return f"{why} cannot be"
     if recipe.runtime.precision == "float16":
         return "float16 cannot be, which scales the loss"
     if recipe.data.chunk is not None:
@@ -99,6 +87,20 @@ def refusal(recipe: Recipe, store: str) -> str | None:
         if varies and _drops_rows(getattr(model, side)):
             return f"dropout in the rows of {side}s cannot be, whose number varies"
     return None
+
+
+def _alone(recipe: Recipe, model: Model, terms: Sequence[Loss]) -> str | None:
+    """Return what of a head cannot be stacked."""
+    parts = (*model.modules(), *nn.ModuleList(terms).modules())
+    if any(isinstance(part, nn.RNNBase | nn.RNNCellBase) for part in parts):
+        return "a recurrent network"
+    if model.image.aggregator.draws or model.text.aggregator.draws:
+        return "samples of a Gaussian"
+    rates = [getattr(recipe.optimizer, f"{name}_lr") for name in components_of(model, nn.ModuleDict())]
+    adapters = [one for side in (model.image, model.text) for one in (*side.adapters, *side.twins)]
+    if 0 in rates or any(epochs for one in adapters for epochs in one.frozen().values()):
+        return "weights that do not learn at first"
+    return next((term.alone for term in terms if term.alone), None)
 
 
 def _drops_rows(branch: Branch) -> bool:

@@ -103,7 +103,7 @@ def train(
     remember(recipe.code)  # of a worker, which did not read the recipe, and may have no place for notes
     run = opened(Run, out, resume, trust)
     base = first_weights(init_from, run, trust)
-    distil = _teacher_of(distil, run)
+    distil = _teacher_of(distil, run, stores)
     recipe = taught(recipe, distil)
     cache = FeatureCache.open(stores[0])
     require_splits(cache)
@@ -120,8 +120,6 @@ def train(
     else:
         info = replace(run.info, recipe=recipe, seed=seed)
     others = other_sets(stores[1:], info, cache)
-    if others and distil is not None:
-        raise RunError("a teacher is of one store: train with --distil on a single one")
     with enough_memory(target, recipe):
         with drawing(torch.device("cpu"), seed):  # where the weights are drawn: a seed begins alike on every device
             model = build_model(recipe, info.image_facts, info.text_facts).to(target)
@@ -145,20 +143,25 @@ def train(
     leaks = find_leaks(cache) if title == "" else None
     with run.locked(created), enough_memory(target, recipe):
         if not trainer.resume(run):
-            if title == "":
+            if leaks is not None:
                 introduce(info, split, val_split)
-            if leaks and leaks.sentence:
-                _warn_once(f"{cache.url}: {leaks.sentence}.")
-            if base is None:
-                look_at_data(model, split)
-                fit_residual(model, recipe, split, val_split, logging.INFO if title == "" else logging.DEBUG)
-            else:
-                take_weights(model, base, split)
-                take_losses(losses, recipe, base)
+                if leaks.sentence:
+                    _warn_once(f"{cache.url}: {leaks.sentence}.")
+            _begin(objective, base, split, val_split, logging.INFO if title == "" else logging.DEBUG)
         summary = trainer.train(run, split, val_split, callbacks, title)
         untrained = evaluate_untrained(sets, "val", protocol="full", device=str(target))
         rsum = None if untrained is None else untrained.results[0].rsum
         return replace(summary, leaks=leaks, untrained_rsum=rsum)
+
+
+def _begin(objective: Objective, base: Run | None, split: Batches, val: Batches, level: int) -> None:
+    """Give a new head what it takes from its data, logged at `level`, or from another run."""
+    if base is None:
+        look_at_data(objective.model, split)
+        fit_residual(objective.model, objective.recipe, split, val, level)
+    else:
+        take_weights(objective.model, base, split)
+        take_losses(objective.losses, objective.recipe, base)
 
 
 def require_negatives(split: Batches) -> None:
@@ -352,9 +355,11 @@ def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator
     return (features.parts[number] for features in parts(_BATCH))
 
 
-def _teacher_of(distil: str | Path | None, run: Run | None) -> str | None:
+def _teacher_of(distil: str | Path | None, run: Run | None, stores: Sequence[str]) -> str | None:
     """Return the run that a training learns from; a resumed `run` knows it. RunError if it was begun with another."""
     given = None if distil is None else absolute(str(distil))
+    if given is not None and len(stores) > 1:
+        raise RunError("a teacher is of one store: train with --distil on a single one")
     known = None if run is None else run.info.distil
     if run is not None and given not in (None, known):
         how = f"with --distil {known}" if known else "without --distil"

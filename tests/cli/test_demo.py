@@ -106,5 +106,7 @@ def test_four_elements_are_worth_it(tmp_path):
     assert QUERY in [sentence["raw"] for sentence in first["sentences"]]
     assert found[0].score > found[1].score
     others = [tables.pop(name)["rsum"] for name in ("vsepp", "vse-infty", "setdiv-k1")]
-    (best,) = tables.values()
-    assert best["rsum"] >= max(others) + 30
+    best, by_caption = (tables.pop(name)["rsum"] for name in ("setdiv-k4", "k4, caption"))
+    assert not tables
+    assert best >= max(others) + 30
+    assert by_caption >= best + 20  # a caption names one object of four

@@ -191,7 +191,8 @@ def check_encoder(encoder: VisualEncoder | TextEncoder, texts: Sequence[str] = T
         together, alone = (_texts_encoded if of_texts else _pictures_encoded)(encoder, texts)
         for one, other in zip(together, alone, strict=True):
             assert np.isfinite(one).all() and np.asarray(one).dtype == np.float32, "features are finite float32"
-            assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-3, atol=1e-4, msg="others change the features")
+            near = 1e-4 * max(1.0, float(np.abs(one).max(initial=0)))  # deep networks round by their largest values
+            assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-3, atol=near, msg="others change the features")
 
 
 def random_embeddings(kind: str, count: int, width: int = 5) -> Embedding:
@@ -364,7 +365,7 @@ def _pictures_encoded(encoder: Any, _: Sequence[str]) -> tuple[list[Any], list[A
             picture, original = encoder.decode(path)
             assert original == size, f"decode gives the size {original} of a picture of {size}"
             decoded.append(picture)
-    of_regions = not isinstance(decoded[0], Tensor)
+    of_regions = encoder.kind != "grid"
     assert encoder.grid is None or encoder.grid[0] * encoder.grid[1] == encoder.rows, "grid has other cells than rows"
     (whole,) = encode_layers([encoder], decoded if of_regions else torch.stack(decoded))  # of the declared shapes
     alone = [encoder.encode([one] if of_regions else one[None]) for one in decoded]

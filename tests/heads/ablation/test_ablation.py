@@ -80,9 +80,9 @@ def test_processes_and_clusters_give_the_same_numbers(stores, whole, tmp_path, m
 
 @pytest.mark.slow
 def test_a_process_that_dies_takes_one_cell_with_it(stores, tmp_path, monkeypatch):
-    out, plan = tmp_path / "out", varied({"loss.triplet.margin": [0.1, 0.2, 0.3]})
-    monkeypatch.setattr(module, "run_cell", DiesIn(str(out / plan.variants[0].name / "seed=0")))
-    entries = ablated(stores(), plan, out, jobs=2)
+    out, vary = tmp_path / "out", {"loss.triplet.margin": [0.1, 0.2, 0.3]}
+    monkeypatch.setattr(module, "run_cell", DiesIn(str(out / plan_of(vary).variants[0].name / "seed=0")))
+    entries = ablated(stores(), varied(vary), out, jobs=2)
     assert [entry.error is None for entry in entries] == [False, True, True]
     assert "its process died" in entries[0].error
 

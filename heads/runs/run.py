@@ -113,8 +113,9 @@ class Run:
         or the weights are damaged or do not fit.
         """
         if self.info.average is not None and recipe is None:
-            models = [member.model(device) for member in self.members]
-            return average_of(models, [*map(self._reads, self.members)], [*self.info.average.values()])
+            members = self.members
+            models = [member.model(device) for member in members]
+            return average_of(models, [*map(self._reads, members)], [*self.info.average.values()])
         file = self.weights
         try:
             with drawing(torch.device("cpu"), 0):  # weights that are replaced; the caller's draws stay what they were

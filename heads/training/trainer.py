@@ -323,7 +323,7 @@ class Trainer:
 
     def _step(self, batch: Batch) -> Callable[[], Tensor]:
         """Learn from a batch; return what waits for its loss, followed by the terms, ``[1 + T]``, on the host."""
-        with self.repeatable(self.seed, self.epoch, self.steps):
+        with self.repeatable(*self.drawn_from):
             read = self.gradients(batch, self.begin_step())
             self.change_weights(read)
         return read
@@ -399,6 +399,11 @@ class Trainer:
     def seed(self) -> int:
         """That of the samples' order, and of what a step draws."""
         return self._run.info.seed
+
+    @property
+    def drawn_from(self) -> tuple[int, int, int]:
+        """What the next step's batch and draws follow from."""
+        return self.seed, self.epoch, self.steps
 
     def _epoch(self, **order: Any) -> Iterator[Batch]:
         """Yield the batches of an epoch; see `Batches.epoch`."""

@@ -23,7 +23,8 @@ from sizes import small
 import xret
 from xret.heads.runs.run import Run
 from xret.heads.training.gradients import Gradients
-from xret.heads.training.stacked import Stack, StackedGradients
+from xret.heads.training.stacked import Stack
+from xret.heads.training.stacked_gradients import StackedGradients
 from xret.heads.training.train import train
 
 

@@ -12,7 +12,8 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.callbacks import Callback
 from xret.heads.training.gradients import Gradients
-from xret.heads.training.stacked import Stack, refusal, structure
+from xret.heads.training.stackable import refusal, structure
+from xret.heads.training.stacked import Stack
 from xret.heads.training.train import train
 from xret.pipeline.errors import NotFinite
 

@@ -91,6 +91,13 @@ def test_what_reads_a_store(tmp_path):
 
 
 @pytest.mark.slow
+def test_how_a_store_grows():
+    pytest.importorskip("faiss")
+    rows = table("growth")
+    assert rows["recall"]["200"] == "1.00" and float(rows["store, files"]["200"]) < 50
+
+
+@pytest.mark.slow
 def test_the_server_under_load(tmp_path):
     found = {line["what"]: line for line in lines("service", "--text", f"hf:{save_bert(tmp_path / 'b')}")}
     assert list(found) == ["store", "ready", "alone", "together", "afterwards"]

@@ -6,6 +6,7 @@ seed, the epoch and the sample alone, so that threads may read in any order.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -70,16 +71,17 @@ class Tokens:
 
     def __init__(self, encoder: Any, texts: Sequence[str], device: torch.device, masked: float) -> None:
         self.encoder, self.texts, self.device, self.masked = encoder, texts, device, masked
+        self._lock = Lock()  # a tokenizer may not be used by two threads at once
         if masked:
             encoder.words(texts[:1])  # what cannot tell words is refused before the training begins
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Tokenise these captions."""
         texts = [self.texts[item] for item in items.tolist()]
-        ids = self.encoder.tokenize(texts)
-        if self.masked and draws is not None:
+        with self._lock:
+            ids, words = self.encoder.tokenize(texts), self.encoder.words(texts) if self.masked and draws else []
+        if self.masked and draws:
             rngs = [np.random.default_rng([*draws, item, _OF_CAPTION]) for item in items.tolist()]
-            words = self.encoder.words(texts)
             ids = [change_words(self.encoder, self.masked, *one) for one in zip(ids, words, rngs, strict=True)]
         token, length = pad_ids(ids)
         return lambda: Features(send(length, self.device), token=send(token, self.device))

@@ -1,4 +1,4 @@
-"""What keeps a device from waiting for its batches: a thread that reads ahead, and an order that suits a disk."""
+"""What keeps a device from waiting for its batches: threads that read ahead, and an order that suits a disk."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +20,7 @@ T = TypeVar("T")
 RUN = 64  # neighbouring images that are a block of a local store; of an object store a block is a chunk
 GROUP = 8  # blocks whose samples are mixed with one another, or more where these hold fewer than
 MIXED = 4096  # samples
-_AHEAD = 2  # batches that are read before they are asked for
+_READERS = 2  # threads that read for a CPU: the memory of a machine is faster than one of its cores can copy
 
 
 def block_order(
@@ -42,10 +42,10 @@ def block_order(
 
 
 @contextmanager
-def _one_thread(name: str) -> Iterator[ThreadPoolExecutor]:
+def _threads(count: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """Give a pool that ends with the block; or, if that is left open, with the process, while its modules are there."""
-    pool = ThreadPoolExecutor(1, name)
-    end = finalize(_one_thread, pool.shutdown, cancel_futures=True)  # it runs once
+    pool = ThreadPoolExecutor(count, name)
+    end = finalize(_threads, pool.shutdown, cancel_futures=True)  # it runs once
     try:
         yield pool
     finally:
@@ -70,7 +70,7 @@ def opened_ahead(
         if number >= opened - 1:  # otherwise it comes too late: its samples have been read
             open_blocks(groups[number])
 
-    with _one_thread("open-ahead") as pool:
+    with _threads(1, "open-ahead") as pool:
         for item in items:
             touched = [group_of[block] for block in np.unique(blocks_of(item)).tolist()]
             opened = max(opened, min(touched) - 1)
@@ -81,14 +81,14 @@ def opened_ahead(
 
 
 def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device: torch.device) -> Iterator[R]:
-    """Yield ``read(item)()`` of each item, in order, while a thread works on the next ones.
+    """Yield ``read(item)()`` of each item, in order, while threads work on the next ones.
 
-    `read` does the host's part without torch's threads; what it returns puts that on `device`, as a dataclass of
-    tensors. On a GPU the thread does both, on a stream of its own. On a CPU it only reads: torch would start as many
-    threads for the rest as there are cores, beside those that compute.
+    `read` does the host's part without torch's threads, in several at once; what it returns puts that on `device`, as a
+    dataclass of tensors. On a GPU one thread does both, on a stream of its own. On a CPU they only read: torch would
+    start as many threads for the rest as there are cores, beside those that compute.
     """
     if device.type != "cuda":
-        for finish in _ahead(read, items):
+        for finish in _ahead(read, items, _READERS):
             yield finish()
         return
     stream = _copies(device)
@@ -98,23 +98,23 @@ def read_ahead(read: Callable[[T], Callable[[], R]], items: Iterable[T], device:
         with torch.cuda.stream(stream):
             return read(item)(), stream.record_event()
 
-    for made, ready in _ahead(make, items):
+    for batch, ready in _ahead(make, items, 1):
         computing = torch.cuda.current_stream(device)
         computing.wait_event(ready)
-        for tensor in _tensors(made):
+        for tensor in _tensors(batch):
             tensor.record_stream(computing)  # its memory is not reused before that stream is done with it
-        yield made
+        yield batch
 
 
 # By device, one to make batches on: memory that a stream has used stays its own.
 _copies = lru_cache(64)(torch.cuda.Stream)
 
 
-def _ahead(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield ``work(item)`` of each item in order; one thread is `_AHEAD` items ahead."""
+def _ahead(work: Callable[[T], R], items: Iterable[T], threads: int) -> Iterator[R]:
+    """Yield ``work(item)`` of each item in order; so many threads have one item, and one more waits."""
     rest = iter(items)
-    with _one_thread("read-ahead") as pool:
-        pending = deque(pool.submit(work, item) for item in islice(rest, _AHEAD))
+    with _threads(threads, "read-ahead") as pool:
+        pending = deque(pool.submit(work, item) for item in islice(rest, threads + 1))
         while pending:
             done = pending.popleft().result()
             pending.extend(pool.submit(work, item) for item in islice(rest, 1))

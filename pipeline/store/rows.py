@@ -6,7 +6,8 @@ sequential one, where a Zarr slice would read every chunk that it touches.
 
 import math
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ..wording import reason
 from .folder import Folder
 
 _KEPT = 2 << 30  # bytes of chunks of an object store that stay in memory
+_REUSED = range(1 << 20, 1 << 28)  # bytes of results whose memory is used again: new pages cost as much as the copy
 
 
 class Rows:
@@ -35,6 +37,7 @@ class Rows:
         self._suffix = ".0" * (array.ndim - 1)
         self._chunks: OrderedDict[int, np.ndarray] = OrderedDict()  # uint8 [chunk_rows, row_bytes]
         self._lock = threading.Lock()
+        self._spare = deque[np.ndarray](maxlen=4)  # memory of results that nobody holds any more
 
     def gather(self, first: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
         """Return the rows ``first[i] : first[i] + count[i]`` of all i, one range after the other, [sum of counts, …].
@@ -46,7 +49,7 @@ class Rows:
         counts = np.broadcast_to(np.asarray(count, dtype=np.int64), first.shape)
         if ((first < 0) | (counts < 0) | (first > self.rows - counts)).any():
             raise CacheError(f"{self.folder.path(self.name)} has no such rows; extract again with --repair")
-        out = np.empty((int(counts.sum()), self._row_bytes), np.uint8)
+        out = self._empty(int(counts.sum()))
         chunks, length, at = self._chunks, self.chunk_rows, 0
         # NumPy's own loop copies: for so few bytes the C library's `rep movsb` takes twice as long on AMD.
         if len(out) == len(first) and isinstance(count, int):
@@ -63,6 +66,19 @@ class Rows:
                 np.positive(rows[inside : inside + taken], out[at : at + taken])
                 at, row, left = at + taken, row + taken, left - taken
         return out.view(self.dtype).reshape(-1, *self.row_shape)
+
+    def _empty(self, rows: int) -> np.ndarray:
+        """Return rows of bytes, in the memory of an earlier result where one is spare and large enough."""
+        shape, size = (rows, self._row_bytes), rows * self._row_bytes
+        if size not in _REUSED:
+            return np.empty(shape, np.uint8)
+        memory = np.empty(0, np.uint8)
+        with suppress(IndexError):  # none is left
+            while len(memory) < size:
+                memory = self._spare.pop()
+        if len(memory) < size:
+            memory = np.empty(size + size // 8, np.uint8)
+        return np.asarray(_Lent(memory, self._spare))[:size].reshape(shape)
 
     def _open(self, number: int) -> np.ndarray:
         """Map or fetch a chunk, and compare its checksum."""
@@ -99,6 +115,16 @@ class Rows:
             return None
         except (OSError, RuntimeError) as error:  # torch raises RuntimeError where a file cannot be opened
             raise CacheError(f"{path} cannot be opened ({reason(error)})") from error
+
+
+class _Lent:
+    """The memory of an array and its views, which comes back when the last of them is gone."""
+
+    def __init__(self, memory: np.ndarray, spare: deque[np.ndarray]) -> None:
+        self.memory, self.spare, self.__array_interface__ = memory, spare, memory.__array_interface__
+
+    def __del__(self) -> None:
+        self.spare.append(self.memory)
 
 
 def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:

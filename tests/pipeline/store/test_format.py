@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -152,6 +153,24 @@ def test_gathered_ranges_are_those_of_numpy(writable, chunk, views, ranges):
     assert np.array_equal(rows.gather(first, count), np.concatenate([flat[:0], *expected]))
     with pytest.raises(CacheError, match="no such rows"):
         rows.gather(np.array([len(flat)]), 1)
+
+
+def test_memory_is_used_again_when_nothing_refers_to_it(writable, monkeypatch):
+    monkeypatch.setattr("xret.pipeline.store.rows._REUSED", range(1, 1 << 20))
+    values = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float16)
+    features = _created(writable, values, 7)
+    rows, orders = Rows(features.cache.folder, features.array_of("local")), np.random.default_rng(1)
+    held, places = [], set()
+    for number in range(60):
+        order = orders.permutation(20)[: orders.integers(1, 21)]
+        read = rows.gather(order)
+        places.add(read.ctypes.data)
+        view = (read, read[1:], torch.from_numpy(read)[:, :2].numpy(), read.view(np.uint16))[number % 4]
+        held = [*held[-2:], (view, view.copy())]
+        assert all(np.array_equal(kept, copy) for kept, copy in held)
+        assert np.array_equal(read, values[order])
+        del read, view
+    assert len(places) < 12
 
 
 def _created(cache, values, chunk):

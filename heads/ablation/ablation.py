@@ -20,11 +20,12 @@ from urllib.parse import unquote
 import torch
 
 from ...pipeline.device import cores
-from ...pipeline.errors import CacheError, RecipeError, RunError, XretError
+from ...pipeline.errors import RecipeError, RunError, XretError
 from ...pipeline.files import locked, write_text
 from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import raised, reason
+from ...pipeline.workers import connect, run_tasks
 from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untrained
 from ..evaluation.hubness import require_bank
 from ..evaluation.metrics import WAYS
@@ -309,47 +310,43 @@ def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Eva
         finally:
             _resident.cache_clear()
         return
-    from distributed import Client, LocalCluster, as_completed
+    from distributed import Client, LocalCluster
 
-    threads, processes, place = None, 1, f"the Dask scheduler at {where}"
     with ExitStack() as opened:
-        cluster: Any = where
-        if isinstance(where, int):
-            threads, processes = max(1, min(torch.get_num_threads(), cores() // where)), where
+        if isinstance(where, str):
+            client = opened.enter_context(connect(where))
+            work = partial(_on_cluster, run_cell)
+        else:
+            threads, log_level = max(1, min(torch.get_num_threads(), cores() // where)), logger.getEffectiveLevel()
             local: dict[str, Any] = {"dashboard_address": ":0", "memory_limit": 0, "silence_logs": logging.ERROR}
             cluster = opened.enter_context(LocalCluster(where, threads_per_worker=1, **local))
-        try:
             client = opened.enter_context(Client(cluster, set_as_default=False))
-        except (OSError, ValueError) as error:
-            raise CacheError(f"{place} does not answer ({reason(error)})") from error
+            work = partial(_in_process, run_cell, threads, where, log_level)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        if not workers:
-            raise CacheError(f"{place} has no workers; start some with `dask worker {where}`")
         resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in workers) else None
-        level = logging.getLogger("xret").getEffectiveLevel()
-        sent = client.map(partial(_do, run_cell, threads, processes, level), cells, pure=False, resources=resources)
-        cell_of = dict(zip(sent, cells, strict=True))
-        for future in as_completed(sent, loop=client.loop):
-            if future.status == "cancelled":
-                raise CacheError(f"{place} went away; run the same command again to resume")
-            ended = future.status == "finished"
-            yield cell_of[future], future.result() if ended else f"its process died: {reason(future.exception())}"
+        for cell, future in run_tasks(client, work, cells, resources=resources):
+            error = future.exception()
+            if isinstance(error, XretError):  # what a cell raises is a sentence
+                raise error
+            yield cell, future.result() if error is None else f"its process died: {reason(error)}"
 
 
-def _do(
-    work: Callable[[Cell, Resident], Evaluation | str], threads: int | None, processes: int, level: int, cell: Cell
-) -> Evaluation | str:
-    """Do a cell in a worker.
+def _on_cluster(work: Callable[[Cell, Resident], Evaluation | str], cell: Cell) -> Evaluation | str:
+    from distributed import get_worker
 
-    With `threads` its process is one of this machine's `processes`: it logs as its parent does, and ends with it, so
-    that features may stay in memory.
-    """
     with _ONE_AT_A_TIME:
-        if threads is not None:
-            torch.set_num_threads(threads)
-            logging.basicConfig(format="%(message)s", level=logging.WARNING)
-            logging.getLogger("xret").setLevel(level)
-        return work(cell, Resident() if threads is None else _resident(cell.features, processes))
+        found = work(cell, Resident())
+    return f"{found} (worker {get_worker().name})" if isinstance(found, str) else found
+
+
+def _in_process(
+    work: Callable[[Cell, Resident], Evaluation | str], threads: int, processes: int, level: int, cell: Cell
+) -> Evaluation | str:
+    """Do a cell in one of so many processes, which logs as its parent does; its features stay in memory."""
+    torch.set_num_threads(threads)
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    logger.setLevel(level)
+    return work(cell, _resident(cell.features, processes))
 
 
 @lru_cache(1)

@@ -1,31 +1,52 @@
 """Runs the parts of an extraction as tasks of Dask: on threads here, or on the workers of a cluster that is there."""
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from dask.threaded import get
 
 from ..device import cores
 from ..errors import CacheError
+from ..workers import run_tasks
 from .filler import Filler, Job, Tally
 
+if TYPE_CHECKING:
+    from distributed import Client
+
+Groups = Sequence[Sequence[int]]  # of chunks
+
 _TASKS = 8  # at once on this machine at most: while one encodes the others read, lay out and write
-PATIENCE = 10  # seconds until a scheduler must have answered
+_EACH = 2  # tasks that a worker has at once: while one begins or ends the other encodes
+_SECONDS = 10  # that a task of a cluster takes: long beside a scheduler's work, short beside what a death loses
 
 
 def at_once() -> int:
-    """Return how many tasks this machine does at once."""
+    """Return how many parts this machine does at once."""
     return min(_TASKS, max(2, cores() // 2))
 
 
-def fill_here(filler: Filler, groups: Sequence[Sequence[int]], take: Callable[[Tally], None]) -> None:
+def fill_here(filler: Filler, groups: Groups, take: Callable[[Tally], None]) -> None:
     """Fill groups of chunks by threads of this process, and call `take` with what each part of the work has done.
 
     What a task raises is raised here; no other part is begun then, and those that run have ended.
     """
+    _fill(filler, groups, take, at_once(), closing(filler), fork=True)
+
+
+def _fill(
+    filler: Filler,
+    groups: Groups,
+    take: Callable[[Tally], None],
+    threads: int,
+    ending: AbstractContextManager[Any],
+    *,
+    fork: bool,
+) -> None:
     turn, taking = threading.Lock(), threading.Lock()
 
     def task() -> None:
@@ -36,52 +57,53 @@ def fill_here(filler: Filler, groups: Sequence[Sequence[int]], take: Callable[[T
             with taking:
                 take(done)
 
-    parts, pool = filler.read_ahead(groups), ThreadPoolExecutor(at_once(), "xret-task")
-    with closing(parts), pool, closing(filler):
+    parts, pool = filler.read_ahead(groups, fork=fork), ThreadPoolExecutor(threads, "xret-task")
+    with closing(parts), pool, ending:
         tasks = {("fill", number): (task,) for number in range(filler.parts(groups))}
         get(tasks, [*tasks], pool=pool)  # `dask.compute` would merge as many graphs, in the square of their number
 
 
-def fill_on_cluster(job: Job, groups: Sequence[Sequence[int]], address: str, take: Callable[[Tally], None]) -> None:
-    """Fill groups of chunks on the workers of the Dask scheduler at `address`, and call `take` likewise.
+def fill_on_cluster(job: Job, groups: Groups, client: "Client", take: Callable[[Tally], None]) -> None:
+    """Fill groups of chunks on the workers of a Dask cluster, and call `take` likewise.
 
-    CacheError: the scheduler does not answer or has no workers, or workers died under a task again and again.
+    CacheError: the scheduler went away, or workers died under a task again and again.
     """
-    from distributed import Client, as_completed
     from distributed.scheduler import KilledWorker
 
+    seconds, count, left = 0.0, 0, len(groups)
+
+    def tasks() -> Iterator[Groups]:
+        """Yield some ten seconds of work each; towards the end less, so that no worker is left with much of it."""
+        nonlocal left
+        while left > 0:
+            workers = len(client.nthreads())
+            size = max(1, int(min(_SECONDS * count / seconds if count else 1, left / (2 * _EACH * max(1, workers)))))
+            yield groups[len(groups) - left :][:size]
+            left -= size
+
     try:
-        client = Client(address, set_as_default=False, timeout=PATIENCE)
-    except (OSError, ValueError) as error:
-        raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct --workers") from error
-    with client:
-        if not client.nthreads():
-            raise CacheError(f"the Dask scheduler at {address} has no workers; start one with `dask worker {address}`")
-        futures = client.map(partial(_on_worker, job), groups, pure=False)
-        try:
-            for future in as_completed(futures, loop=client.loop):
-                if future.status == "cancelled":
-                    raise CacheError(f"the Dask scheduler at {address} went away; run the same command again")
-                take(future.result())
-        except KilledWorker as error:
-            raise CacheError(f"workers of {address} died again and again under a task; see their logs") from error
-        finally:
-            client.cancel(futures)
-            client.run(_forget, job)
+        for task, future in run_tasks(client, partial(_fill_on_worker, job), tasks(), each=_EACH):
+            done: Tally = future.result()
+            seconds, count = seconds + done.pop("task") / 1e9, count + len(task)
+            take(done)
+    except KilledWorker as error:
+        raise CacheError(f"{error.last_worker.address}: workers died again and again; see their logs") from error
+    finally:
+        client.run(_forget, job, on_error="ignore")
 
 
 _fillers: dict[str, Filler] = {}  # of a worker, by the key of their job
 _lock = threading.Lock()
 
 
-def _on_worker(job: Job, chunks: Sequence[int]) -> Tally:
+def _fill_on_worker(job: Job, groups: Groups) -> Tally:
     with _lock:
         if job.key not in _fillers:
             _fillers[job.key] = Filler(job)
         filler = _fillers[job.key]
-    tally = Tally()
-    for part in filler.read_ahead([chunks], fork=False):  # to fork for each task would cost more than it brings
-        tally.update(filler.fill(part))
+    began, tally = time.monotonic_ns(), Tally()
+    _fill(filler, groups, tally.update, max(2, at_once() // _EACH), nullcontext(), fork=False)
+    tally["task"] = time.monotonic_ns() - began
     return tally
 
 

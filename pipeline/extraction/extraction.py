@@ -8,10 +8,11 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,8 +30,12 @@ from ..store.inspect import damaged_chunks
 from ..store.leaks import find_leaks
 from ..store.store import find_store, open_for_writing, splits_at
 from ..wording import counted, printable, some_of
+from ..workers import connect, prepare
 from .options import Options, choose_splits, recorded_options
 from .summary import Extraction, SetSummary
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 log = logging.getLogger("xret")
 
@@ -59,25 +64,34 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
         if not options.repair and (finished := _finished(known, options)) is not None:
             return finished
     Folder(url).require_writable()  # a finished store may lie where nothing can be written
+    with connect(options.cluster) if options.cluster else nullcontext() as client:
+        return _extract(url, samples, manifest, options, known is None, client)
+
+
+def _extract(
+    url: str, samples: Samples, manifest: Manifest, options: Options, new: bool, client: "Client | None"
+) -> Extraction:
     from ..device import pick_device
     from ..encoders.registry import load_visual_layers
 
     device = str(pick_device(options.device))
+    if client is not None:  # what takes workers seconds to import, they do while this process loads its encoders
+        client.run(prepare, f"{__package__}.cluster", wait=False)
     # Loaded before the store is created, so that a wrong name or file leaves nothing.
     visual = load_visual_layers(options.of_layers(options.visual), device) if options.visual else []
     text = _load_text(options.of_layers(options.text), samples, device) if options.text else []
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
-    if visual and known is None:
+    if visual and new:
         rows = [row for split in options.splits for row in range(*samples.splits[split])]
         _require_pictures(samples, manifest, options, rows)
     with open_for_writing(url, samples, manifest.protocols) as cache:
         if options.visual:
             images = _image_sets(cache, visual, options.visual, options, device)
-            summaries += _fill_all(images, samples, manifest, options)
+            summaries += _fill_all(images, samples, manifest, options, client)
         if options.text:
             captions, counts = _caption_sets(cache, text, options.text, options, device)
-            summaries += _fill_all(captions, samples, manifest, options)
+            summaries += _fill_all(captions, samples, manifest, options, client)
         return _summary(cache, summaries, counts)
 
 
@@ -240,7 +254,9 @@ def _fill_all(sets: Sequence[tuple[Any, Any]], *how: Any) -> list[SetSummary]:
     return [found for count in rows for found in _fill([one for one in sets if one[0].chunk_rows == count], *how)]
 
 
-def _fill(sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest, options: Options) -> list[SetSummary]:
+def _fill(
+    sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest, options: Options, client: "Client | None"
+) -> list[SetSummary]:
     wanted = {chunk for split in options.splits for chunk in sets[0][0].chunks_of(split)}
     if options.repair:
         sets = _without_damage(sets, wanted, samples, manifest, options)
@@ -248,7 +264,7 @@ def _fill(sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest,
     began, tally = time.monotonic(), Counter[Any]()
     if any(missing):
         lacking = [one for one, chunks in zip(sets, missing, strict=True) if chunks]
-        tally = _fill_chunks(lacking, wanted, sorted(set().union(*missing)), samples, manifest, options)
+        tally = _fill_chunks(lacking, wanted, sorted(set().union(*missing)), samples, manifest, options, client)
     seconds, shares = time.monotonic() - began, {share: tally[share] / 1e9 for share in ("read", "encode", "write")}
     return [
         summary_of(
@@ -272,6 +288,7 @@ def _fill_chunks(
     samples: Samples,
     manifest: Manifest,
     options: Options,
+    client: "Client | None",
 ) -> Counter[Any]:
     """Fill the chunks that are missing of those that are wanted; return the `Tally` of what was done."""
     from .cluster import at_once, fill_here, fill_on_cluster
@@ -304,8 +321,8 @@ def _fill_chunks(
             tally.update(done)
             progress.update(done["samples"])
 
-        if options.cluster:
-            fill_on_cluster(job, groups, options.cluster, take)
+        if client is not None:
+            fill_on_cluster(job, groups, client, take)
         else:
             fill_here(Filler(job, *zip(*sets, strict=True)), groups, take)
     return tally

@@ -20,12 +20,12 @@ from packed_data import SPLITS, PackedData
 from small_extraction import IMAGES, SMALL, captions_of, files
 
 import xret
+from xret.pipeline import workers
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.registry import load_visual
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.errors import CacheError, EncoderError
-from xret.pipeline.extraction import cluster
 from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.extraction.options import build_options
 from xret.pipeline.store import FeatureCache
@@ -238,7 +238,7 @@ def test_a_gpu_stores_what_its_encoder_gives(dtype, tiny_dataset, tmp_path):
     ],
 )
 def test_python_refuses_what_the_command_line_refuses(options, error, message, manifest, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", 0.1)
+    monkeypatch.setattr(workers, "PATIENCE", 0.1)
     small = {"visual": "resnet18", "visual_weights": "random:0", "image_size": 64, "text": "words"}
     how = options if "encoder" in options else small | options
     with pytest.raises(error, match=message):

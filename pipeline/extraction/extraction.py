@@ -268,7 +268,7 @@ def _fill(
     seconds, shares = time.monotonic() - began, {share: tally[share] / 1e9 for share in ("read", "encode", "write")}
     return [
         summary_of(
-            features.reopened(),
+            features.reopened() if options.cluster else features,
             options.splits,
             samples=tally[features.path, "encoded"],
             reused=tally[features.path, "reused"],

@@ -58,7 +58,7 @@ class Filler:
     def __init__(self, job: Job, sets: Sequence[FeatureSet] = (), encoders: Sequence[Any] = ()) -> None:
         self.job, self.device, self.batch_size = job, str(pick_device(job.options.device)), job.options.batch_size
         if not sets:
-            cache = FeatureCache.open(job.url, writable=True)
+            cache = FeatureCache.open(job.url)
             sets = [cache.set_at(path) for path in job.paths]
         self.sets: Sequence[Any] = sets
         self.cache, self.of_images = sets[0].cache, isinstance(sets[0], ImageSet)

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..data.digests import BYTES
 from ..errors import CacheError
+from .folder import NewArray
 from .regions import REGION_ARRAYS
 from .sets import NOT_DONE, CaptionSet, ImageSet
 from .store import FeatureCache
@@ -101,10 +102,10 @@ def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) 
         values = (facts.global_channels or 0) + facts.rows * (facts.channels or 0)
         image_bytes = facts.views * values * np.dtype(facts.dtype).itemsize
         chunk = _chunk_rows(image_bytes, cache.images, most, facts.channels is None)
-        arrays: dict[str, tuple[Any, ...]] = {}
+        arrays: dict[str, NewArray] = {}
 
         def add(array: str, dimensions: tuple[str, ...], row: tuple[int, ...], dtype: str, fill: float) -> None:
-            arrays[array] = (("image", *dimensions), (cache.images, *row), chunk, dtype, fill)
+            arrays[array] = NewArray(("image", *dimensions), (cache.images, *row), chunk, dtype, fill)
 
         if facts.channels is not None:
             add("local", (*view, "row", "channel"), (*views, facts.rows, facts.channels), facts.dtype, np.nan)
@@ -139,20 +140,21 @@ def caption_set(
         mean = float(lengths.mean()) if lengths is not None and len(lengths) else 0.0
         bytes_of_caption = mean * (4 + (facts.channels or 0) * item) + (facts.global_channels or 0) * item
         chunk = _chunk_rows(bytes_of_caption, captions, most, lengths is None)
-        arrays: dict[str, tuple[Any, ...]] = {}
+        arrays: dict[str, NewArray] = {}
         if lengths is not None:
             starts = np.arange(0, captions, chunk)
             tokens = max(1, int(np.add.reduceat(lengths.astype(np.int64), starts).max())) if captions else 1
             total = tokens * len(starts)
-            arrays["token"] = (("token",), (total,), tokens, "int32")
+            arrays["token"] = NewArray(("token",), (total,), tokens, "int32")
             if facts.channels is not None:
-                arrays["local"] = (("token", "channel"), (total, facts.channels), tokens, facts.dtype, np.nan)
-            arrays["start"] = (("caption",), (captions,), chunk, "int64", -1)
-            arrays["length"] = (("caption",), (captions,), chunk, "int32", -1)
+                shape = (total, facts.channels)
+                arrays["local"] = NewArray(("token", "channel"), shape, tokens, facts.dtype, np.nan)
+            arrays["start"] = NewArray(("caption",), (captions,), chunk, "int64", -1)
+            arrays["length"] = NewArray(("caption",), (captions,), chunk, "int32", -1)
         if facts.global_channels is not None:
             shape = (captions, facts.global_channels)
-            arrays["global"] = (("caption", "global_channel"), shape, chunk, facts.dtype, np.nan)
-        arrays["status"] = (("caption",), (captions,), chunk, "uint8", NOT_DONE)
+            arrays["global"] = NewArray(("caption", "global_channel"), shape, chunk, facts.dtype, np.nan)
+        arrays["status"] = NewArray(("caption",), (captions,), chunk, "uint8", NOT_DONE)
         cache.create_set(f"captions/{name}", facts.attributes(), arrays)
     return CaptionSet(cache, name)
 

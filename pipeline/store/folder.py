@@ -4,21 +4,24 @@ On a disk every file is written beside its place, synced and renamed, so that it
 stores write whole objects by themselves; what they raise becomes one `StoreError`.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import google_crc32c
+import numpy as np
 import zarr
 from zarr.abc.store import Store as ZarrStore
 from zarr.codecs import Crc32cCodec
 from zarr.core.buffer import Buffer
-from zarr.storage import FsspecStore, LocalStore
+from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from ..errors import CacheError, StoreError
 from ..files import locked, remove, remove_whole, require_writable, to_disk
@@ -53,9 +56,9 @@ class Folder:
         """The URL, valid in any working folder."""
         return str(self.root) if self.is_local else self.url
 
-    def zarr(self, *, writable: bool = False) -> ZarrStore:
-        """Return the folder as a store of Zarr."""
-        return _DiskStore(self.root, read_only=not writable) if self.is_local else self._objects
+    def zarr(self) -> ZarrStore:
+        """Return the folder as a store of Zarr, to be read."""
+        return LocalStore(self.root, read_only=True) if self.is_local else self._objects
 
     def path(self, name: str) -> str:
         """Return the path of `name` on the file system."""
@@ -75,26 +78,26 @@ class Folder:
                 return []
         return sorted(entry for entry in entries if not entry.endswith(".partial"))
 
-    def read(self, name: str) -> bytes | None:
-        """Return the content of the file `name`, None if it is absent."""
+    def read(self, *names: str) -> list[bytes | None]:
+        """Return the content of each file, None of one that is absent; an object store sends several at once."""
         with self.answering():
-            try:
-                return bytes(self.fs.cat_file(self.path(name)))
-            except FileNotFoundError:
-                return None
+            contents = self.fs.cat_ranges([*map(self.path, names)], None, None, on_error="return")
+            for content in contents:
+                if isinstance(content, Exception) and not isinstance(content, FileNotFoundError):
+                    raise content
+        return [None if isinstance(content, Exception) else bytes(content) for content in contents]
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write the file `name` whole."""
-        self.write_parts(name, data)
-        self.sync([str(Path(name).parent)])
+    def write(self, files: Mapping[str, Sequence[Any]]) -> None:
+        """Write each file whole, of its bytes one after the other; an object store takes several at once.
 
-    def write_parts(self, name: str, *parts: Any) -> None:
-        """Write the file `name` whole, of these bytes one after the other; on a disk, its name lasts after `sync`."""
+        On a disk, their names last after `sync`.
+        """
         if self.is_local:
-            _put(Path(self.path(name)), *parts)
+            for name, parts in files.items():
+                _put(Path(self.path(name)), *parts)
             return
         with self.answering():
-            self.fs.pipe_file(self.path(name), b"".join(map(bytes, parts)))
+            self.fs.pipe({self.path(name): b"".join(map(bytes, parts)) for name, parts in files.items()})
 
     def remove(self, name: str) -> None:
         """Delete the file or folder `name` and all below it, if it is there."""
@@ -174,55 +177,76 @@ def drop_locks() -> None:
     _locks.clear()
 
 
-def create_array(
-    group: zarr.Group,
-    name: str,
-    dimensions: tuple[str, ...],
-    shape: tuple[int, ...],
-    rows: int,
-    dtype: str,
-    fill: float = 0,
-) -> "zarr.Array[Any]":
-    """Create an array, uncompressed, each chunk of so many rows with a crc32c."""
-    return group.create_array(
-        name,
-        shape=shape,
-        chunks=(max(1, rows), *shape[1:]),
-        dtype=dtype,
-        fill_value=fill,
-        filters=None,
-        compressors=[Crc32cCodec()],
-        chunk_key_encoding={"name": "default", "separator": "."},
-        dimension_names=dimensions,
-        config={"write_empty_chunks": True},
-        overwrite=True,
-    )
+@dataclass(frozen=True)
+class NewArray:
+    """An array to be created, uncompressed, each chunk of so many rows with a crc32c."""
+
+    dimensions: tuple[str, ...]
+    shape: tuple[int, ...]
+    rows: int
+    dtype: str
+    fill: float = 0
+    values: np.ndarray | None = None  # None: there are no chunks yet
 
 
-def seal(folder: Folder, group: zarr.Group, attributes: Mapping[str, Any]) -> None:
-    """Write a group's attributes, which mark it as whole, with a checksum of its metadata and its arrays'."""
-    arrays = list(attributes.get("arrays", ()))
-    folder.sync([group.path, *(f"{group.path}/{name}".lstrip("/") for name in arrays)])
-    with folder.answering():
-        group.attrs.put({**attributes, "checksum": 0})
-    name = f"{group.path}/zarr.json".lstrip("/")
-    number = checksum(folder, group.path, arrays)
-    folder.write(name, (folder.read(name) or b"").replace(b'"checksum": 0', b'"checksum": %d' % number))
+def begin_group(folder: Folder, path: str) -> None:
+    """Write a group without attributes, which is unfinished."""
+    files: dict[str, Buffer] = {}
+    zarr.create_group(MemoryStore(files), zarr_format=3)
+    folder.write({_metadata(path): [files["zarr.json"].as_buffer_like()]})
+    folder.sync([path])
 
 
-def checksum(folder: Folder, path: str, arrays: Sequence[str]) -> int:
-    """Return the crc32c of the metadata of a group, its own checksum blanked, and of these arrays of its."""
-    files = [folder.read("/".join(filter(None, (path, name, "zarr.json")))) or b"" for name in ("", *arrays)]
-    files[0] = re.sub(rb'"checksum": \d+', b'"checksum": 0', files[0])
-    return int(google_crc32c.value(b"\0".join(files)))
+def write_group(folder: Folder, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, NewArray] = {}) -> None:
+    """Write a group and its arrays, last its attributes, which mark it as whole, with a checksum of all metadata.
+
+    Zarr writes them into memory; in an object store it would ask for everything before it writes it.
+    """
+    files: dict[str, Buffer] = {}
+    group = zarr.create_group(MemoryStore(files), zarr_format=3, attributes={**attributes, "checksum": 0})
+    for name, new in arrays.items():
+        array = group.create_array(
+            name,
+            shape=new.shape,
+            chunks=(max(1, new.rows), *new.shape[1:]),
+            dtype=new.dtype,
+            fill_value=new.fill,
+            filters=None,
+            compressors=[Crc32cCodec()],
+            chunk_key_encoding={"name": "default", "separator": "."},
+            dimension_names=new.dimensions,
+            config={"write_empty_chunks": True},
+        )
+        if new.values is not None and len(new.values):
+            array[:] = new.values
+    metadata = [files[_metadata(name)].to_bytes() for name in ("", *arrays)]
+    sealed = metadata[0].replace(b'"checksum": 0', b'"checksum": %d' % _checksum(metadata))
+    del files["zarr.json"]
+    folder.write({f"{path}/{name}": [data.as_buffer_like()] for name, data in files.items()})
+    folder.sync([path, *(f"{path}/{name}" for name in arrays)] if arrays else [])
+    folder.write({_metadata(path): [sealed]})
+    folder.sync([path])
 
 
-class _DiskStore(LocalStore):
-    """A folder for Zarr; what it writes is synced. The folder's list of names is not: see `Folder.sync`."""
+def is_sealed(folder: Folder, path: str) -> bool:
+    """Return whether the metadata of a group and its arrays are those that were written."""
+    try:
+        (group,) = folder.read(_metadata(path))
+        attributes = json.loads(group or b"")["attributes"]
+        arrays = folder.read(*(_metadata(f"{path}/{name}") for name in attributes.get("arrays", ())))
+        return bool(attributes.get("checksum") == _checksum([group or b"", *(array or b"" for array in arrays)]))
+    except DAMAGED:
+        return False
 
-    async def set(self, key: str, value: Buffer) -> None:
-        self._check_writable()
-        _put(self.root / key, value.as_buffer_like())
+
+def _checksum(metadata: Sequence[bytes]) -> int:
+    """Return the crc32c of the metadata of a group, its own checksum blanked, and of its arrays'."""
+    group, *arrays = metadata
+    return int(google_crc32c.value(b"\0".join([re.sub(rb'"checksum": \d+', b'"checksum": 0', group), *arrays])))
+
+
+def _metadata(path: str) -> str:
+    return f"{path}/zarr.json".lstrip("/")
 
 
 def _put(path: Path, *parts: Any) -> None:
@@ -244,7 +268,7 @@ def _put(path: Path, *parts: Any) -> None:
 @lru_cache(16)
 def _connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, FsspecStore]:
     """Return our and Zarr's connection, one a process, where fsspec would make one a thread."""
-    ours, zarrs = fsspec.core.url_to_fs(url)[0], FsspecStore.from_url(url)
+    ours, zarrs = fsspec.core.url_to_fs(url)[0], FsspecStore.from_url(url, read_only=True)
     for fs in (ours, zarrs.fs):
         fs.dircache.use_listings_cache = False  # another process may have written since
         if hasattr(fs, "max_concurrency"):

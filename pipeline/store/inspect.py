@@ -1,7 +1,6 @@
 """What a store holds, whether all of it is sound, and the removal of a set."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any
@@ -10,10 +9,11 @@ import numpy as np
 
 from ..errors import CacheError
 from ..progress import Progress
-from .folder import Folder, checksum
+from .folder import Folder, is_sealed
 from .leaks import Leaks, find_leaks
+from .rows import Rows
 from .samples import MODALITIES
-from .sets import FAILED, NOT_DONE, OK, CaptionSet, FeatureSet, ImageSet, chunk_file
+from .sets import FAILED, NOT_DONE, OK, CaptionSet, FeatureSet, ImageSet
 from .store import FeatureCache, choose_set
 
 
@@ -107,7 +107,7 @@ def remove_set(url: str, name: str) -> tuple[str, int]:
 
     CacheError: there is no set of this whole name, or several; or another process is writing to the store.
     """
-    cache = FeatureCache.open(url, writable=True)
+    cache = FeatureCache.open(url)
     paths = [
         f"{modality}/{one}" for modality in MODALITIES for one in cache.folder.names(modality) if one != "zarr.json"
     ]
@@ -121,7 +121,7 @@ def remove_set(url: str, name: str) -> tuple[str, int]:
 def verify(url: str) -> Verification:
     """Read every chunk of the store at `url` through Zarr; CacheError if there is no store."""
     cache = FeatureCache.open(url)
-    damaged = [Damage(path or "/") for path in ("", "samples", *MODALITIES) if not _is_sealed(cache, path)]
+    damaged = [Damage(path or "/") for path in ("", "samples", *MODALITIES) if not is_sealed(cache.folder, path)]
     damaged += [] if damaged else _damaged_samples(cache)
     if damaged:  # without its samples nothing else can be judged
         return Verification(0, (), tuple(damaged))
@@ -129,9 +129,9 @@ def verify(url: str) -> Verification:
     for modality in MODALITIES:
         for name in cache.folder.names(modality):
             path = f"{modality}/{name}"
-            if name == "zarr.json" or b'"attributes": {}' in (cache.folder.read(f"{path}/zarr.json") or b""):
+            if name == "zarr.json" or b'"attributes": {}' in (cache.folder.read(f"{path}/zarr.json")[0] or b""):
                 continue  # a set whose creation was stopped
-            if _is_sealed(cache, path):
+            if is_sealed(cache.folder, path):
                 sets.append(cache.set_at(path))
             else:
                 damaged.append(Damage(path))
@@ -140,16 +140,16 @@ def verify(url: str) -> Verification:
         for features in sets:
             written = features.written()
             chunks += len(written)
+            found: list[Damage] = []
+            for chunk in written:
+                samples = features.rows_in(chunk)
+                found += [Damage(f"{features.path}/{name}", chunk, samples) for name in damaged_arrays(features, chunk)]
+                progress.update(1)
             try:
                 failed += [{"id": key, "reason": reason} for key, reason in features.failures]
             except CacheError:
-                damaged.append(Damage(f"{features.path}/status"))
-            for chunk in written:
-                samples = features.rows_in(chunk)
-                damaged += [
-                    Damage(f"{features.path}/{name}", chunk, samples) for name in damaged_arrays(features, chunk)
-                ]
-                progress.update(1)
+                found = found or [Damage(f"{features.path}/status")]
+            damaged += found
     if damaged:
         return Verification(chunks, tuple(failed), tuple(damaged))
     return Verification(chunks, tuple(failed), (), tuple(_differing(sets)), find_leaks(cache))
@@ -164,20 +164,18 @@ def _differing(sets: Sequence[ImageSet | CaptionSet]) -> Iterator[Differing]:
 
 def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
     """Return the names of the arrays of which a chunk that is done is missing, damaged or has impossible values."""
-    values, damaged = {}, []
-    for name in features.array_names:
-        array = features.array_of(name)
-        if not features.cache.folder.exists(f"{features.path}/{name}/{chunk_file(array, chunk)}"):
-            damaged.append(name)
-            continue
+    values: dict[str, np.ndarray] = {}
+    damaged = []
+    rows = {name: Rows(features.cache.folder, features.array_of(name)) for name in features.array_names}
+    contents = features.cache.folder.read(*(of.file(chunk) for of in rows.values()))
+    for (name, of), data in zip(rows.items(), contents, strict=True):
         try:
-            with features.cache.folder.answering():
-                values[name] = array[chunk * array.chunks[0] : (chunk + 1) * array.chunks[0]]
-        except ValueError:  # the checksum does not fit
+            values[name] = of.decoded(chunk, data)
+        except CacheError:
             damaged.append(name)
     if damaged:
         return damaged
-    status = np.asarray(values["status"])
+    status = values["status"]
     if not np.isin(status, (OK, FAILED, NOT_DONE)).all():
         damaged.append("status")
     if (status == FAILED).any() and not features.cache.folder.exists(f"{features.path}/status/failed.{chunk}.jsonl"):
@@ -200,22 +198,12 @@ def _is_finite(values: np.ndarray, name: str, arrays: dict[str, Any], features: 
     return bool(np.isfinite(values[good]).all())
 
 
-def _is_sealed(cache: FeatureCache, path: str) -> bool:
-    """Return whether the metadata of a group and its arrays are those that were written."""
-    with suppress(CacheError), cache.folder.reading(path):
-        attributes: dict[str, Any] = dict((cache.group[path] if path else cache.group).attrs)
-        return attributes.get("checksum") == checksum(cache.folder, path, attributes.get("arrays", ()))
-    return False
-
-
 def _damaged_samples(cache: FeatureCache) -> list[Damage]:
     damaged = []
     for name, array in sorted(cache.group["samples"].arrays()):  # type: ignore[union-attr]
         for chunk in range(array.nchunks):
-            if not cache.folder.exists(f"samples/{name}/{chunk_file(array, chunk)}"):
+            try:
+                Rows(cache.folder, array).whole([chunk])
+            except CacheError:
                 damaged.append(Damage(f"samples/{name}", chunk))
-        try:
-            cache.read_array(array)
-        except CacheError:
-            damaged.append(Damage(f"samples/{name}"))
     return damaged

@@ -7,6 +7,7 @@ sequential one, where a Zarr slice would read every chunk that it touches.
 import math
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,18 +22,21 @@ from .folder import Folder
 
 _KEPT = 2 << 30  # bytes of chunks of an object store that stay in memory
 _REUSED = range(1 << 20, 1 << 28)  # bytes of results whose memory is used again: new pages cost as much as the copy
+_AT_ONCE = 128 << 20  # bytes of chunks that an object store sends at once, so that its latency counts but once
+_ADVICE = "run `xret cache verify`, then the extraction with --repair"
 
 
 class Rows:
     """Reads ranges of rows of an array, whose first axis are samples; several threads may read at once.
 
-    Of several views, the second axis, each is a row of its own: ``sample * views + view``.
+    Of several views, the second axis, each is a row of its own: ``sample * views + view``. `advice` ends the sentence
+    on a chunk that is missing or damaged.
     """
 
-    def __init__(self, folder: Folder, array: "zarr.Array[Any]", views: int = 1) -> None:
-        self.folder, self.name = folder, array.path
+    def __init__(self, folder: Folder, array: "zarr.Array[Any]", views: int = 1, advice: str = _ADVICE) -> None:
+        self.folder, self.name, self.advice = folder, array.path, advice
         self.dtype, self.row_shape = np.dtype(array.dtype), array.shape[1 if views == 1 else 2 :]
-        self.rows, self.chunk_rows = array.shape[0] * views, array.chunks[0] * views
+        self.rows, self.chunk_rows, self.fill = array.shape[0] * views, array.chunks[0] * views, array.fill_value
         self._row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
         self._suffix = ".0" * (array.ndim - 1)
         self._chunks: OrderedDict[int, np.ndarray] = OrderedDict()  # uint8 [chunk_rows, row_bytes]
@@ -51,17 +55,18 @@ class Rows:
             raise CacheError(f"{self.folder.path(self.name)} has no such rows; extract again with --repair")
         out = self._empty(int(counts.sum()))
         chunks, length, at = self._chunks, self.chunk_rows, 0
+        touched = [] if self.folder.is_local else _touched(first // length, -(-(first + counts) // length))
         # NumPy's own loop copies: for so few bytes the C library's `rep movsb` takes twice as long on AMD.
         if len(out) == len(first) and isinstance(count, int):
             numbers, places = np.divmod(first, length)
             for number, inside, copy in zip(numbers.tolist(), places.tolist(), out, strict=True):
-                np.positive((chunks[number] if number in chunks else self._open(number))[inside], copy)
+                np.positive((chunks[number] if number in chunks else self._open(number, touched))[inside], copy)
             return out.view(self.dtype).reshape(-1, *self.row_shape)
         for row, left in zip(first.tolist(), counts.tolist(), strict=True):
             while left:
                 number, inside = divmod(row, length)
                 if (rows := chunks.get(number)) is None:
-                    rows = self._open(number)
+                    rows = self._open(number, touched)
                 taken = min(left, length - inside)
                 np.positive(rows[inside : inside + taken], out[at : at + taken])
                 at, row, left = at + taken, row + taken, left - taken
@@ -80,28 +85,52 @@ class Rows:
             memory = np.empty(size + size // 8, np.uint8)
         return np.asarray(_Lent(memory, self._spare))[:size].reshape(shape)
 
-    def _open(self, number: int) -> np.ndarray:
-        """Map or fetch a chunk, and compare its checksum."""
+    def whole(self, numbers: Iterable[int]) -> np.ndarray:
+        """Return all rows: those of the chunks of these numbers, and the fill value elsewhere."""
+        out = np.full((self.rows, *self.row_shape), self.fill, self.dtype)
+        numbers = [*numbers]
+        for number, data in zip(numbers, self.folder.read(*map(self.file, numbers)), strict=True):
+            out[number * self.chunk_rows : (number + 1) * self.chunk_rows] = self.decoded(number, data)
+        return out
+
+    def decoded(self, number: int, data: bytes | None) -> np.ndarray:
+        """Return the rows of a chunk, whose file has this content; CacheError: it is missing or damaged."""
+        rows = self._checked(number, data).view(self.dtype).reshape(-1, *self.row_shape)
+        return rows[: max(0, self.rows - number * self.chunk_rows)]
+
+    def file(self, number: int) -> str:
+        """Return the file of a chunk."""
+        return f"{self.name}/c.{number}{self._suffix}"
+
+    def _open(self, number: int, touched: list[int]) -> np.ndarray:
+        """Map a chunk, or fetch it together with those that are touched next."""
         with self._lock:  # two threads that want a chunk read it once
             if (found := self._chunks.get(number)) is not None:
                 return found
-            name = f"{self.name}/c.{number}{self._suffix}"
-            data = self._map(name) if self.folder.is_local else self.folder.read(name)
+            if self.folder.is_local:
+                found = self._chunks[number] = self._checked(number, self._map(self.file(number)))
+                return found
             size = self.chunk_rows * self._row_bytes
-            if (
-                data is None
-                or len(data) != size + 4
-                or google_crc32c.value(data[:size]) != int.from_bytes(data[-4:], "little")
-            ):
-                what = "missing" if data is None else "damaged"
-                raise CacheError(
-                    f"{self.folder.path(name)} is {what}; run `xret cache verify`, then the extraction with --repair"
-                )
-            found = self._chunks[number] = np.frombuffer(data, np.uint8, size).reshape(self.chunk_rows, -1)
-            if not self.folder.is_local:
-                while len(self._chunks) * size > _KEPT and len(self._chunks) > 1:
-                    self._chunks.popitem(last=False)
+            lacking = [other for other in touched[touched.index(number) :] if other not in self._chunks]
+            numbers = lacking[: max(1, _AT_ONCE // size)]
+            for other, data in zip(numbers, self.folder.read(*map(self.file, numbers)), strict=True):
+                self._chunks[other] = self._checked(other, data)
+            found = self._chunks[number]
+            while len(self._chunks) * size > _KEPT and len(self._chunks) > 1:
+                self._chunks.popitem(last=False)
             return found
+
+    def _checked(self, number: int, data: bytes | np.ndarray | None) -> np.ndarray:
+        """Return the rows of a chunk, uint8 [chunk_rows, row_bytes], whose checksum fits."""
+        size = self.chunk_rows * self._row_bytes
+        if (
+            data is None
+            or len(data) != size + 4
+            or google_crc32c.value(data[:size]) != int.from_bytes(data[-4:], "little")
+        ):
+            what = "missing" if data is None else "damaged"
+            raise CacheError(f"{self.folder.path(self.file(number))} is {what}; {self.advice}")
+        return np.frombuffer(data, np.uint8, size).reshape(self.chunk_rows, -1)
 
     def _map(self, name: str) -> np.ndarray | None:
         import torch
@@ -125,6 +154,12 @@ class _Lent:
 
     def __del__(self) -> None:
         self.spare.append(self.memory)
+
+
+def _touched(first: np.ndarray, last: np.ndarray) -> list[int]:
+    """Return the chunks of ranges ``first[i] : last[i]`` in the order in which they are read, each once."""
+    numbers, places = np.unique(ranges(first, last - first), return_index=True)
+    return [*map(int, numbers[np.argsort(places)])]
 
 
 def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -13,7 +13,8 @@ from ..data.manifest import SPLITS
 from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..errors import CacheError
-from .folder import Folder, create_array, seal
+from .folder import LOCK, Folder, NewArray, begin_group, write_group
+from .rows import Rows
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
@@ -110,12 +111,8 @@ class StoredSamples:
         """Return an array of the samples; CacheError if it is missing or damaged."""
         if name not in self._samples:
             array = self.array(f"samples/{name}")
-            # Zarr would take fill values for a file that is missing, as where a store was copied in part.
-            if sum(file.startswith("c.") for file in self.folder.names(array.path)) < array.nchunks:
-                raise CacheError(
-                    f"{self.url}: 'samples/{name}' has lost a file; copy it again, or extract into another --store"
-                )
-            self._samples[name] = self.read_array(array)
+            rows = Rows(self.folder, array, advice="copy the store again, or extract into another --store")
+            self._samples[name] = rows.whole(range(array.nchunks))
         return self._samples[name]
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:
@@ -132,28 +129,20 @@ class StoredSamples:
             assert isinstance(found, zarr.Array)
             return found
 
-    def read_array(self, array: "zarr.Array[Any]") -> np.ndarray:
-        """Read an array whole; CacheError if a checksum does not fit."""
-        with self.folder.reading(array.path):
-            return np.asarray(array[:])
-
 
 def create_store(folder: Folder, samples: Samples, protocols: Sequence[str]) -> None:
     """Create a store without feature sets; what a stopped creation left is replaced."""
-    with folder.answering():
-        for name in (*MODALITIES, "samples", "zarr.json"):
+    for name in folder.names(""):
+        if name != LOCK:
             folder.remove(name)
-        root = zarr.create_group(folder.zarr(writable=True), zarr_format=3)
-        for name in MODALITIES:
-            seal(folder, root.create_group(name), {})
-        group = root.create_group("samples")
-        arrays = _sample_arrays(samples)
-        for name, (dimensions, values) in arrays.items():
-            rows = min(len(values), _SAMPLES_BYTES // max(1, values.itemsize * values[:1].size))
-            array = create_array(group, name, dimensions, values.shape, rows, values.dtype.name)
-            if len(values):
-                array[:] = values
-    seal(folder, group, {"arrays": list(arrays)})
+    begin_group(folder, "")
+    for name in MODALITIES:
+        write_group(folder, name, {})
+    arrays = {}
+    for name, (dimensions, values) in _sample_arrays(samples).items():
+        rows = min(len(values), _SAMPLES_BYTES // max(1, values.itemsize * values[:1].size))
+        arrays[name] = NewArray(dimensions, values.shape, rows, values.dtype.name, values=values)
+    write_group(folder, "samples", {"arrays": list(arrays)}, arrays)
     attributes: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -166,7 +155,7 @@ def create_store(folder: Folder, samples: Samples, protocols: Sequence[str]) -> 
         attributes["source"] = samples.source.to_json()
     if samples.left_out:
         attributes["left_out"] = list(samples.left_out)
-    seal(folder, root, attributes)
+    write_group(folder, "", attributes)
 
 
 def _sample_arrays(samples: Samples) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:

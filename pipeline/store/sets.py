@@ -5,7 +5,7 @@ and marks the others as done. Row i of an array is sample i; tokens are packed, 
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -108,8 +108,8 @@ class FeatureSet:
 
     @cached_property
     def status(self) -> np.ndarray:
-        """Status of each sample, uint8: 0 ok, 1 failed, 255 not done."""
-        return self._read("status")
+        """Status of each sample, uint8: 0 ok, 1 failed, 255 not done; `write` keeps it up to date."""
+        return Rows(self.cache.folder, self.array_of("status")).whole(self.written())
 
     @cached_property
     def length(self) -> np.ndarray:
@@ -119,27 +119,31 @@ class FeatureSet:
     @property
     def failures(self) -> list[tuple[str, str]]:
         """Image id and reason of each sample that could not be read."""
-        found = []
-        for name in self.cache.folder.names(f"{self.path}/status"):
-            if name.startswith("failed."):
-                found += self._read_failures(name)
+        found = self._read_failures(self._chunks_with(self.status == FAILED))
         return [(key, reason) for row, key, reason in sorted(found) if self.status[row] == FAILED]
 
-    def _read_failures(self, name: str) -> list[tuple[int, str, str]]:
-        """Read the failures of a chunk: lines of JSON, of which the last is the crc32c of the others."""
-        data = self.cache.folder.read(f"{self.path}/status/{name}") or b""
-        body, _, crc = data.rstrip(b"\n").rpartition(b"\n")
-        if crc != b"%d" % google_crc32c.value(body):
-            raise CacheError(f"{self.cache.url}: '{self.path}/status/{name}' is damaged; extract again with --repair")
-        return [(line["row"], line["id"], line["reason"]) for line in map(json.loads, body.decode().splitlines())]
+    def _chunks_with(self, samples: np.ndarray) -> list[int]:
+        return [*map(int, np.unique(np.flatnonzero(samples) // self.chunk_rows))]
+
+    def _failed_file(self, chunk: int) -> str:
+        return f"{self.path}/status/failed.{chunk}.jsonl"
+
+    def _read_failures(self, chunks: Sequence[int]) -> list[tuple[int, str, str]]:
+        """Read the failures of chunks: lines of JSON, of which the last is the crc32c of the others."""
+        lines, names = [], [*map(self._failed_file, chunks)]
+        for name, data in zip(names, self.cache.folder.read(*names), strict=True):
+            body, _, crc = (data or b"").rstrip(b"\n").rpartition(b"\n")
+            if crc != b"%d" % google_crc32c.value(body):
+                raise CacheError(f"{self.cache.url}: '{name}' is damaged; extract again with --repair")
+            lines += [json.loads(line) for line in body.decode().splitlines()]
+        return [(line["row"], line["id"], line["reason"]) for line in lines]
 
     # Reading
 
     def array_of(self, name: str) -> "zarr.Array[Any]":
         """Return a Zarr array of the set; CacheError if the set has none of that name, or its metadata is damaged."""
         if name not in self._arrays:
-            # Zeros are data: an empty chunk would have no file, as one that was lost.
-            self._arrays[name] = self.cache.array(f"{self.path}/{name}").with_config({"write_empty_chunks": True})
+            self._arrays[name] = self.cache.array(f"{self.path}/{name}")
         return self._arrays[name]
 
     @property
@@ -148,11 +152,8 @@ class FeatureSet:
         return list(self.attributes["arrays"])
 
     def _read(self, name: str) -> np.ndarray:
-        """Read an array of one number a sample; where a chunk of a done sample is lost its values are negative."""
-        values = self.cache.read_array(self.array_of(name))
-        if name != "status" and (values[self.status != NOT_DONE] < 0).any():
-            raise CacheError(f"{self.cache.url}: '{self.path}/{name}' has lost chunks; extract again with --repair")
-        return values
+        """Read the chunks of an array that have samples that are done; elsewhere it has its fill value."""
+        return Rows(self.cache.folder, self.array_of(name)).whole(self._chunks_with(self.status != NOT_DONE))
 
     def rows_in_memory(self, name: str, views: int = 1) -> Rows:
         """Return what gathers rows of an array."""
@@ -180,8 +181,9 @@ class FeatureSet:
         first, last = self.rows_in(chunk)
         if (self.status[first:last] == NOT_DONE).all():
             return self.blank(chunk)
-        rows = np.arange(first, last)
-        return {name: Rows(self.cache.folder, self.array_of(name)).gather(rows) for name in self.array_names}
+        rows = {name: Rows(self.cache.folder, self.array_of(name)) for name in self.array_names}
+        contents = self.cache.folder.read(*(of.file(chunk) for of in rows.values()))
+        return {name: of.decoded(chunk, data).copy() for (name, of), data in zip(rows.items(), contents, strict=True)}
 
     def write(self, chunk: int, arrays: Mapping[str, np.ndarray], failed: Mapping[int, str] = {}) -> None:
         """Write a chunk of every array, as `blank` returns them, ``status`` last, whatever lies there.
@@ -190,27 +192,31 @@ class FeatureSet:
         """
         folder = self.cache.folder
         *features, mark = self.array_names
-        for name in features:
-            self._write(name, chunk, arrays[name])
+        files = dict(self._file(name, chunk, arrays[name]) for name in features)
         if failed:
             rows = chunk * self.chunk_rows + np.flatnonzero(arrays[mark] == FAILED)
             if {*rows.tolist()} - failed.keys():  # samples of another split have failed before
-                known = {row: reason for row, _, reason in self._read_failures(f"failed.{chunk}.jsonl")}
+                known = {row: reason for row, _, reason in self._read_failures([chunk])}
                 failed = {**known, **failed}
             lines = [{"row": row, "id": self._image_id(row), "reason": reason} for row, reason in failed.items()]
             body = "\n".join(map(json.dumps, lines)).encode()
-            data = b"%s\n%d\n" % (body, google_crc32c.value(body))
-            folder.write(f"{self.path}/status/failed.{chunk}.jsonl", data)
-        folder.sync(f"{self.path}/{name}" for name in features)
-        self._write(mark, chunk, arrays[mark])
-        folder.sync([f"{self.path}/{mark}"])
+            files[self._failed_file(chunk)] = body, b"\n%d\n" % google_crc32c.value(body)
+        folder.write(files)
+        folder.sync(f"{self.path}/{name}" for name in (*features, *([mark] if failed else [])))
+        self._mark(chunk, arrays[mark])
 
     def _image_id(self, row: int) -> str:
         image = row if self.modality == "images" else int(self.cache.caption_image[row])
         return self.cache.ids(image, image + 1)[0]
 
-    def _write(self, name: str, chunk: int, values: np.ndarray) -> None:
-        """Write a chunk as Zarr does, and `Rows` reads it: its rows, filled up to its size, and their crc32c.
+    def _mark(self, chunk: int, status: np.ndarray) -> None:
+        self.cache.folder.write(dict([self._file("status", chunk, status)]))
+        self.cache.folder.sync([f"{self.path}/status"])
+        if "status" in vars(self):  # it has been read
+            self.status[slice(*self.rows_in(chunk))] = status
+
+    def _file(self, name: str, chunk: int, values: np.ndarray) -> tuple[str, tuple[Any, bytes]]:
+        """Return the file of a chunk, as Zarr writes it, and its content: rows filled up to its size, and their crc32c.
 
         Zarr would write all chunks in one thread, one after the other, each synced to the disk.
         """
@@ -221,7 +227,7 @@ class FeatureSet:
             rows[: len(values)] = values
         data = rows.reshape(-1).view(np.uint8)
         checksum = google_crc32c.value(data).to_bytes(4, "little")
-        self.cache.folder.write_parts(f"{self.path}/{name}/{chunk_file(array, chunk)}", data, checksum)
+        return f"{self.path}/{name}/{chunk_file(array, chunk)}", (data, checksum)
 
     def retry(self, splits: Iterable[str]) -> None:
         """Mark the samples of these splits that failed as not done; what else their chunks hold stays."""
@@ -229,17 +235,16 @@ class FeatureSet:
         status[rows] = NOT_DONE
         for chunk in np.unique(rows // self.chunk_rows).tolist():
             first, last = self.rows_in(chunk)
-            self._write("status", chunk, status[first:last])
-            folder.sync([f"{self.path}/status"])
+            self._mark(chunk, status[first:last])
             if not (status[first:last] == FAILED).any():
-                folder.remove(f"{self.path}/status/failed.{chunk}.jsonl")
+                folder.remove(self._failed_file(chunk))
 
     def forget(self, chunk: int) -> None:
         """Delete a chunk, its mark first."""
         folder = self.cache.folder
         for name in reversed(self.array_names):
             folder.remove(f"{self.path}/{name}/{chunk_file(self.array_of(name), chunk)}")
-        folder.remove(f"{self.path}/status/failed.{chunk}.jsonl")
+        folder.remove(self._failed_file(chunk))
 
 
 class ImageSet(FeatureSet):
@@ -269,7 +274,7 @@ class ImageSet(FeatureSet):
 
     def _of_good(self, name: str, width: int, dtype: str) -> np.ndarray:
         there = name in self.array_names
-        found = self.cache.read_array(self.array_of(name)) if there else np.zeros((self.samples, width), dtype)
+        found = self._read(name) if there else np.zeros((self.samples, width), dtype)
         return np.where((self.status == OK)[:, None], found, 0)
 
     def differing(self, other: "ImageSet") -> np.ndarray:

@@ -28,7 +28,7 @@ from ..data.digests import BYTES
 from ..data.samples import Samples
 from ..errors import CacheError, OutputError, nearest
 from ..files import no_store
-from .folder import LOCK, Folder, create_array, seal
+from .folder import LOCK, Folder, NewArray, begin_group, write_group
 from .samples import FORMAT, MODALITIES, VERSION, StoredSamples, create_store
 from .sets import NOT_DONE, CaptionSet, ImageSet
 
@@ -51,7 +51,7 @@ class FeatureCache(StoredSamples):
     """
 
     @classmethod
-    def open(cls, url: str | Path, *, writable: bool = False) -> "FeatureCache":
+    def open(cls, url: str | Path) -> "FeatureCache":
         """Open the store at a local path or fsspec URL.
 
         CacheError: there is none, or it is of another format, unfinished or damaged. StoreError: an object store does
@@ -61,7 +61,7 @@ class FeatureCache(StoredSamples):
         if not folder.exists("zarr.json"):
             raise no_store(url)
         with folder.reading("zarr.json", "extract into another --store"):
-            group = zarr.open_group(folder.zarr(writable=writable), mode="r+" if writable else "r", zarr_format=3)
+            group = zarr.open_group(folder.zarr(), mode="r", zarr_format=3)
             attributes = dict(group.attrs)
             if not attributes:
                 raise UnfinishedError(f"{url} is unfinished; run the same `xret extract` again")
@@ -176,18 +176,17 @@ class FeatureCache(StoredSamples):
 
     # Writing
 
-    def create_set(self, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, tuple[Any, ...]]) -> None:
+    def create_set(self, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, NewArray]) -> None:
         """Create an empty feature set at ``images/NAME`` or ``captions/NAME``; what lies there is replaced.
 
-        Of the `attributes` ``fingerprint`` marks it as whole; of the `arrays`, each as `create_array` takes it,
-        ``status`` is the last.
+        Of the `attributes` ``fingerprint`` marks it as whole; of the `arrays` ``status`` is the last.
         """
-        self.folder.remove(path)
-        with self.folder.answering():
-            group = self.group.create_group(path, overwrite=True)
-            for name, how in arrays.items():
-                create_array(group, name, *how)
-        seal(self.folder, group, {**attributes, "arrays": list(arrays)})
+        modality, _, name = path.partition("/")
+        if name in self.folder.names(modality):
+            self.folder.remove(path)
+        begin_group(self.folder, path)
+        self.folder.sync([modality])
+        write_group(self.folder, path, {**attributes, "arrays": list(arrays)}, arrays)
 
     def remove_set(self, path: str) -> None:
         """Delete a feature set, its attributes first, so that a stopped removal leaves an unfinished set."""
@@ -205,7 +204,7 @@ def open_for_writing(url: str | Path, samples: Samples, protocols: Iterable[str]
     with folder.one_writer():
         if known is None and find_store(url, samples) is None:  # another process may have created it meanwhile
             create_store(folder, samples, [*protocols])
-        yield FeatureCache.open(url, writable=True)
+        yield FeatureCache.open(url)
 
 
 def find_store(url: str | Path, samples: Samples) -> FeatureCache | None:

@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     store = Path(make_store(folder / "s.zarr", mark=MARK, broken=(61,)))
     for features in [*store.glob("images/*@*"), *store.glob("captions/*@*")]:
         features.rename(features.with_name(re.sub(r"[/\\]", "", MARK) + features.name))
-    cache = FeatureCache.open(str(store), writable=True)
+    cache = FeatureCache.open(str(store))
     images = cache.image_set()
     chunk = 61 // images.chunk_rows
     images.write(chunk, images.read_chunk(chunk), {61: f"{MARK}: damaged"})

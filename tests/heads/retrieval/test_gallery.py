@@ -35,7 +35,7 @@ def test_every_picture_with_features_is_searched_unless_a_split_is_chosen(run, t
 
 def test_a_split_that_is_half_done_is_no_part_of_a_whole(run, tmp_path):
     store = make_store(tmp_path / "s.zarr")
-    cache = FeatureCache.open(store, writable=True)
+    cache = FeatureCache.open(store)
     features = cache.image_set()
     features.forget(1)
     with pytest.raises(CacheError, match=r"split 'train' of '.*' lacks 1 of \d+ chunks"):

@@ -150,7 +150,7 @@ def test_a_stream_of_an_object_store_reads_every_chunk_once_an_epoch(remote, mon
     """No more chunks are kept than the groups at hand, and those are not read again."""
     folder, read = remote.folder, []
     found = folder.read
-    monkeypatch.setattr(folder, "read", lambda name: read.append(name) or found(name))
+    monkeypatch.setattr(folder, "read", lambda *names: read.extend(names) or found(*names))
     monkeypatch.setattr("xret.pipeline.store.rows._KEPT", 6 * 8 * 4 * 16 * 2)  # of local features, six chunks
     for epoch in (0, 1):
         batches = batches_of(remote, "stream")

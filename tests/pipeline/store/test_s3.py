@@ -42,7 +42,7 @@ def test_a_store_is_that_of_a_disk(url, tmp_path):
 
 
 def test_a_further_chunk_takes_few_requests(server, url):
-    images = FeatureCache.open(url, writable=True).image_set()
+    images = FeatureCache.open(url).image_set()
     arrays = {chunk: images.read_chunk(chunk) for chunk in (1, 2)}
     images.write(1, arrays[1])
     before = len(server.requests)

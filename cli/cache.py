@@ -2,15 +2,19 @@
 
 import csv
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..pipeline.wording import counted, in_bytes, printable, some_of
 from .parsing import NEW_FILE, STORE, show
+
+if TYPE_CHECKING:
+    from ..pipeline.store.inspect import Verification
 
 
 def _shape(features: dict[str, Any]) -> str:
@@ -26,14 +30,13 @@ def _options(features: dict[str, Any]) -> str:
     """Return what the encoder saw of pictures, where that is known, and the options that tell it from others."""
     from ..pipeline.encoders.origin import grid_side
 
-    found, preprocessing = [], features["identity"].get("preprocessing")
+    options, preprocessing = [], features["identity"].get("preprocessing")
     if features["modality"] == "images" and isinstance(preprocessing, dict):
         side = grid_side(features["identity"])
-        found += [f"{side} pixels"] if side else []
-        found += ["whole pictures"] if preprocessing.get("whole") else []
-    spec = features["spec"] or {}
-    found += [f"{key} {spec[key]}" for key in ("weights", "layer", "pool", "views", "regions", "prompt") if key in spec]
-    return printable(", ".join(found))
+        options += [f"{side} pixels"] if side else []
+        options += ["whole pictures"] if preprocessing.get("whole") else []
+    spec, keys = features["spec"] or {}, ("weights", "layer", "pool", "views", "regions", "prompt")
+    return printable(", ".join([*options, *(f"{key} {spec[key]}" for key in keys if key in spec)]))
 
 
 @click.group()
@@ -88,32 +91,37 @@ def verify(store: str) -> None:
     """
     from ..pipeline.store.inspect import verify as check
 
-    found = check(store)
-    lines, ways = [], []
-    for damage in found.damaged:
+    report = check(store)
+    lines = []
+    for damage in report.damaged:
         where = "metadata" if damage.chunk is None else f"chunk {damage.chunk}"
         samples = f", samples {list(damage.samples)}" if damage.samples else ""
         lines.append(f"damaged: {damage.array}, {where}{samples}")
-        if not damage.array.startswith(("images/", "captions/")):
-            ways = ["To repair: copy the store again, or extract into another --store."]
-        elif damage.array.count("/") == 1:
-            ways.append(f"To repair: `xret cache rm {quote(store)} {quote(damage.array)}`, then extract it again.")
-    lines += [f"failed sample {sample['id']}: {sample['reason']}" for sample in found.failed_samples]
+    lines += [f"failed sample {sample['id']}: {sample['reason']}" for sample in report.failed_samples]
     lines += [
-        f"different pictures: {' and '.join(one.sets)}, {counted(one.images, 'file')} such as {one.example}"
-        for one in found.differing
+        f"different pictures: {' and '.join(pair.sets)}, {counted(pair.images, 'file')} such as {pair.example}"
+        for pair in report.differing
     ]
-    lines += [found.leaks.sentence] if found.leaks and found.leaks.sentence else []
-    state = "sound" if found.ok else counted(len(found.damaged), "damaged part")
-    failed = f", {counted(len(found.failed_samples), 'failed sample')}" if found.failed_samples else ""
-    lines.append(f"{store}: {counted(found.chunks, 'chunk')} read, {state}{failed}")
-    if any(damage.array.count("/") == 2 for damage in found.damaged):  # an array of a set
-        lines.append("To repair: run the same `xret extract` or `xret import` with --repair.")
-    if found.differing:
-        ways.append("To repair: `xret cache rm` one of the two sets, then extract it again.")
-    show(found.to_json(), lines + ways)
-    if not found.ok:
+    lines += [report.leaks.sentence] if report.leaks and report.leaks.sentence else []
+    state = "sound" if report.ok else counted(len(report.damaged), "damaged part")
+    failed = f", {counted(len(report.failed_samples), 'failed sample')}" if report.failed_samples else ""
+    lines.append(f"{store}: {counted(report.chunks, 'chunk')} read, {state}{failed}")
+    show(report.to_json(), [*lines, *(f"To repair: {way}." for way in _repairs(store, report))])
+    if not report.ok:
         sys.exit(1)
+
+
+def _repairs(store: str, report: "Verification") -> Iterator[str]:
+    of_sets = [damage.array for damage in report.damaged if damage.array.startswith(("images/", "captions/"))]
+    if any(path.count("/") == 2 for path in of_sets):
+        yield "run the same `xret extract` or `xret import` with --repair"
+    if len(of_sets) < len(report.damaged):
+        yield "copy the store again, or extract into another --store"
+    for path in of_sets:
+        if path.count("/") == 1:
+            yield f"`xret cache rm {quote(store)} {quote(path)}`, then extract it again"
+    if report.differing:
+        yield "`xret cache rm` one of the two sets, then extract it again"
 
 
 @cache.command()

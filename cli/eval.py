@@ -120,28 +120,31 @@ def eval_(
         if given is not None and not diagnostics:
             raise click.UsageError(f"{name} is for the crops of --diagnostics; add that, or leave it out")
     if compare:
-        from ..heads.evaluation.comparison import compare_runs
-
-        more = diagnostics or options.pop("hubness") or options.pop("calibration") or options.pop("direction")
-        if len(runs) != 2 or more or options.pop("protocol") not in ("auto", "full"):
-            raise click.UsageError(
-                "--compare takes two runs, without --diagnostics, --hubness, --calibration, --direction or another"
-                " --protocol"
-            )
-        comparison = compare_runs(*runs, **options)
-        show(comparison.to_dict(), str(comparison))
-        return
-    if embeddings is not None:
+        evaluation: Any = _compared(runs, **options)
+    elif embeddings is not None:
         from ..heads.evaluation.given import evaluate_embeddings
 
         evaluation = evaluate_embeddings(*embeddings, **options)
     else:
         evaluation = evaluate(runs, **options)
-    found, text = evaluation.to_dict(), str(evaluation)
+    value, text = evaluation.to_dict(), str(evaluation)
     if diagnostics:
         from ..heads.diagnostics import diagnose
 
         same = {key: options[key] for key in ("store", "split", "ties", "device", "trust")}
         diagnosis = diagnose(runs[0], **same, data_root=data_root, visual_genome=visual_genome)
-        found, text = found | {"diagnostics": diagnosis.to_dict()}, f"{text}\n\n{diagnosis}"
-    show(found, text)
+        value, text = value | {"diagnostics": diagnosis.to_dict()}, f"{text}\n\n{diagnosis}"
+    show(value, text)
+
+
+def _compared(
+    runs: tuple[str, ...], *, protocol: str, hubness: bool, calibration: bool, direction: str | None, **options: Any
+) -> Any:
+    from ..heads.evaluation.comparison import compare_runs
+
+    if len(runs) != 2 or hubness or calibration or direction or protocol not in ("auto", "full"):
+        raise click.UsageError(
+            "--compare takes two runs, without --diagnostics, --hubness, --calibration, --direction or another"
+            " --protocol"
+        )
+    return compare_runs(*runs, **options)

@@ -1,12 +1,56 @@
 """``xret export``: the embeddings of a run, or the run itself, for the code of others."""
 
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from ..pipeline.wording import counted, in_bytes
 from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
+
+About = dict[str, Any]  # what a form says of what it wrote
+
+
+def _embeddings(about: About) -> str:
+    samples = f"{counted(about['images'], 'image')} and {counted(about['captions'], 'caption')}"
+    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in about["shapes"].items())
+    line = f"{samples} as {about['kind']}s ({shapes}), {in_bytes(about['bytes'])}"
+    if small := about.get("mean_recall"):
+        line += f"; mean recall of {small['split']} {small['before']:.2f}, now {small['after']:.2f}"
+    return line
+
+
+def _onnx(about: About) -> str:
+    graphs = ", ".join(f"{name}.onnx" for name in about["graphs"])
+    least = "".join(f"; least cosine with float32 ({k}): {v:.3f}" for k, v in about.get("least_cosine", {}).items())
+    return f"{graphs} and search.py, {in_bytes(about['bytes'])}; {about['measure']}{least}"
+
+
+class Form(NamedTuple):
+    """A value of --to: what of heads.retrieval writes it, the line of what that returns, and options of its own."""
+
+    write: str
+    line: Callable[[About], str]
+    takes: tuple[str, ...] = ()
+
+
+FORMS = {
+    "embeddings": Form("export.export_embeddings", _embeddings, ("dims", "dtype", "since", "hubness", "split")),
+    "onnx": Form("onnx.export_onnx", _onnx, ("dtype",)),
+    "immich": Form(
+        "immich.export_immich",
+        lambda about: f"clip/{about['name']} for immich's model cache, {in_bytes(about['bytes'])}",
+    ),
+    "sentence-transformers": Form("sentences.export_sentences", lambda about: f"takes {' and '.join(about['sides'])}"),
+    "hard-negatives": Form(
+        "negatives.export_negatives",
+        lambda about: f"{counted(about['lines'], 'line')} of split '{about['split']}'",
+        ("split",),
+    ),
+}
 
 
 @click.command()
@@ -20,7 +64,7 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
 )
 @click.option(
     "--to",
-    type=click.Choice(["embeddings", "onnx", "immich", "sentence-transformers", "hard-negatives"]),
+    type=click.Choice([*FORMS]),
     default="embeddings",
     help="What is written: the embeddings of RUN's store; RUN with its encoders as ONNX graphs, or as a model of"
     " immich or sentence-transformers; or the negatives that RUN ranks highest in a split (train).",
@@ -33,7 +77,7 @@ from .parsing import NEW_FOLDER, RUN_OR_ID, embedding_options, show
     help="Write only what this earlier export of RUN has not, for a database that grows; repeatable.",
 )
 @embedding_options
-def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | None, dtype: str, **options: Any) -> None:
+def export(run: str, out: Path, to: str, **options: Any) -> None:
     """Write embeddings, a model for others, or hard negatives.
 
     Embeddings are those of all images and captions of the store, or of a split, with ids, file names and texts. Vectors
@@ -48,50 +92,19 @@ def export(run: str, out: Path, to: str, since: tuple[Path, ...], dims: int | No
     xret export run --to onnx --out model  # without xret and torch
     xret export run --to hard-negatives --out negatives.jsonl
     """
-    from ..heads.retrieval.export import export_embeddings
+    form, context = FORMS[to], click.get_current_context()
+    typed = [name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    wrong = [f"--{name}" for name in typed if name in FORMS["embeddings"].takes and name not in form.takes]
+    if wrong:
+        raise click.UsageError(f"--to {to} takes no {' and no '.join(wrong)}; leave that out")
     from ..heads.retrieval.retriever import Retriever
 
-    typed = dims is not None or since or options["hubness"] or (dtype != "float32" and to != "onnx")
-    if to != "embeddings" and typed:
-        raise click.UsageError(
-            f"--to {to} takes no --dims, --since, --hubness and, but for onnx, --dtype; leave them out"
-        )
-    if to in ("onnx", "immich", "sentence-transformers") and options["split"]:
-        raise click.UsageError(f"--to {to} takes no --split; leave it out")
-    if to == "immich":
-        from ..heads.retrieval.immich import export_immich
-
-        about = export_immich(Retriever(run, **options | {"device": "cpu"}), out)
-        show(about, f"{out}: clip/{about['name']} for immich's model cache, {in_bytes(about['bytes'])}")
-        return
-    if to == "sentence-transformers":
-        from ..heads.retrieval.sentences import export_sentences
-
-        about = export_sentences(Retriever(run, **options | {"device": "cpu"}), out)
-        show(about, f"{out}: takes {' and '.join(about['sides'])}")
-        return
-    if to == "onnx":
-        from ..heads.retrieval.onnx import export_onnx
-
-        about = export_onnx(Retriever(run, **options | {"device": "cpu"}), out, dtype=dtype)
-        graphs = ", ".join(f"{name}.onnx" for name in about["graphs"])
-        least = "".join(f"; least cosine with float32 ({k}): {v:.3f}" for k, v in about.get("least_cosine", {}).items())
-        show(about, f"{out}: {graphs} and search.py, {in_bytes(about['bytes'])}; {about['measure']}{least}")
-        return
     if to == "hard-negatives":
-        from ..heads.retrieval.negatives import export_negatives
-
-        summary = export_negatives(Retriever(run, **options | {"split": options["split"] or "train"}), out)
-        show(summary, f"{out}: {counted(summary['lines'], 'line')} of split '{summary['split']}'")
-        return
-    summary = export_embeddings(Retriever(run, **options), out, dims=dims, dtype=dtype, since=since)
-    shapes = ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in summary["shapes"].items())
-    small = summary.get("mean_recall")
-    recall = (
-        "" if small is None else f"; mean recall of {small['split']} {small['before']:.2f}, now {small['after']:.2f}"
-    )
-    show(
-        summary,
-        f"{out}: {counted(summary['images'], 'image')} and {counted(summary['captions'], 'caption')} as"
-        f" {summary['kind']}s ({shapes}), {in_bytes(summary['bytes'])}{recall}",
-    )
+        options["split"] = options["split"] or "train"
+    elif to != "embeddings":
+        options["device"] = "cpu"
+    given = {name: options.pop(name) for name in ("dims", "dtype", "since")}
+    module, _, function = form.write.partition(".")
+    write = getattr(import_module(f"...heads.retrieval.{module}", __name__), function)
+    about = write(Retriever(run, **options), out, **{name: given[name] for name in given if name in form.takes})
+    show(about, f"{out}: {form.line(about)}")

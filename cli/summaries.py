@@ -8,7 +8,7 @@ from ..pipeline.wording import counted, some_of
 from .parsing import show
 
 if TYPE_CHECKING:
-    from ..pipeline.extraction.summary import Extraction
+    from ..pipeline.extraction.summary import Extraction, SetSummary
 
 
 def print_summary(summary: "Extraction") -> None:
@@ -19,21 +19,8 @@ def print_summary(summary: "Extraction") -> None:
 def _lines(summary: "Extraction") -> Iterator[str]:
     counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
     yield f"{summary.dataset}: {counts} in {summary.store}"
-    imported = summary.unmatched is not None
     for features in summary.sets:
-        times = [f"{name} {t:.1f} s" for name, t in features.shares.items() if not (imported and name == "encode")]
-        again = f", {features.reused:,} reused" if features.reused else ""
-        matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
-        rate = f"{features.per_second:,.{0 if features.per_second >= 10 else 1}f}"
-        yield (
-            f"  {features.name}: {features.samples:,} {'imported' if imported else 'encoded'}{again} in"
-            f" {features.seconds:.1f} s ({rate}/s; {', '.join(times)}){matched}, {counted(features.chunks, 'chunk')}"
-            f" written, {features.chunks_before:,} there before, {features.failed:,} failed"
-        )
-        if features.read_as:
-            yield f"    read as {features.read_as}"
-        for line in some_of([f"failed: {reason}" for reason in features.reasons]):
-            yield f"    {line}"
+        yield from _lines_of_set(features, summary)
     if "words" in summary.counts:
         shares = (f"{100 * share:.1f}% of {split}" for split, share in summary.counts["unknown_by_split"].items())
         yield f"  vocabulary: {counted(summary.counts['words'], 'word')}; unknown tokens: {', '.join(shares)}"
@@ -51,6 +38,22 @@ def _lines(summary: "Extraction") -> Iterator[str]:
         yield f"`xret cache verify {quote(summary.store)}` lists all that failed; {_way_out(summary)}."
 
 
+def _lines_of_set(features: "SetSummary", summary: "Extraction") -> Iterator[str]:
+    imported = summary.unmatched is not None
+    times = [f"{name} {t:.1f} s" for name, t in features.shares.items() if not (imported and name == "encode")]
+    again = f", {features.reused:,} reused" if features.reused else ""
+    matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
+    rate = f"{features.per_second:,.{0 if features.per_second >= 10 else 1}f}"
+    yield (
+        f"  {features.name}: {features.samples:,} {'imported' if imported else 'encoded'}{again} in"
+        f" {features.seconds:.1f} s ({rate}/s; {', '.join(times)}){matched}, {counted(features.chunks, 'chunk')}"
+        f" written, {features.chunks_before:,} there before, {features.failed:,} failed"
+    )
+    if features.read_as:
+        yield f"    read as {features.read_as}"
+    yield from (f"    {line}" for line in some_of([f"failed: {reason}" for reason in features.reasons]))
+
+
 def _way_out(summary: "Extraction") -> str:
     if summary.unmatched is None:
         return "repair those files and run the same command with --repair"
@@ -58,5 +61,5 @@ def _way_out(summary: "Extraction") -> str:
         return "a repaired source is imported beside this one"
     # Embeddings, of which a store holds those of a name once.
     sets = zip(("images", "captions"), summary.sets, strict=True)
-    remove = [f"`xret cache rm {quote(summary.store)} {quote(f'{side}/{one.name}')}`" for side, one in sets]
+    remove = [f"`xret cache rm {quote(summary.store)} {quote(f'{side}/{features.name}')}`" for side, features in sets]
     return f"repair the source, run {' and '.join(remove)}, and import again"

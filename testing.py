@@ -134,7 +134,7 @@ def check_loss(part: type[Loss], *, embedding: str = "set", whole: bool = True, 
         similarity = torch.randn(4, 7).double()
         sides = [_side(embedding, count) for count in (4, 7)]
         if not given:
-            try_loss(part, parameters, (similarity.float(), positives, *_cast(torch.float32, sides)))
+            try_loss(part, parameters, similarity.float(), positives, *_cast(torch.float32, sides))
         leaves = _leaves(similarity, sides)
         value, images, captions = loss(similarity, positives, *sides), torch.randperm(4), torch.randperm(7)
         assert value.dtype == torch.float64, f"float64 {ROUNDED}"

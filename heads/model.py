@@ -51,6 +51,12 @@ def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
     return facts if isinstance(facts, tuple) else (facts,)
 
 
+def in_one_space(images: Any, captions: Any) -> bool:
+    """Return whether the global features of an image and a caption set can be compared by their cosine."""
+    space = getattr(images, "space", None)
+    return space is not None and space == getattr(captions, "space", None)
+
+
 def fitted(recipe: Recipe, image: Facts, text: Facts) -> Recipe:
     """Return a recipe for features with these facts: it names their kinds, and has the adapters of these alone.
 
@@ -243,10 +249,10 @@ def _base(recipe: Recipe, branch: Branch, facts: Facts) -> tuple[list[int], list
 def _require_base(recipe: Recipe, image: Facts, text: Facts) -> None:
     """Raise RecipeError where there are no vectors to add to, or what the head makes cannot be added."""
     sets = [facts for side in (image, text) for facts in facts_of_each(side)]
-    kind, faults, spaces = recipe.model.residual, [], [facts.space for facts in sets]
-    if kind == "frozen" and (len(spaces) > 2 or spaces[0] is None or spaces[0] != spaces[1]):
+    kind, faults = recipe.model.residual, []
+    if kind == "frozen" and (len(sets) > 2 or not in_one_space(sets[0], sets[1])):
         faults.append("adds to global features of one space: extract both towers of one model with --encoder")
-    if any(facts.vocabulary_size is not None for facts in sets):
+    if "words" in [facts.kind for facts in sets]:
         faults.append("needs a vector of each caption, which words have not: extract with --text hf:MODEL")
     for side, block in recipe.aggregator.items():
         part = part_of(AGGREGATORS, block["name"], recipe.sources)
@@ -273,10 +279,9 @@ def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], use
 
 def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:
     """Raise RecipeError where a recipe takes other features, or features of other kinds together."""
-    wanted = getattr(recipe.data, f"{side}_kind")
-    wanted = [wanted] if isinstance(wanted, str) else wanted
+    wanted = recipe.data.kinds(side)
     for facts in sets:
-        if wanted is not None and facts.kind not in wanted:
+        if wanted and facts.kind not in wanted:
             kinds = " and ".join(f"'{kind}'" for kind in wanted)
             raise RecipeError(
                 f"recipe '{recipe.name}' holds the values for {side} features of kind {kinds}, not "
@@ -285,15 +290,20 @@ def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> 
             )
         if facts.kind != "global" and facts.kind not in KINDS:
             raise RecipeError(f"there is no adapter for {side} features of kind '{facts.kind}': {', '.join(KINDS)}")
-    words = sum(facts.vocabulary_size is not None for facts in sets)
+    words = [facts.kind for facts in sets].count("words")
     if words > 1:
         raise RecipeError(f"data.{side} names {words} sets of words, and a head has one vocabulary: leave one out")
-    if side == "text" and recipe.augment.mix > 0 and words:
+    if side == "text":
+        _require_augmentable(recipe, sets, bool(words))
+
+
+def _require_augmentable(recipe: Recipe, sets: tuple[FeatureFacts, ...], words: bool) -> None:
+    if words and recipe.augment.mix:
         raise RecipeError(
             "augment.mix blends cached features, and captions of kind 'words' have none; set data.text to those of a "
             "text encoder, or augment.mix=0"
         )
-    if side == "text" and recipe.augment.mask_words > 0 and not words:
+    if recipe.augment.mask_words and not words:
         raise RecipeError(
             f"augment.mask_words masks words, and captions of kind {_kinds(sets)} are states of a text encoder; set "
             "augment.text instead, or finetune.mask_words for when the encoder is put back"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ...pipeline.errors import RunError
 from ...pipeline.openmp import waiting_well
 from ...pipeline.wording import counted
+from ..model import in_one_space
 from ..modules.similarity.sets import Direction
 from ..runs.features import Sets
 from .calibration import CalibrationReport, judge_calibration
@@ -25,7 +26,7 @@ from .metrics import WAYS, Ties, chance_rsum, recall_table, require_ties
 from .own_model import Embedder
 from .paper_rows import ROWS, row_of
 from .protocols import Protocol, load_protocol
-from .scoring import Frozen, Ranker, Scored, embed_split, in_one_space, is_store, open_frozen
+from .scoring import Frozen, Ranker, Scored, embed_split, is_store, open_frozen
 
 T = TypeVar("T")
 FEW = 100  # fewer images say next to nothing: one of them is a percent of the recalls, and chance finds many
@@ -262,7 +263,7 @@ def evaluate_untrained(sets: Sets, split: str, device: str = "auto", **how: Any)
 
     Other arguments and errors are those of `evaluate`.
     """
-    if not in_one_space(sets):
+    if not in_one_space(*sets):
         return None
     return _evaluate([Frozen(sets, device)], split, **how)
 

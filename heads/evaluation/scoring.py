@@ -25,7 +25,7 @@ from ...pipeline.reading.dataset import fields_there
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.store import FeatureCache
-from ..model import Model
+from ..model import Model, in_one_space
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Gaussian, Joint, Sequence, concatenate, each, tensors_of
 from ..modules.padding import mean_rows, zero_padding
@@ -181,7 +181,7 @@ def open_frozen(store: str, device: str, features: str = "auto") -> Frozen:
     image, _, text = ("" if features == "auto" else features).partition(",")
     images = [cache.image_set(name) for name in cache.set_names("images") if name.startswith(image.strip())]
     captions = [cache.caption_set(name) for name in cache.set_names("captions") if name.startswith(text.strip())]
-    found = [sets for one in images for other in captions if in_one_space(sets := (one, other))]
+    found = [(one, other) for one in images for other in captions if in_one_space(one, other)]
     if len(found) > 1:
         pairs = "; ".join(f"{one.name},{other.name}" for one, other in found)
         raise RunError(
@@ -199,12 +199,6 @@ def open_frozen(store: str, device: str, features: str = "auto") -> Frozen:
 def is_store(path: str | Path) -> bool:
     """Return whether the path is a feature store; URLs always are."""
     return "://" in str(path) or ((Path(path) / "zarr.json").exists() and not (Path(path) / "run.json").exists())
-
-
-def in_one_space(sets: Sets) -> bool:
-    """Return whether the global features of an image and a caption set can be compared by their cosine."""
-    images, captions = (getattr(features, "space", None) for features in sets)
-    return images is not None and images == captions
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ...pipeline.wording import in_time
 from ..evaluation.comparison import compare_runs
 from ..evaluation.evaluation import evaluate
 from ..evaluation.number_table import NumberTable, Rows
-from ..evaluation.scoring import in_one_space
+from ..model import in_one_space
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import changed, load_recipe
 from ..report import write_report
@@ -332,7 +332,7 @@ class _Fitting:
 def closed_candidates(sets: Sets) -> dict[str, Recipe]:
     """Return the candidates that nothing is trained for, by name."""
     how = _common(sets)
-    found = {FROZEN: load_recipe("cca", {**how, "model.residual": "frozen"})} if in_one_space(sets) else {}
+    found = {FROZEN: load_recipe("cca", {**how, "model.residual": "frozen"})} if in_one_space(*sets) else {}
     return found if sets[1].vocabulary else found | {CLOSED: load_recipe("cca", how)}
 
 

@@ -44,6 +44,11 @@ class Data:
     share: Annotated[float, between(1e-6, 1)] = 1.0  # of the training images that it learns from, always the same ones
     chunk: Count | None = None  # units embedded at once, with the gradients of the batch; null: all
 
+    def kinds(self, side: str) -> list[str]:
+        """Return the kinds of features that ``image`` or ``text`` admits; none: any."""
+        kinds: SetNames | None = getattr(self, f"{side}_kind")
+        return [kinds] if isinstance(kinds, str) else kinds or []
+
 
 @dataclass(frozen=True, kw_only=True)
 class Size:

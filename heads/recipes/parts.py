@@ -58,12 +58,11 @@ def _faults(dim: int, parts: str, kinds: tuple[type[Any], ...]) -> tuple[str, ..
         sides = [_aggregated(dim, one, faults) for one in (image, text)]
         faults += [_misfit(one, compare) for one in (image, text) if one.kind.embedding != compare.kind.embedding]
         embeddings = None if faults else [side.embedding for side in sides if side is not None]
-        trial = partial(try_similarity, compare.kind, compare.given, *(embeddings or ()))
-        _try(compare, (), embeddings, trial, faults)
+        _try(compare, (), embeddings, partial(try_similarity, compare.kind, compare.given), faults)
         samples = None if None in sides else (torch.eye(2), torch.eye(2) > 0, *sides)
         for term in terms:
             given = tuple(sizes(term.kind, dim, 2).values())
-            _try(term, given, samples, partial(try_loss, term.kind, term.given, samples or ()), faults)
+            _try(term, given, samples, partial(try_loss, term.kind, term.given), faults)
             if term.kind.log_odds and not compare.kind.log_odds:
                 fitting = [one for one, part in SIMILARITIES.items() if part.log_odds]
                 faults.append(f"{term.path} needs a similarity that gives log-odds: {', '.join(fitting)}")
@@ -74,7 +73,7 @@ def _aggregated(dim: int, one: _Named, faults: list[str]) -> Aggregated | None:
     """Return what an aggregator makes of two samples of zeros; None and a fault where it is refused."""
     global_ = torch.zeros(2, dim)
     samples = torch.zeros(2, 4, dim), LENGTH, global_
-    made = _try(one, (dim, dim), samples, partial(try_aggregator, one.kind, dim, one.given), faults)
+    made = _try(one, (dim, dim), samples, lambda *_: try_aggregator(one.kind, dim, one.given), faults)
     token = embedding.Sequence(torch.zeros(2, 4, dtype=torch.long), LENGTH)
     local = embedding.Sequence(*samples[:2]) if one.kind.uses_local else None
     return None if made is None else made._replace(global_=global_, token=token, local=local)
@@ -89,7 +88,7 @@ def _misfit(one: _Named, compare: _Named) -> str:
 
 
 def _try(
-    one: _Named, sizes: tuple[int, ...], inputs: Sequence[Any] | None, trial: Callable[[], Any], faults: list[str]
+    one: _Named, sizes: tuple[int, ...], inputs: Sequence[Any] | None, trial: Callable[..., Any], faults: list[str]
 ) -> Any:
     """Make a part and, where there are `inputs`, call it; return what it gives, or None and a fault.
 
@@ -97,7 +96,7 @@ def _try(
     """
     try:
         if ":" in one.name:
-            return None if inputs is None else trial()
+            return None if inputs is None else trial(*inputs)
         with torch.device("meta"):  # without memory for its weights
             made = one.kind(*sizes, **one.given)
         if inputs is None:

@@ -149,9 +149,9 @@ def resolve(
         raise refused(title, [str(error)]) from error
     complete = check(values, schema, faults)
     if not faults:
-        block = complete["loss"]
-        complete["loss"] = {key: value for key, value in block.items() if key in _LOSS_KEYS or value["weight"] > 0}
-        terms = {term: block for term, block in complete["loss"].items() if term not in _LOSS_KEYS}
+        same_text = {key: complete["loss"].pop(key) for key in _LOSS_KEYS}
+        terms = {term: block for term, block in complete["loss"].items() if block["weight"] > 0}
+        complete["loss"] = same_text | terms
         faults = check_parts(complete["model"]["dim"], complete["aggregator"], complete["similarity"], terms, found)
     if faults:
         raise refused(title, faults)
@@ -162,10 +162,9 @@ def resolve(
 
 def with_kinds(recipe: Recipe, data: Data) -> Recipe:
     """Return a recipe with these `data`, and without the adapters of kinds that they do not admit."""
-    sides = {"image": data.image_kind, "text": data.text_kind}
-    of_each = [(side, [kinds] if isinstance(kinds, str) else kinds) for side, kinds in sides.items() if kinds]
-    admitted = {block_of(side, kind) for side, kinds in of_each for kind in kinds}
-    adapter = {kind: block for kind, block in recipe.adapter.items() if len(of_each) < 2 or kind in admitted}
+    admitted = {side: {block_of(side, kind) for kind in data.kinds(side)} for side in ("image", "text")}
+    any_ = not all(admitted.values())
+    adapter = {kind: v for kind, v in recipe.adapter.items() if any_ or kind in admitted["image"] | admitted["text"]}
     recipe = replace(recipe, data=data, adapter=adapter)
     needed = {name.partition(":")[0] for name in own_names(recipe.to_dict())}
     sources = {module: file for module, file in recipe.sources.items() if module in needed}

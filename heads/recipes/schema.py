@@ -93,11 +93,11 @@ def check(
     What does not fit is appended to the `faults`, with the nearest right key or value, of all that are `known`. A block
     that has its `name` alone is that of a part whose name is wrong: nobody knows what else it may hold.
     """
-    values = {} if values is None else values
-    if not isinstance(values, Mapping):
+    if not isinstance(values, Mapping | None):
         faults.append(f"{path.rstrip('.')} must be a block with the keys {', '.join(schema)}, not {values!r}")
         return {}
-    given, complete = flat(values), dict[str, Any]()
+    values, complete = values or {}, dict[str, Any]()
+    given = flat(values)
     known = known or sorted(flat(schema), key=lambda key: key not in given)  # a key that is in use is meant sooner
     for key, entry in schema.items():
         if not isinstance(entry, Field):
@@ -115,11 +115,10 @@ def check(
         return complete
     for key in values:
         if key not in schema:
-            elsewhere = [one for one in known if one.rpartition(".")[2] == str(key)]
+            elsewhere = [f" (did you mean '{other}'?)" for other in known if other.rpartition(".")[2] == str(key)]
             near = nearest(str(key), list(schema)).replace("'", f"'{path}", 1)
-            hint = f" (did you mean '{elsewhere[0]}'?)" if elsewhere else near
-            all_ = f": there are {', '.join(schema)}"
-            faults.append(f"{path}{key} is not a key{hint or all_}")
+            hints = [*elsewhere, *filter(None, [near]), f": there are {', '.join(schema)}"]
+            faults.append(f"{path}{key} is not a key{hints[0]}")
     return complete
 
 

@@ -86,7 +86,7 @@ def try_similarity(part: type[Any], given: Mapping[str, Any], images: Embedding,
         raise ValueError(f"{place}.forward must score each image with each caption whatever others it is given")
 
 
-def try_loss(part: type[Any], given: Mapping[str, Any], samples: Sequence[Any]) -> None:
+def try_loss(part: type[Any], given: Mapping[str, Any], *samples: Any) -> None:
     """Compute a loss; ValueError where it is no finite scalar."""
     place, value = _place(part), _called(_made(part, (), given), *samples)
     if not isinstance(value, Tensor) or value.ndim:

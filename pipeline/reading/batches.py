@@ -90,7 +90,7 @@ class Batches:
 
     def steps(self, unit: Unit, batch_size: int) -> int:
         """Return how many batches an epoch has."""
-        return sum(1 for _ in _cut(self._units(unit), batch_size))
+        return sum(1 for _ in cut(self._units(unit), batch_size))
 
     def epoch(
         self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
@@ -138,7 +138,7 @@ class Batches:
         self, unit: Unit, order: np.ndarray, batch_size: int, captions: int | None, rng: np.random.Generator
     ) -> Iterator[_Plan]:
         first = self._first_caption
-        for drawn in _cut(order, batch_size):
+        for drawn in cut(order, batch_size):
             part = np.searchsorted(self._part_ends[unit], drawn, side="right")
             units = drawn[np.argsort(part, kind="stable")]  # joined data sets one after the other
             if unit == "caption":
@@ -237,7 +237,7 @@ def _counted_on(numbers: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarr
     return np.concatenate([part + start for part, start in zip(numbers, starts, strict=True)])
 
 
-def _cut(order: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+def cut(order: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
     """Cut `order` into batches; a last batch of one unit, which has no negative, is left out."""
     for start in range(0, len(order), batch_size):
         units = order[start : start + batch_size]

@@ -1,7 +1,8 @@
-"""The features of a split as a map-style torch Dataset, for a training loop of one's own."""
+"""The features of a split as a torch Dataset, for a training loop of your own."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,13 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Sampler, default_collate
 
 from ..errors import CacheError
 from ..store import FeatureCache, FeatureSet
-from .features import Features, Stored
+from ..store.rows import ranges
+from .batches import Unit, cut
+from .features import Stored
 from .joined_sets import Captions, Images, parts_of
 from .placement import Resident
+from .prefetch import block_order
 from .split import Split, texts_of
 
 Field = Literal["local", "global", "token"]
@@ -23,24 +27,31 @@ FIELDS: tuple[Field, ...] = ("local", "global", "token")
 
 
 class FeatureDataset(Dataset[dict[str, Any]]):
-    """The pairs of a split that can be used: item i is caption i with its image.
+    """The samples of a split that can be used, for a DataLoader.
 
-    An item holds what the feature sets have, of ``image_local`` [N, C], ``image_global`` [C], ``text_local`` [M, E],
-    ``text_global`` [E] (float32) and ``text_token`` [M] (word ids, int64), and ``image_index`` and ``caption_index``,
-    places in `ids` and `texts`. Hand `collate` to a DataLoader: it pads rows with zeros and adds ``image_length`` and
-    ``text_length`` [B]. Which caption of a batch is which image's: ``image_index[:, None] == image_index``. Of several
-    cached views it reads the first.
+    With ``unit="caption"``, item i is caption i with its image. An item holds what the feature sets have, of
+    ``image_local`` [N, C], ``image_global`` [C], ``text_local`` [M, E], ``text_global`` [E] and ``text_token`` [M]
+    (word ids, int64), and ``image_index`` and ``caption_index``, places in `ids` and `texts`. Hand `collate` to a
+    DataLoader: it pads rows with zeros and adds ``image_length`` and ``text_length`` [B]. Which caption of a batch is
+    which image's: ``image_index[:, None] == image_index``.
 
-    It can be pickled, and read by worker processes. Training itself reads faster, see `xret.batches`.
+    With ``unit="image"``, item i is an image with all its captions: lists of what there is of texts, and of
+    ``caption_index``. `collate` puts the captions of all images one after the other, and adds the image of each,
+    ``caption_image``, a place in the batch: ``torch.arange(B)[:, None] == caption_image``.
+
+    Of several cached views it reads the first. It can be pickled, and read by worker processes. `batch_sampler` gives
+    the order that a disk is read in fastest; training itself reads faster still, see `xret.batches`.
 
     Args:
         store: a local path or an fsspec URL.
         split: one of the store's.
         image, text: prefix of a feature set's name; ``auto``: the only one there.
         fields: what to read, of ``local``, ``global`` and ``token``; None: all there is.
+        unit: what an item is: a ``caption``, or an ``image``, of which a batch then has each once.
+        dtype: of features; None: that of the store, which takes half the memory of float32 where it is float16.
 
     Raises:
-        CacheError: there is no such store, set or field, or the split is missing, incomplete or empty.
+        CacheError: there is no such store, set, field or unit, or the split is missing, incomplete or empty.
     """
 
     def __init__(
@@ -51,11 +62,18 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         image: str = "auto",
         text: str = "auto",
         fields: Sequence[Field] | None = None,
+        unit: Unit = "caption",
+        dtype: torch.dtype | None = torch.float32,
     ) -> None:
-        cache = FeatureCache.open(store)
-        self._again = partial(FeatureDataset, cache.absolute_url, split, image=image, text=text, fields=fields)
+        if unit not in ("caption", "image"):
+            raise CacheError(f"unit is '{unit}'; give caption or image")
+        cache, self.unit, self.dtype = FeatureCache.open(store), unit, dtype
+        again = partial(FeatureDataset, image=image, text=text, fields=fields, unit=unit, dtype=dtype)
+        self._again = partial(again, cache.absolute_url, split)
         images, captions = cache.image_set(image), cache.caption_set(text)
         self._split = Split.of(images, captions, split)
+        self._count = np.bincount(self._split.caption_image)  # captions of each image, but of the last without any
+        self._with_captions = np.flatnonzero(self._count)
         (of_images,), (of_captions,) = fields_there(images, captions, fields)
         self._images = Stored(images, self._split.image_rows, of_images)
         self._captions = Stored(captions, self._split.caption_rows, of_captions)
@@ -66,38 +84,68 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self._again, ()
 
     def __len__(self) -> int:
-        return len(self._split.caption_rows)
+        return len(self._with_captions if self.unit == "image" else self._split.caption_rows)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         if not -len(self) <= item < len(self):
             raise IndexError(f"item {item} of {len(self)}")
         return self.__getitems__([item % len(self)])[0]
 
-    def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
+    def __getitems__(self, items: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Return several items, which are read together; a DataLoader calls it."""
-        captions = np.asarray(items, dtype=np.int64)
-        images = self._split.caption_image[captions]
-        read = {"image": self._images.fetch(images)(), "text": self._captions.fetch(captions)()}
-        numbers = zip(images.tolist(), captions.tolist(), strict=True)
-        found = [{"image_index": image, "caption_index": caption} for image, caption in numbers]
-        for side, features in read.items():
-            for at, item in enumerate(found):
-                item.update(_of_sample(side, features, at))
-        return found
+        numbers = np.asarray(items, dtype=np.int64)
+        if self.unit == "caption":
+            images, captions = self._split.caption_image[numbers], numbers
+        else:
+            images = self._with_captions[numbers]
+            captions = ranges((np.cumsum(self._count) - self._count)[images], self._count[images])
+        batch = {"image_index": torch.from_numpy(images), "caption_index": torch.from_numpy(captions)}
+        batch |= self._padded("image", self._images, images) | self._padded("text", self._captions, captions)
+        if self.unit == "image":
+            owner = np.repeat(np.arange(len(images)), self._count[images])
+            batch["caption_image"] = torch.from_numpy(owner)
+        return _Items(batch)
+
+    def _padded(self, side: str, source: Stored, samples: np.ndarray) -> dict[str, Tensor]:
+        features = source.fetch(samples)()
+        there = {"local": features.local, "global": features.global_, "token": features.token}
+        batch, longest = {}, int(features.length.max()) if len(samples) else 0
+        for name, values in there.items():
+            if values is not None:
+                values = values.to(self.dtype) if values.is_floating_point() and self.dtype else values
+                batch[f"{side}_{name}"] = values if name == "global" else values[:, :longest]
+                if name != "global":
+                    batch[f"{side}_length"] = features.length
+        return batch
 
     @staticmethod
     def collate(items: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
         """Return items as a batch; see the class."""
+        if isinstance(items, _Items):
+            return items.batch
         batch: dict[str, Tensor] = {}
         for key in items[0]:
             values = [item[key] for item in items]
             side, _, field = key.partition("_")
+            if isinstance(values[0], list):
+                batch["caption_image"] = torch.arange(len(items)).repeat_interleave(torch.tensor([*map(len, values)]))
+                values = [*chain(*values)]
             if field in ("local", "token"):
                 batch[key] = pad_sequence(values, batch_first=True)
                 batch[f"{side}_length"] = torch.tensor([len(value) for value in values])
             else:
                 batch[key] = default_collate(values)
         return batch
+
+    def batch_sampler(self, batch_size: int, *, seed: int = 0) -> "BlockSampler":
+        """Return batches of items for ``DataLoader(dataset, batch_sampler=…, collate_fn=dataset.collate)``.
+
+        Blocks of neighbours in the store are drawn, some thousand samples at a time, and of these the items, so that a
+        store that is larger than the memory is read once an epoch, and not in many small pieces.
+        """
+        block = self._split.blocks()
+        of_items = block[self._with_captions] if self.unit == "image" else block[self._split.caption_image]
+        return BlockSampler(of_items, batch_size, seed)
 
     @cached_property
     def ids(self) -> list[str]:
@@ -128,9 +176,53 @@ def fields_there(
     return [tuple(names & set(fields or FIELDS) for names in side) for side in there]
 
 
-def _of_sample(side: str, features: Features, at: int) -> dict[str, Tensor]:
-    length = int(features.length[at])
-    fields = {"local": features.local, "global": features.global_, "token": features.token}
-    found = {f"{side}_{name}": values[at] for name, values in fields.items() if values is not None}
-    found = {key: values[:length] if not key.endswith("global") else values for key, values in found.items()}
-    return {key: values.float() if values.is_floating_point() else values for key, values in found.items()}
+class _Items(Sequence[dict[str, Any]]):
+    """Items that were read together: `batch` is what `FeatureDataset.collate` returns of them."""
+
+    def __init__(self, batch: dict[str, Tensor]) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return len(self.batch["image_index"])
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[number] for number in range(len(self))[at]]
+        at, owner = range(len(self))[at], self.batch.get("caption_image")
+        item: dict[str, Any] = {}
+        for key, values in self.batch.items():
+            side, _, field = key.partition("_")
+            if field == "length" or key == "caption_image":
+                continue
+            several = owner is not None and side != "image"
+            samples = (owner == at).nonzero()[:, 0].tolist() if several else [at]
+            read: list[Any] = [int(values[sample]) if field == "index" else values[sample] for sample in samples]
+            if field in ("local", "token"):
+                lengths = self.batch[f"{side}_length"]
+                read = [rows[: lengths[sample]] for rows, sample in zip(read, samples, strict=True)]
+            item[key] = read if several else read[0]
+        return item
+
+
+class BlockSampler(Sampler[list[int]]):
+    """Batches of items from shuffled blocks, in an order that follows from seed and epoch; each pass is an epoch.
+
+    A last batch of one item, which has no negative, is left out.
+    """
+
+    def __init__(self, block: np.ndarray, batch_size: int, seed: int) -> None:
+        if batch_size < 2:
+            raise CacheError(f"batch_size is {batch_size}; give at least 2, because one item has no negative")
+        self.block, self.batch_size, self.seed, self.epoch = block, batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be this epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return sum(1 for _ in cut(self.block, self.batch_size))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, _ = block_order(self.block, np.random.default_rng([self.seed, self.epoch]))
+        self.epoch += 1
+        return (items.tolist() for items in cut(order, self.batch_size))

@@ -2,7 +2,8 @@
 
 `speed` makes a store of random features, `regions` x `channels` float16 an image, and five captions of word ids; the
 same images lie in one plain file beside it, which `memmap` copies in order, 64 MB at a time, into memory that is used
-again, and `DataLoader` reads them through `xret.FeatureDataset`. Rounds take turns and the fastest of each counts.
+again, and `DataLoader` reads them through `xret.FeatureDataset`, in whole blocks as images with their captions, or in
+pairs as float32, where an image is read for each of its captions. Rounds take turns and the fastest of each counts.
 Prints one JSON line a figure: rates of image features, `ratio` to `memmap`. `waiting` is the share of an epoch for
 which whoever is busy for `--step-ms` with each batch waits for the next one.
 
@@ -123,11 +124,14 @@ def speed(
         say(what="first epoch, which checks every byte", seconds=round(opening, 3))
         jobs = {"memmap": partial(memmap, plain, into)}
         jobs |= {name: partial(epoch_of, batches, batch_size, number) for name, batches in split.items()}
-        dataset = FeatureDataset(cache.url, "train", fields=["local", "token"])
-        how: dict[str, Any] = {"batch_size": batch_size * CAPTIONS, "collate_fn": dataset.collate}
-        for workers in (0, 2):  # an image is read once for each of its captions
-            loader: DataLoader[Any] = DataLoader(dataset, num_workers=workers, **how)
-            jobs[f"DataLoader, {workers} workers"] = partial(deque, loader, 0)
+        named: dict[str, Any] = {"fields": ["local", "token"]}
+        pairs, blocks = FeatureDataset(cache.url, **named), FeatureDataset(cache.url, **named, unit="image", dtype=None)
+        for workers in (0, 2):
+            how: dict[str, Any] = {"num_workers": workers, "collate_fn": pairs.collate}
+            loader: DataLoader[Any] = DataLoader(blocks, batch_sampler=blocks.batch_sampler(batch_size), **how)
+            jobs[f"DataLoader, blocks of images, {workers} workers"] = partial(deque, loader, 0)
+        loader = DataLoader(pairs, batch_size * CAPTIONS, collate_fn=pairs.collate)
+        jobs["DataLoader, pairs"] = partial(deque, loader, 0)
         times: dict[str, list[float]] = {name: [] for name in jobs}
         for _ in range(rounds):
             for name, work in jobs.items():

@@ -1,4 +1,4 @@
-"""A loop of one's own sees what the store holds: items, padded batches, worker processes."""
+"""A user's loop sees what the store holds: items, padded batches, blocks, worker processes."""
 
 import pickle
 
@@ -9,6 +9,7 @@ from small_store import make_store
 from torch.utils.data import DataLoader
 
 import xret
+from xret.pipeline.reading.batches import stored_batches
 from xret.pipeline.reading.dataset import FeatureDataset
 
 
@@ -70,6 +71,55 @@ def test_batches_of_a_loader_are_padded(store, workers):
     assert seen == list(range(len(dataset)))
 
 
+@pytest.mark.parametrize("unit", ["caption", "image"])
+def test_items_that_were_read_together_are_those_that_were_read_alone(store, unit):
+    dataset = FeatureDataset(store, "train", unit=unit, dtype=None)
+    places = [len(dataset) - 1, 0, 3, 0]
+    read, alone = dataset.__getitems__(places), [dataset[at] for at in places]
+    assert (len(read), len(read[1:3])) == (4, 2)
+    batch, padded = dataset.collate(read), dataset.collate(alone)
+    assert set(batch) == set(padded)
+    for key, values in batch.items():
+        assert (values.dtype, values.tolist()) == (padded[key].dtype, padded[key].tolist())
+        assert values.dtype in (torch.float16, torch.int64)
+
+
+def test_a_batch_of_images_has_each_once_and_all_its_captions(store):
+    pairs, images = FeatureDataset(store, "train"), FeatureDataset(store, "train", unit="image")
+    assert (images.ids, images.texts, len(images)) == (pairs.ids, pairs.texts, 6)
+    batch = images.collate(images.__getitems__([5, 2]))
+    assert batch["image_index"].tolist() == [5, 2]
+    captions = batch["caption_index"].tolist()
+    assert captions == [at for image in (5, 2) for at in range(len(pairs)) if pairs[at]["image_index"] == image]
+    for at, caption in enumerate(captions):
+        pair, image = pairs[caption], int(batch["caption_image"][at])
+        assert batch["image_index"][image] == pair["image_index"]
+        assert batch["image_local"][image].equal(pair["image_local"])
+        assert batch["text_token"][at, : batch["text_length"][at]].equal(pair["text_token"])
+    assert [*map(len, images[5]["text_token"])] == batch["text_length"][batch["caption_image"] == 0].tolist()
+
+
+@pytest.mark.parametrize("unit", ["caption", "image"])
+def test_whole_blocks_come_in_the_order_of_a_training_that_streams(store, unit, monkeypatch):
+    monkeypatch.setattr("xret.pipeline.reading.split.RUN", 2)
+    dataset, cache = FeatureDataset(store, "train", unit=unit), xret.FeatureCache.open(store)
+    fields = {"image_fields": {"global"}, "caption_fields": {"token"}}
+    streamed = stored_batches(cache.image_set(), cache.caption_set(), "train", placement="stream", **fields)
+    sampler = dataset.batch_sampler(4, seed=3)
+    loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate)
+    for epoch in (0, 1, 5):
+        sampler.set_epoch(epoch)
+        batches = list(loader)
+        expected = list(streamed.epoch(unit=unit, batch_size=4, seed=3, epoch=epoch))
+        assert len(batches) == len(expected) == len(sampler)
+        for batch, other in zip(batches, expected, strict=True):
+            assert batch["caption_index"].tolist() == other.caption_index.tolist()
+    assert [*sampler] != [*sampler]
+    for size, message in ((1, "no negative"), (0, "at least 2")):
+        with pytest.raises(xret.errors.CacheError, match=message):
+            dataset.batch_sampler(size)
+
+
 def test_only_the_fields_that_are_named_are_read(store):
     assert set(FeatureDataset(store, "val", fields=["global"])[0]) >= {"image_global", "image_index"}
     assert "image_local" not in FeatureDataset(store, "val", fields=["global"])[0]
@@ -78,6 +128,8 @@ def test_only_the_fields_that_are_named_are_read(store):
             make(store, "val", fields=["global", "row"])
         with pytest.raises(xret.errors.CacheError, match="test"):
             make(store, "test")
+    with pytest.raises(xret.errors.CacheError, match="give caption or image"):
+        xret.FeatureDataset(store, "val", unit="pair")
 
 
 def test_the_fast_path_gives_the_same_features(store):

@@ -1,7 +1,9 @@
 """Work on the workers of a Dask cluster: few tasks at a time, for a small scheduler; errors name the worker."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .errors import CacheError, OutputError, SampleError, XretError
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
 
 PATIENCE = 10  # seconds until a scheduler must have answered
 T = TypeVar("T")
@@ -25,6 +27,7 @@ def connect(address: str) -> "Iterator[Client]":
     """
     from distributed import Client
 
+    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it would print that a connection is lost
     try:
         client = Client(address, set_as_default=False, timeout=PATIENCE)
     except (OSError, ValueError) as error:
@@ -46,13 +49,15 @@ async def prepare(module: str) -> None:
 
 def run_tasks(
     client: "Client", work: Callable[[T], Any], tasks: Iterable[T], *, each: int = 1, **how: Any
-) -> "Iterator[tuple[T, Future[Any]]]":
-    """Yield each task with its future as they end; of one that died with its worker again and again that is an error.
+) -> Iterator[tuple[T, Any]]:
+    """Yield each task with what `work` returns, as they end; KilledWorker where workers died under it again and again.
 
     A worker has `each` tasks at once, or fewer if it has fewer threads; `tasks` is asked for the next when one is free.
-    `how` goes to `Client.submit`. CacheError: the scheduler went away.
+    `how` goes to `Client.submit`. CacheError: the scheduler went away. What `work` raises is raised.
     """
     from distributed import as_completed
+    from distributed.comm import CommClosedError
+    from distributed.scheduler import KilledWorker
 
     left, sent, ended = iter(tasks), dict[Any, T](), as_completed([], loop=client.loop)
 
@@ -66,10 +71,13 @@ def run_tasks(
     try:
         send()
         for future in ended:
-            if future.status == "cancelled":
-                raise CacheError("the Dask scheduler went away; run the same command again to go on")
-            yield sent.pop(future), future
+            error = future.exception() if future.status == "error" else None
+            if error is not None and not isinstance(error, KilledWorker):
+                raise error
+            yield sent.pop(future), error or future.result()
             send()
+    except (CommClosedError, CancelledError) as error:
+        raise CacheError("the Dask scheduler went away; run the same command again to go on") from error
     finally:
         client.cancel([*sent])
 

@@ -324,11 +324,8 @@ def run_all(cells: Sequence[Cell], where: int | str) -> Iterator[tuple[Cell, Eva
             work = partial(_in_process, run_cell, threads, where, log_level)
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         resources = {"GPU": 1} if any("GPU" in worker["resources"] for worker in workers) else None
-        for cell, future in run_tasks(client, work, cells, resources=resources):
-            error = future.exception()
-            if isinstance(error, XretError):  # what a cell raises is a sentence
-                raise error
-            yield cell, future.result() if error is None else f"its process died: {reason(error)}"
+        for cell, outcome in run_tasks(client, work, cells, resources=resources):
+            yield cell, f"its process died: {reason(outcome)}" if isinstance(outcome, Exception) else outcome
 
 
 def _on_cluster(work: Callable[[Cell, Resident], Evaluation | str], cell: Cell) -> Evaluation | str:

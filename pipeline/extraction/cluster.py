@@ -4,14 +4,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dask.threaded import get
 
+from ..data.sources import missing_from
 from ..device import cores
-from ..errors import CacheError
+from ..errors import CacheError, ManifestError
 from ..workers import run_tasks
 from .filler import Filler, Job, Tally
 
@@ -82,14 +84,15 @@ def fill_on_cluster(job: Job, groups: Groups, client: "Client", take: Callable[[
             left -= size
 
     try:
-        for task, future in run_tasks(client, partial(_fill_on_worker, job), tasks(), each=_EACH):
-            done: Tally = future.result()
+        for task, done in run_tasks(client, partial(_fill_on_worker, job), tasks(), each=_EACH):
+            if isinstance(done, KilledWorker):
+                last = done.last_worker.name
+                raise CacheError(f"workers died under a task again and again, worker {last} the last; see its log")
             seconds, count = seconds + done.pop("task") / 1e9, count + len(task)
             take(done)
-    except KilledWorker as error:
-        raise CacheError(f"{error.last_worker.address}: workers died again and again; see their logs") from error
     finally:
-        client.run(_forget, job, on_error="ignore")
+        with suppress(OSError):  # the scheduler went away
+            client.run(_forget, job, on_error="ignore")
 
 
 _fillers: dict[str, Filler] = {}  # of a worker, by the key of their job
@@ -99,6 +102,8 @@ _lock = threading.Lock()
 def _fill_on_worker(job: Job, groups: Groups) -> Tally:
     with _lock:
         if job.key not in _fillers:
+            if job.seen and missing_from(Path(job.folder), [job.seen]):  # no fault of samples, which would be skipped
+                raise ManifestError(f"{job.folder}/{job.seen} is missing; mount the folder at the same path everywhere")
             _fillers[job.key] = Filler(job)
         filler = _fillers[job.key]
     began, tally = time.monotonic_ns(), Tally()

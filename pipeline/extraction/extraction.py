@@ -18,7 +18,7 @@ import numpy as np
 
 from ..data.manifest import Manifest
 from ..data.samples import Samples, read_samples, tokenize
-from ..data.sources import FOLDER, FolderReader, digests_of, missing_from
+from ..data.sources import FOLDER, FolderReader, digests_of, is_url, missing_from
 from ..encoders.registry import is_own
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, ManifestError
@@ -300,6 +300,7 @@ def _fill_chunks(
         _require_pictures(samples, manifest, options, rows)
         total, left = sum(len(range(*features.cache.splits[split])) for split in options.splits), len(rows)
     else:
+        rows = []
         total, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, missing))
     trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
     job = Job(
@@ -307,6 +308,7 @@ def _fill_chunks(
         url=features.cache.absolute_url,
         paths=tuple(one.path for one, _ in sets),
         folder=str(manifest.images.resolve()),
+        seen=_seen(samples, manifest, rows) if client is not None and rows else None,
         specs=tuple(replace(encoder.spec, trust=trust) for _, encoder in sets),
         options=options,
     )
@@ -326,6 +328,15 @@ def _fill_chunks(
         else:
             fill_here(Filler(job, *zip(*sets, strict=True)), groups, take)
     return tally
+
+
+def _seen(samples: Samples, manifest: Manifest, rows: Sequence[int]) -> str | None:
+    """Return the name of a picture that is there, or of a file that holds some, for workers to look for."""
+    if samples.source != FOLDER:
+        return next((file.name for file in samples.source.files if not is_url(file.name)), None)
+    names = [samples.images[row].file_name for row in rows[:_IMAGES]]
+    missing = set(missing_from(manifest.images, names))
+    return next((name for name in names if name not in missing), None)
 
 
 def _without_damage(

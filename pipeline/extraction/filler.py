@@ -45,6 +45,7 @@ class Job:
     url: str  # of the store
     paths: tuple[str, ...]  # of the sets, whose chunks have the same rows
     folder: str  # where the names of pictures, or of the files that hold them, start
+    seen: str | None  # the name of one that is there
     specs: tuple[EncoderSpec, ...]  # of the encoders, which differ in their layers alone
     options: Options  # of images, those of its splits are encoded; captions are encoded by whole chunks
 

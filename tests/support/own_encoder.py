@@ -1,5 +1,7 @@
 """A user's own encoders, as `xret extract --visual own_encoder:Quarters --text own_encoder:Letters` takes them."""
 
+import time
+
 import numpy as np
 import torch
 
@@ -28,6 +30,14 @@ class Quarters:
         means = pixels.numpy().reshape(count, 3, 2, height // 2, 3, width // 3).mean((3, 5)) / 255
         local = means.reshape(count, 3, 6).transpose(0, 2, 1).astype(np.float32)
         return local, local.mean(1)
+
+
+class Slow(Quarters):
+    """Takes its time."""
+
+    def encode(self, pixels):
+        time.sleep(0.3)
+        return super().encode(pixels)
 
 
 class Unfinished:

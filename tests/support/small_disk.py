@@ -4,12 +4,18 @@ import resource
 from contextlib import contextmanager
 
 
+def limit_files(size):
+    """Let no file of this process grow above `size` bytes; return the limit before."""
+    before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+    return before
+
+
 @contextmanager
 def small_disk(size):
-    """Let no file grow above `size` bytes, as on a disk that is full."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    """Do so within a block."""
+    before = limit_files(size)
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        limit_files(before)

@@ -74,8 +74,9 @@ def average(
     if len(set(names)) < 2:
         raise RunError("an average is of two different runs or more; name another one")
     opened = [Run(run, trust) for run in names]
+    reader = next((run for run in opened if run.vocabulary), opened[0])
     for run in opened:
-        _require_fit(run, opened[0])
+        _require_fit(run, opened[0], reader)
     rankers = [Ranker(name, store=store, device=device, trust=trust) for name in names]
     with within_memory(rankers[0].device, *lacking(VAL)):
         scored = [embed_split(ranker, VAL) for ranker in rankers]
@@ -92,7 +93,7 @@ def average(
     return Average(str(out), chosen, best, of_each)
 
 
-def _require_fit(run: Run, first: Run) -> None:
+def _require_fit(run: Run, first: Run, reader: Run) -> None:
     _ = run.weights  # of a finished epoch
     if run.info.finetuned is not None:
         raise RunError(
@@ -101,8 +102,8 @@ def _require_fit(run: Run, first: Run) -> None:
         )
     if run.info.manifest_sha256 != first.info.manifest_sha256:
         raise RunError(f"{run.path} was trained on other samples than {first.path}; average runs of one store")
-    if run.vocabulary and first.vocabulary and run.vocabulary != first.vocabulary:
-        raise RunError(f"{run.path} reads captions by other words than {first.path}; average runs of one set of words")
+    if run.vocabulary and run.vocabulary != reader.vocabulary:
+        raise RunError(f"{run.path} reads captions by other words than {reader.path}; average runs of one set of words")
 
 
 def _weigh(

@@ -45,7 +45,12 @@ class Teacher:
 
 
 def taught(recipe: Recipe, distil: str | Path | None) -> Recipe:
-    """Return the recipe with a term for what is taught; RecipeError where it has one, and there is no teacher."""
+    """Return the recipe with a term for what is taught; RecipeError where it has one, and there is no teacher.
+
+    RecipeError, too, where pairs are blended.
+    """
+    if distil is not None and recipe.augment.mix:
+        raise RecipeError("a teacher scores samples and no blends of them: set augment.mix=0, or leave --distil out")
     if distil is not None and _TERM not in recipe.terms:
         return changed(recipe, {f"loss.{_TERM}.weight": 1.0})
     if distil is None and _TERM in recipe.terms:

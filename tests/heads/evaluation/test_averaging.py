@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import refused, run
+from edited_runs import edited
 from small_runs import make_pictures, make_run, make_store
 
 import xret
@@ -127,6 +128,9 @@ def test_what_cannot_be_averaged_is_refused(folder, tmp_path):
         (vector, folder / "set", "--out", average): "exists",
     }.items():
         assert what in refused("average", *words, "--device", "cpu")
+    without = edited(shutil.copytree(vector, tmp_path / "tokens"), vocabulary=None)
+    others = edited(shutil.copytree(vector, tmp_path / "others"), vocabulary=["<unk>", "others"])
+    assert "by other words than" in refused("average", without, vector, others, "--out", tmp_path / "b")
     assert not (tmp_path / "b").exists()
     store = folder / "s.zarr"
     how = ["--recipe", "vsepp", "--device", "cpu"]

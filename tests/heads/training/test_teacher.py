@@ -67,6 +67,9 @@ def test_a_teacher_adds_its_term_and_is_asked_for(store, uninterrupted, tmp_path
     assert "has no image features equal to" in refused("train-head", other, *how, "--distil", uninterrupted)
     more = make_store(tmp_path / "more.zarr", mark="more ")
     assert "a teacher is of one store" in refused("train-head", store, more, *how, "--distil", uninterrupted)
+    blends = "augment.mix=1", "data.unit=image", "data.captions=1", "loss.same_text=negative"
+    settings = [word for setting in blends for word in ("--set", setting)]
+    assert "no blends" in refused("train-head", store, *how, "--distil", uninterrupted, *settings)
     assert not (tmp_path / "o").exists()
 
 

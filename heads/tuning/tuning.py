@@ -14,9 +14,10 @@ while one trains trials, OUT/lock while one looks into the journal and changes i
 import fcntl
 import json
 import logging
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ class Tuning:
     """What `tune` finds; ``str`` shows it as tables.
 
     `space` is what was varied, by key, as ``--space`` takes it; `best` has the highest validation RSUM, and its
-    run is ``out/best``; `evaluation` is that run's on the test split.
+    run is ``out/best``; `evaluation` is that run's on the test split. In `seconds`, those of trials at once count once.
     """
 
     recipe: str
@@ -96,6 +97,7 @@ class Tuning:
     trials: tuple[Trial, ...]
     best: Trial
     evaluation: Evaluation
+    seconds: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
@@ -115,8 +117,8 @@ class Tuning:
         while len(columns) > 3 and sum(2 + max(map(len, column)) for column in columns) > WIDTH + 2:
             columns.pop(-2 if own else -1)
         pruned, failed = (sum(trial.status == status for trial in self.trials) for status in ("pruned", "failed"))
-        spent = in_time(sum(trial.seconds for trial in self.trials))
-        head = f"{self.recipe}: {counted(len(self.trials), 'trial')}, {pruned} pruned, {failed} failed, {spent}"
+        ended = f"{pruned} pruned, {failed} failed, {in_time(self.seconds)}"
+        head = f"{self.recipe}: {counted(len(self.trials), 'trial')}, {ended}"
         failures = [f"failed: trial {trial.number}: {trial.error}" for trial in self.trials if trial.error]
         return "\n".join([head, *aligned([*zip(*columns, strict=True)]), *failures, "", str(self.evaluation)])
 
@@ -311,7 +313,8 @@ def _result(study: _Study, space: dict[str, str]) -> Tuning:
     opened = study.open()
     _count_lost(opened)
     _keep_best(opened, study.root)
-    trials = tuple(map(Trial.of, opened.get_trials(states=tuple(_STATUS))))
+    over = opened.get_trials(states=tuple(_STATUS))
+    trials = tuple(map(Trial.of, over))
     if all(trial.status != "done" for trial in trials):
         first = next((trial.error for trial in trials if trial.error), "all were pruned")
         raise RunError(f"none of the trials in {study.root} could be trained to its end; the first: {first}")
@@ -321,9 +324,19 @@ def _result(study: _Study, space: dict[str, str]) -> Tuning:
     head = f"# {study.recipe.name}, tuned: validation RSUM {best.rsum:.2f} with --seed {study.seed} on {study.store}\n"
     write_text(study.root / "best.yaml", head + recipe_text(recipe.to_dict()), RunError)
     evaluation = evaluate(study.root / "best", store=study.store, hubness=study.hubness, device=study.device)
-    tuning = Tuning(study.recipe.name, str(study.root), space, trials, best, evaluation)
+    tuning = Tuning(study.recipe.name, str(study.root), space, trials, best, evaluation, _seconds_of(over))
     write_text(study.root / "result.json", json.dumps(tuning.to_dict(), indent=1) + "\n", RunError)
     return tuning
+
+
+def _seconds_of(trials: Sequence[FrozenTrial]) -> float:
+    """Return how long any of the trials ran."""
+    spent, until = timedelta(), datetime.min
+    both = [(one.datetime_start, one.datetime_complete) for one in trials]
+    for begun, ended in sorted((begun, ended) for begun, ended in both if begun and ended):
+        spent += max(timedelta(), ended - max(begun, until))
+        until = max(until, ended)
+    return round(spent.total_seconds(), 3)
 
 
 @contextmanager

@@ -197,8 +197,9 @@ def table(out: Path) -> None:
         if found:
             shown = [_spread([one[key] for one in found]) for key in ("mean", "hubness", "pessimistic", "validation")]
             tuned = folder / "tuned" / "result.json"
-            trials = json.loads(tuned.read_text())["trials"] if tuned.exists() else []
-            minutes = f"{sum(trial['seconds'] for trial in trials) / 60:.0f}" if trials else "values of another pair"
+            minutes = "values of another pair"
+            if tuned.exists():
+                minutes = f"{json.loads(tuned.read_text())['seconds'] / 60:.0f}"
             of_one = f"{max(one['minutes'] for one in found):.1f}"  # the first is trained already if it was tuned
             validation = statistics.mean(one["validation"] for one in found)
             rows.append((validation, [*folder.name.split("--"), str(len(found)), *shown, minutes, of_one]))

@@ -37,6 +37,7 @@ def test_the_best_trial_by_validation_is_kept_alone(whole):
     done = [trial for trial in found.trials if trial.status == "done"]
     assert found.best.rsum == max(trial.rsum for trial in done)
     assert {trial.epochs for trial in done} == {6}
+    assert found.seconds == pytest.approx(sum(trial.seconds for trial in found.trials), abs=0.1)  # one after the other
     assert any(trial.status == "pruned" for trial in found.trials)
     assert all(trial.epochs < 6 for trial in found.trials if trial.status == "pruned")
     assert heavy(out) == ["best"]
@@ -111,6 +112,8 @@ def test_the_best_run_is_evaluated_with_hubness_corrected(stores, whole, tmp_pat
 def test_trials_that_can_be_are_trained_together(stores, tmp_path, caplog):
     caplog.set_level("INFO", "xret")
     first, again = (tuned(stores(), tmp_path / name, "linear") for name in ("first", "again"))
+    longest, summed = (count(trial.seconds for trial in first.trials) for count in (max, sum))
+    assert longest <= first.seconds < 0.7 * summed
     assert "6 trainings at once" in caplog.text
     assert numbers(first.trials) == numbers(again.trials)
     assert {trial.status for trial in first.trials} == {"done", "pruned"}

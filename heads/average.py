@@ -60,23 +60,24 @@ class AveragedBranch(nn.Module):
     @property
     def fields(self) -> set[str] | tuple[set[str], ...]:
         """What must be read of each feature set."""
-        found = [set[str]() for _ in range(1 + max(max(sets) for sets in self.reads))]
+        of_sets = [set[str]() for _ in range(1 + max(max(sets) for sets in self.reads))]
         for branch, sets in zip(self.branches, self.reads, strict=True):
             fields: Any = branch.fields
             for number, of_set in zip(sets, fields if isinstance(fields, tuple) else (fields,), strict=True):
-                found[number] |= of_set
-        return found[0] if len(found) == 1 else tuple(found)
+                of_sets[number] |= of_set
+        return of_sets[0] if len(of_sets) == 1 else tuple(of_sets)
 
     def forward(self, features: Features) -> Aggregated:
         """Return the embeddings of B samples."""
-        made = [
+        embeddings = [
             branch(side_by_side([features.parts[number] for number in sets])).embedding
             for branch, sets in zip(self.branches, self.reads, strict=True)
         ]
         if self.weights is None:
-            return Aggregated(Joint(made))
+            return Aggregated(Joint(embeddings))
         cosine = SIMILARITIES["cosine"]()
-        units = (weight**0.5 * cosine.normalised(one) for weight, one in zip(self.weights, made, strict=True))
+        roots = (weight**0.5 for weight in self.weights)
+        units = (root * cosine.normalised(vectors) for root, vectors in zip(roots, embeddings, strict=True))
         return Aggregated(torch.cat([*units], 1))
 
 

@@ -55,10 +55,11 @@ $(VENV)/.test: $(VENV)/.run
 	$(PIP) --editable '.[test]'
 	touch $@
 
-# CLIP_benchmark without what it depends on, which its recall does not need; packages of Node where npm is.
+# CLIP_benchmark without what it depends on, which its recall does not need, and embedding-reader, which wants an older
+# pandas and reads by a newer one; packages of Node where npm is.
 $(VENV)/.foreign: $(VENV)/.test tests/foreign/package.json
 	$(PIP) --editable '.[test,foreign]'
-	$(PIP) --no-deps clip-benchmark==1.6.2
+	$(PIP) --no-deps clip-benchmark==1.6.2 embedding-reader==1.8.1
 	mkdir -p $(VENV)/node && cp tests/foreign/package.json $(VENV)/node
 	! command -v npm >/dev/null || npm install --prefix $(VENV)/node --ignore-scripts --no-package-lock --no-audit --no-fund --silent
 	touch $@

@@ -31,7 +31,7 @@ xret import coco --data-root DIR --store coco.zarr \\
     --from hdf5 --source coco.h5 \\
     --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
 xret import --store laion.zarr \\
-    --from clip-retrieval --source embeddings --encoder ViT-B/32
+    --from embeddings --source laion --encoder ViT-B/32
 """
 _FORMATS = (f"{name:16}{one.layout}" for name, one in FORMATS.items())
 
@@ -51,7 +51,7 @@ _FORMATS = (f"{name:16}{one.layout}" for name, one in FORMATS.items())
 @click.option(
     "--arrays", callback=_names, metavar="ROLE=NAME,…",
     help="For hdf5: how the file names the arrays local and id, and length, boxes, classes, scores and size if "
-    "there are any; not needed where it names them so.",
+    "there are any; not needed where it names them so. For embeddings: the arrays or columns of image and text.",
 )  # fmt: skip
 @click.option(
     "--encoder", callback=comma_list, metavar="NAME",

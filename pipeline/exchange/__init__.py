@@ -16,8 +16,10 @@ FORMATS = {
     "scan": Format("scan:ScanRegions", "folder of {train,dev,test,testall}_{ims.npy,caps.txt,ids.txt}"),
     "butd-tsv": Format("tsv:TsvRegions", "bottom-up attention's TSV or LXMERT's, or a folder of them"),
     "hdf5": Format("hdf5:Hdf5Regions", "one file with arrays local, id, …, or named by --arrays", takes_arrays=True),
-    "clip-retrieval": Format(
-        "embeddings:open_clip_retrieval", "folder of img_emb, text_emb and metadata of its inference", pairs=True
+    "embeddings": Format(
+        "embeddings:open_embeddings",
+        "folder of images, captions and their index, as of clip-retrieval, DataComp or embedding-reader",
+        pairs=True,
+        takes_arrays=True,
     ),
-    "embeddings": Format("embeddings:open_folder", "folder of images.npy, captions.npy and index.csv or .jsonl", True),
 }

@@ -58,10 +58,10 @@ def test_mistakes(world, tmp_path):
         assert "nothing to import" in refused(*words, "--from", "butd-tsv", "--splits", nothing, code=2)
     words = ["import", "--store", tmp_path / "s", "--source", tmp_path]
     assert "needs the data set: name a manifest as DATASET" in refused(*words[:-1], world.tsv(), "--from", "butd-tsv")
-    words += ["--from", "clip-retrieval"]
+    words += ["--from", "embeddings"]
     assert "--encoder 'модель' cannot name a feature set" in refused(*words, "--encoder", "модель")
     assert "--data-root is for a DATASET" in refused(*words, *BRING, "--data-root", tmp_path, code=2)
-    assert "holds no img_emb_*.npy" in refused(*words, *BRING)
+    assert "holds no embeddings" in refused(*words, *BRING)
     assert not (tmp_path / "s").exists()
 
 
@@ -69,7 +69,7 @@ def test_mistakes(world, tmp_path):
 def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("embeddings")
     source = Pairs(200).clip_retrieval(folder / "e")
-    printed = run("import", "--store", folder / "s.zarr", "--from", "clip-retrieval", "--source", source, *BRING)
+    printed = run("import", "--store", folder / "s.zarr", "--from", "embeddings", "--source", source, *BRING)
     assert re.search(r"vit-b-32@\w{8}: 200 imported in [^;]*; read [\d.]+ s, write [\d.]+ s\), 1 chunk", printed.stdout)
     return folder / "s.zarr"
 
@@ -108,7 +108,7 @@ def test_a_repaired_source_takes_the_place_of_one_that_failed(tmp_path):
     pairs, store = Pairs(40), tmp_path / "s.zarr"
     whole = pairs.images.copy()
     pairs.images[3] = np.nan
-    words = ["import", "--store", store, "--from", "clip-retrieval", "--source", tmp_path / "e", *BRING]
+    words = ["import", "--store", store, "--from", "embeddings", "--source", tmp_path / "e", *BRING]
     pairs.clip_retrieval(tmp_path / "e")
     *_, said = run(*words, "--on-error", "skip").stdout.strip().splitlines()
     commands = re.findall(r"`xret (cache rm [^`]+)`", said)

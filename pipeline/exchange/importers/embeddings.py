@@ -1,54 +1,104 @@
-"""Embeddings that others computed: a matrix of images, one of captions, and what their rows belong to.
+"""Embeddings that others computed: vectors of images and of captions, and what their rows belong to.
 
-``embeddings`` is a folder of ``images.npy``, ``captions.npy`` and ``index.csv`` or ``index.jsonl``, whose columns or
-keys are file_name, caption and at most split besides. A line of the index is a row of the captions. The images have a
-row a line as well, or a row for each image in the order in which the index first names them.
+The files of a folder say what it is:
 
-``clip-retrieval`` is the folder that its inference writes: ``img_emb/img_emb_N.npy`` and ``text_emb/text_emb_N.npy``, a
-row a pair, and ``metadata/metadata_N.parquet`` with the columns ``image_path``, ``caption`` and at most ``split``, N
-from 0, with leading zeros; or all files in one folder. ``image_path`` is a file as it was found, or the key in a tar.
+- ``images.npy``, ``captions.npy`` and ``index.csv``, ``.jsonl`` or ``.parquet``: a line of the index is a row of the
+  captions. The images have a row a line as well, or a row for each image in the order in which the index first names
+  them.
+- The same in parts, as clip-retrieval writes and embedding-reader reads them: folders ``img_emb``, ``text_emb`` and
+  ``metadata``, or ``images``, ``captions`` and ``index``, of ``.npy`` or ``.parquet``; or all files in one folder, as
+  ``img_emb_0.npy``. Parts with one number or name belong together. Parquet files of captions may be the index, too.
+- Parquet files, a row a pair, that hold the vectors of both, or beside each a ``.npz`` of its name that does, as
+  DataComp publishes them.
+
+Vectors are arrays of a ``.npz``, or columns of lists of floats.
 """
 
 import posixpath
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ...data.caption_files import caption_rows
-from ...data.rows import RowReader
+from ...data.manifest import Columns
+from ...data.rows import IMAGES, Entry, RowReader
+from ...documents import reading
 from ...errors import require_pyarrow
-from ...wording import reason, some_of
-from .source import Imported, ImportOptions, SourceError, Table, Unreadable, map_floats, require_fitting, sha256
+from ...wording import some_of
+from .source import Imported, ImportOptions, SourceError, Table, Unreadable, map_floats, require_fitting, sha256, shown
 
 _AT_ONCE = 1 << 14  # rows that are read
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
-_KINDS = {"img_emb": ".npy", "text_emb": ".npy", "metadata": ".parquet"}  # of clip-retrieval
-_COLUMNS = ("image_path", "caption")
+_IMAGES = (*IMAGES, "image_path", "key", "uid", "url")  # columns of a Parquet index, the first that is there
+_VECTORS, _INDEX = (".npy", ".parquet"), (".csv", ".jsonl", ".parquet")
+# Of each role the names of files or folders, and what they end in.
+_ROLES = {
+    "image": (("images", "img_emb"), _VECTORS),
+    "text": (("captions", "text_emb"), _VECTORS),
+    "index": (("index", "metadata"), _INDEX),
+}
+_WORDS = {"image": ("image", "img"), "text": ("text", "txt", "caption")}  # in the names of vectors
 Line = tuple[str | None, str | None, str | None]  # file name, caption and split; without the first two it is left out
 _NOTHING: Line = (None, None, None)
 
 
+@dataclass(frozen=True)
+class Part:
+    """Vectors in a file: a ``.npy``, an array of a ``.npz``, or a column of a row group of a ``.parquet``."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+    array: str = ""  # the name of array or column
+    group: int = 0
+    first: int = 0  # its first row in the file
+
+    def load(self) -> np.ndarray:
+        """Return the vectors [n,C], mapped or read; SourceError if they are damaged."""
+        if self.path.suffix == ".npy":
+            return map_floats(self.path, 2)
+        with reading(self.path, "copy it again", Exception):
+            if self.path.suffix == ".npz":
+                with np.load(self.path, allow_pickle=False) as file:
+                    return np.asarray(file[self.array])
+            pa = require_pyarrow(SourceError, "Parquet needs")
+            with pa.parquet.ParquetFile(self.path) as file:
+                column = file.read_row_group(self.group, columns=[self.array]).column(0).combine_chunks()
+            there, lengths = column.is_valid().to_numpy(False), pa.compute.list_value_length(column).to_numpy(False)
+            if (odd := np.flatnonzero(there & (lengths != self.shape[1]))).size:
+                raise SourceError(
+                    f"{self.path}: '{self.array}' has {lengths[odd[0]]:.0f} numbers in row {self.first + odd[0]:,}, and"
+                    f" {self.shape[1]} in the first; keep the embeddings of one model in a column"
+                )
+            values = np.full(self.shape, np.nan, self.dtype)  # of a row that is null
+            values[there] = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, self.shape[1])
+            return values
+
+
 class Matrix(Table):
-    """A vector a row, of one file or several; SourceError if one is no matrix of floats, or of another width."""
+    """A vector a row, of the parts of one file or several; SourceError if they are of several widths."""
 
     compared = False  # entries of one key with each other
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        shapes = [map_floats(path, 2).shape for path in paths]
-        self.paths, self.lengths, self.channels = paths, [rows for rows, _ in shapes], shapes[0][1]
-        for path, (_, width) in zip(paths, shapes, strict=True):
-            if width != self.channels:
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts, self.channels = parts, parts[0].shape[1]
+        for part in parts:
+            if part.shape[1] != self.channels:
                 raise SourceError(
-                    f"{path} is {width} wide and {paths[0].name} {self.channels}; keep the embeddings of one model in a"
-                    " folder"
+                    f"{part.path} is {part.shape[1]} wide and {parts[0].path.name} {self.channels}; keep the embeddings"
+                    " of one model in a folder"
                 )
-        self._first = np.cumsum([0, *self.lengths])
+        self._first = np.cumsum([0, *(part.shape[0] for part in parts)])
         self._rows: np.ndarray | None = None
-        self._dtype = np.result_type(np.float32, *(map_floats(path, 2).dtype for path in paths))
+        self._dtype = np.result_type(np.float32, *(part.dtype for part in parts))
+        self._loaded: tuple[int, np.ndarray] = (-1, np.empty(0))  # the number of a part, and its vectors
 
     def __len__(self) -> int:
         return int(self._first[-1]) if self._rows is None else len(self._rows)
@@ -60,8 +110,9 @@ class Matrix(Table):
     def where(self, row: int) -> str:
         """Return where a row lies, for messages."""
         row = row if self._rows is None else int(self._rows[row])
-        part = int(np.searchsorted(self._first, row, side="right")) - 1
-        return f"row {row - self._first[part]} of {self.paths[part].name}"
+        number = int(np.searchsorted(self._first, row, side="right")) - 1
+        part = self.parts[number]
+        return f"row {part.first + row - self._first[number]} of {part.path.name}"
 
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Return these rows, float32 or float64 [n,C]."""
@@ -69,8 +120,11 @@ class Matrix(Table):
         out = np.empty((len(rows), self.channels), dtype=self._dtype)
         of_part = np.searchsorted(self._first, rows, side="right") - 1
         for number in np.unique(of_part).tolist():
-            here = of_part == number
-            out[here] = map_floats(self.paths[number], 2)[rows[here] - self._first[number]]
+            here, loaded = of_part == number, self._loaded
+            values = loaded[1] if loaded[0] == number else self.parts[number].load()
+            out[here] = values[rows[here] - self._first[number]]
+            if not isinstance(values, np.memmap):  # a mapping that is let go frees what was read through it
+                self._loaded = number, values
         return out
 
     def pick(self, entries: Sequence[int]) -> int:
@@ -100,106 +154,187 @@ class Matrix(Table):
         return faults
 
 
-def open_folder(folder: Path, options: ImportOptions) -> Imported:
-    """Look through a folder of ``images``, ``captions`` and ``index``; SourceError if one is missing or of no use.
+def open_embeddings(place: Path, options: ImportOptions) -> Imported:
+    """Look through a folder of embeddings, or a file; see the module.
 
-    To skip failures leaves out lines without an image and a caption, with their rows.
+    To skip failures leaves out rows without an image and a caption. SourceError if files are missing or not of their
+    form, or do not fit each other; or pyarrow is needed and not installed.
     """
-    index = [path for name in ("index.csv", "index.jsonl") if (path := folder / name).is_file()]
-    images, captions = folder / "images.npy", folder / "captions.npy"
-    if len(index) != 1 or not images.is_file() or not captions.is_file():
-        raise SourceError(f"--from embeddings needs images.npy, captions.npy and index.csv or index.jsonl in {folder}")
-    return _source(Matrix([images]), Matrix([captions]), _index_lines(index[0], options.on_error == "skip"), index)
+    if unknown := options.arrays.keys() - {"image", "text"}:
+        raise SourceError(f"--arrays: '{min(unknown)}' is unknown; embeddings have the arrays image and text")
+    files = {role: _files(place, names, suffixes) for role, (names, suffixes) in _ROLES.items()}
+    in_parts = files["image"] or files["text"]
+    found = _in_parts(place, files, options.arrays) if in_parts else _in_tables(place, options.arrays)
+    images, captions, index = found
+    vectors = {part.array for part in (*images, *captions)}
+    if options.arrays and vectors == {""}:
+        raise SourceError(f"--arrays names arrays of .npz and .parquet, and {place} has .npy; leave it out")
+    lines = _lines(place, index, vectors, options.on_error == "skip")
+    return _source(place, Matrix(images), Matrix(captions), lines, index)
 
 
-def _index_lines(index: Path, skip: bool) -> Iterator[Line]:
-    reader, gone = RowReader(index, skip=skip), 0
-    for where, row in caption_rows(index, reader):
-        yield from [_NOTHING] * (len(reader.left_out) - gone)  # before this row
-        gone = len(reader.left_out)
-        if not isinstance(row.file_name, str) or not row.file_name.strip() or len(row.captions) != 1:
-            raise SourceError(f"{where}: file_name is missing, or there is not one caption; correct it")
-        yield _normal(row.file_name), row.captions[0][0], row.split
-    yield from [_NOTHING] * (len(reader.left_out) - gone)
+def _files(place: Path, names: Sequence[str], suffixes: Sequence[str]) -> dict[str, Path]:
+    """Return the files of a role by the numbers that they end in, or by their names."""
+    files: dict[str, Path] = {}
+    for name in names:
+        here = [path for path in place.glob(f"{name}*") if re.fullmatch(rf"{name}[_-]?\d*", path.stem)]
+        for path in sorted([*here, *(place / name).glob("*")]):
+            number = re.search(r"\d+$", path.stem)
+            key = str(int(number[0])) if number else path.stem
+            if path.suffix in suffixes and files.setdefault(key, path) != path:
+                raise SourceError(f"{path} and {files[key]} are the same part; remove one")
+    return files
+
+
+def _in_parts(
+    place: Path, files: dict[str, dict[str, Path]], named: Mapping[str, str]
+) -> tuple[list[Part], list[Part], list[Path]]:
+    """Return the vectors of images and captions, and their index; a role has one file, or the same parts as others."""
+    if not files["index"] and all(path.suffix == ".parquet" for path in files["text"].values()):
+        files["index"] = files["text"]
+    in_parts = {role: parts for role, parts in files.items() if len(parts) > 1}
+    keys = sorted(set[str]().union(*in_parts.values()), key=lambda key: (len(key), key))
+    lacking = [" or ".join(_ROLES[role][0]) for role, parts in files.items() if not parts]
+    lacking += [
+        f"part {key} of {_ROLES[role][0][0]}" for role, parts in in_parts.items() for key in keys if key not in parts
+    ]
+    if lacking:
+        raise SourceError(f"{place} lacks {', '.join(some_of(lacking))}; complete it: images, captions and index")
+    ordered = {role: [parts[key] for key in keys if key in parts] or [*parts.values()] for role, parts in files.items()}
+    images, captions = ([_parts(path, side, named, alone=True) for path in ordered[side]] for side in ("image", "text"))
+    if len(in_parts) == len(files):
+        _require_rows(ordered["index"], images, captions)
+    return [*chain(*images)], [*chain(*captions)], ordered["index"]
+
+
+def _in_tables(place: Path, named: Mapping[str, str]) -> tuple[list[Part], list[Part], list[Path]]:
+    """Return the same of Parquet files that hold the vectors of both, or beside which a ``.npz`` does."""
+    found = [place] if place.is_file() else [*place.rglob("*.parquet"), *place.rglob("*.npz")]
+    index = sorted({path.with_suffix(".parquet") for path in found if path.suffix in (".parquet", ".npz")})
+    beside = [path.with_suffix(".npz") for path in index]
+    if not index:
+        raise SourceError(
+            f"{place} holds no embeddings: neither images, captions and index, nor img_emb, text_emb and metadata, nor"
+            " Parquet files with both; check --source"
+        )
+    packed = any(path.is_file() for path in beside)
+    for path, other in [*zip(index, beside, strict=True), *(zip(beside, index, strict=True) if packed else ())]:
+        if not path.is_file():
+            raise SourceError(f"{other} has no {path.name} beside it; complete the folder")
+    tables = beside if packed else index
+    images, captions = ([_parts(path, side, named) for path in tables] for side in ("image", "text"))
+    _require_rows(index, images, captions)
+    return [*chain(*images)], [*chain(*captions)], index
+
+
+def _parts(path: Path, side: str, named: Mapping[str, str], *, alone: bool = False) -> list[Part]:
+    """Return the vectors of a side in a file, where they may be `alone`; SourceError if they are not there."""
+    if path.suffix == ".npy":
+        values = map_floats(path, 2)
+        return [Part(path, values.shape, values.dtype)]
+    with reading(path, "copy it again", Exception):
+        if path.suffix == ".npz":
+            with zipfile.ZipFile(path) as archive:
+                array = _choose(path, [name.removesuffix(".npy") for name in archive.namelist()], side, named, alone)
+                with archive.open(f"{array}.npy") as file:
+                    old = np.lib.format.read_magic(file) == (1, 0)
+                    read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
+                    shape, _, dtype = read(file)
+            parts = [Part(path, shape, dtype, array)]
+        else:
+            parts = _row_groups(path, side, named, alone)
+    for part in parts or [Part(path, (0, 0), np.dtype(np.float32))]:
+        if len(part.shape) != 2 or 0 in part.shape or part.dtype.kind != "f":
+            raise SourceError(f"{path}: '{part.array}' is {shown(part)}, not floats in 2 dimensions; check --source")
+    return parts
+
+
+def _row_groups(path: Path, side: str, named: Mapping[str, str], alone: bool) -> list[Part]:
+    pa = require_pyarrow(SourceError, "Parquet needs")
+    with pa.parquet.ParquetFile(path) as file:
+        lists = {field.name: field.type for field in file.schema_arrow if hasattr(field.type, "value_type")}
+        array = _choose(
+            path, [name for name in lists if pa.types.is_floating(lists[name].value_type)], side, named, alone
+        )
+        vectors = (value for batch in file.iter_batches(1024, columns=[array]) for value in batch.column(0))
+        width = next((len(vector) for vector in vectors if vector.is_valid), 0)
+        rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+    dtype, first = np.dtype(lists[array].value_type.to_pandas_dtype()), [0, *accumulate(rows)]
+    return [Part(path, (count, width), dtype, array, group, first[group]) for group, count in enumerate(rows)]
+
+
+def _choose(path: Path, names: Sequence[str], side: str, named: Mapping[str, str], alone: bool) -> str:
+    """Return which of the vectors in a file are of a side: what is named, else the only one whose name says it."""
+    fitting = [name for name in names if any(word in name.lower() for word in _WORDS[side])]
+    fitting = [named[side]] if side in named else [*names] if alone and len(names) == 1 else fitting
+    if len(fitting) != 1 or fitting[0] not in names:
+        raise SourceError(
+            f"{path} has the vectors {', '.join(names) or '(none)'}; name those of images and captions, as --arrays"
+            " image=l14_img,text=l14_txt"
+        )
+    return fitting[0]
+
+
+def _require_rows(index: Sequence[Path], images: Sequence[list[Part]], captions: Sequence[list[Part]]) -> None:
+    """Refuse parts of which the index, the images and the captions have not as many rows."""
+    for path, *sides in zip(index, images, captions, strict=True):
+        if path.suffix == ".parquet":
+            with reading(path, "copy it again", Exception):
+                lines = require_pyarrow(SourceError, "Parquet needs").parquet.read_metadata(path).num_rows
+            rows = [sum(part.shape[0] for part in parts) for parts in sides]
+            if {*rows} != {lines}:
+                raise SourceError(
+                    f"{path} has {lines:,} rows, and beside it are {rows[0]:,} images and {rows[1]:,} captions; they do"
+                    " not belong together"
+                )
+
+
+def _lines(place: Path, index: Sequence[Path], vectors: set[str], skip: bool) -> Iterator[Line]:
+    """Yield image, caption and split of each row of the index."""
+    where, columns = (index[0] if len(index) == 1 else place), None
+    if index[0].suffix == ".parquet":
+        with reading(index[0], "copy it again", Exception):
+            there = require_pyarrow(SourceError, "Parquet needs").parquet.read_schema(index[0]).names
+        spelt = {name.lower(): name for name in there}
+        columns = Columns(image=next((spelt[name] for name in _IMAGES if name in spelt), None))
+    reader = RowReader(where, columns, skip=skip)
+    for path in index:
+        for line, row in _entries(path, reader, vectors):
+            if row is not None and not (
+                isinstance(row.file_name, str) and row.file_name.strip() and len(row.captions) == 1
+            ):
+                reader.leave_out(f"{line}: the file name is missing, or there is not one caption; correct it")
+                row = None
+            yield _NOTHING if row is None else (_normal(row.file_name), row.captions[0][0], row.split)
     reader.note_unread()
     if reader.lists():
-        raise SourceError(f"{index}: the captions are lists, and an embedding is of one; give each its line")
+        raise SourceError(f"{where}: the captions are lists, and an embedding is of one; give each its line")
+
+
+def _entries(path: Path, reader: RowReader, vectors: set[str]) -> Iterator[tuple[str, Entry | None]]:
+    """Yield the place of each row, and its image; None where it is left out."""
+    if path.suffix != ".parquet":
+        gone = len(reader.left_out)
+        for where, row in caption_rows(path, reader):
+            yield from [("", None)] * (len(reader.left_out) - gone)  # before this row
+            yield where, row
+            gone = len(reader.left_out)
+        yield from [("", None)] * (len(reader.left_out) - gone)
+        return
+    with reading(path, "copy it again", Exception), require_pyarrow(SourceError, "").parquet.ParquetFile(path) as file:
+        found = reader.find(tuple(name for name in file.schema_arrow.names if name not in vectors), str(path))
+        wanted, number = [found.image, *found.captions, *([found.split] if found.split else [])], count()
+        for batch in file.iter_batches(columns=wanted):
+            for row in batch.to_pylist():
+                where = f"{path}: row {next(number):,}"
+                yield where, reader.entry(row, where, folder=None)
 
 
 def _normal(name: str) -> str:
     return name if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) else posixpath.normpath(name)
 
 
-def open_clip_retrieval(folder: Path, options: ImportOptions) -> Imported:
-    """Look through clip-retrieval's folder; failures as in `open_folder`.
-
-    SourceError if files are missing or not of their form, or do not fit each other; or pyarrow is not installed.
-    """
-    skip, parts = options.on_error == "skip", {kind: _parts(folder, kind) for kind in _KINDS}
-    numbers = sorted(set().union(*parts.values()))
-    if not numbers:
-        raise SourceError(f"{folder} holds no img_emb_*.npy of clip-retrieval's inference; check --source")
-    if lacking := [f"{kind}_{number}" for kind in _KINDS for number in numbers if number not in parts[kind]]:
-        raise SourceError(f"{folder} lacks {', '.join(some_of(lacking))}; complete the folder, of images and texts")
-    images, captions = (Matrix([parts[kind][number] for number in numbers]) for kind in ("img_emb", "text_emb"))
-    index = [parts["metadata"][number] for number in numbers]
-    return _source(images, captions, _metadata_lines(images, captions, index, skip), index)
-
-
-def _parts(folder: Path, kind: str) -> dict[int, Path]:
-    paths = [path for place in (folder / kind, folder) for path in sorted(place.glob(f"{kind}_*{_KINDS[kind]}"))]
-    numbers: dict[int, Path] = {}
-    for path in paths:
-        found = re.fullmatch(rf"{kind}_(\d+)", path.stem)
-        if found and numbers.setdefault(int(found[1]), path) != path:
-            raise SourceError(f"{path} and {numbers[int(found[1])]} are both part {int(found[1])}; remove one")
-    return numbers
-
-
-def _metadata_lines(images: Matrix, captions: Matrix, index: Sequence[Path], skip: bool) -> Iterator[Line]:
-    """Yield image and caption of each row of the metadata, whose parts have as many rows as those of the matrices."""
-    pa = require_pyarrow(SourceError, "clip-retrieval's metadata needs")
-    for path, *rows in zip(index, images.lengths, captions.lengths, strict=True):
-        try:
-            with pa.parquet.ParquetFile(path) as file:
-                columns = _columns(path, file, rows)
-                for batch in file.iter_batches(columns=columns):
-                    for values in zip(*(batch.column(column).to_pylist() for column in columns), strict=True):
-                        yield _line(path, columns, values, skip)
-        except (OSError, pa.ArrowException) as error:
-            raise SourceError(f"{path} cannot be read as Parquet ({reason(error)}); copy it again") from error
-
-
-def _columns(path: Path, file: Any, rows: list[int]) -> list[str]:
-    """Return the columns of a part that are read; `rows` are those of the images' and the captions' part."""
-    names = file.schema_arrow.names
-    if missing := [name for name in _COLUMNS if name not in names]:
-        raise SourceError(f"{path} has no column '{missing[0]}', but {', '.join(names)}; infer images and texts")
-    if {*rows} != {file.metadata.num_rows}:
-        raise SourceError(
-            f"{path} has {file.metadata.num_rows:,} rows, and the parts of that number {rows[0]:,} images and"
-            f" {rows[1]:,} captions; they do not belong together"
-        )
-    split = [name for name in names if name.strip().lower() == "split"]
-    if len(split) > 1:
-        raise SourceError(f"{path} has the columns {' and '.join(split)}; leave one")
-    return [*_COLUMNS, *split]
-
-
-def _line(path: Path, columns: list[str], values: tuple[Any, ...], skip: bool) -> Line:
-    name, text, *split = values
-    if split and not isinstance(split[0], str):
-        raise SourceError(f"{path}: '{columns[-1]}' is no text in a row ({name!r}, {split[0]!r}); correct it")
-    if name and isinstance(name, str) and isinstance(text, str):
-        return _normal(name), text, split[0] if split else None
-    if skip:
-        return _NOTHING
-    raise SourceError(
-        f"{path}: image_path or caption is no text in a row ({name!r}, {text!r}); leave it out with --on-error skip"
-    )
-
-
-def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Imported:
+def _source(place: Path, images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Imported:
     """Match matrices with the lines of an index, which lie in these files; SourceError where they do not fit."""
     where = index[0] if len(index) == 1 else index[0].parent
     every: list[str | None] = []
@@ -225,8 +360,14 @@ def _source(images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequ
         _require_equal(images, names)
         images.compared = True
     _give_captions(images, names, texts, str(where))
+    folder = place if place.is_dir() else place.parent
+    files = {*index, *(part.path for matrix in (images, captions) for part in matrix.parts)}
+    digests = {path: sha256(path) for path in sorted(files)}
     for matrix in (images, captions):
-        matrix.identity = {"files": {path.name: sha256(path) for path in sorted([*matrix.paths, *index])}}
+        paths = sorted({*index, *(part.path for part in matrix.parts)})
+        matrix.identity = {"files": {path.relative_to(folder).as_posix(): digests[path] for path in paths}}
+        if arrays := sorted({part.array for part in matrix.parts if part.array}):
+            matrix.identity["arrays"] = arrays
     return Imported(images, captions, names, [f"{place} has no image and caption" for place in gone])
 
 
@@ -234,7 +375,7 @@ def _has_row_a_line(images: Matrix, captions: Matrix, lines: int, names: int, wh
     """Return whether images have a row a line, and not one a name."""
     if not names or len(captions) != lines or len(images) not in (lines, names):
         raise SourceError(
-            f"{images.paths[0]} has {len(images):,} rows, {captions.paths[0]} {len(captions):,}, and {where}"
+            f"{images.parts[0].path} has {len(images):,} rows, {captions.parts[0].path} {len(captions):,}, and {where}"
             f" {lines:,} captions of {names:,} images; an image has a row, or each caption its image's"
         )
     return len(images) == lines

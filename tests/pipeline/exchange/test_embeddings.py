@@ -19,10 +19,10 @@ from xret.pipeline.store import FeatureCache, create
 from xret.pipeline.store.inspect import describe, verify
 
 
-def bring(source, url, form="clip-retrieval", manifest=None, encoder=("ViT-B/32",), **options):
+def bring(source, url, manifest=None, encoder=("ViT-B/32",), **options):
     """Import and return summary and cache."""
     manifest = None if manifest is None else load_manifest(manifest)
-    summary = import_features(manifest, str(url), ImportOptions(form, source, encoder=encoder, **options))
+    summary = import_features(manifest, str(url), ImportOptions("embeddings", source, encoder=encoder, **options))
     return summary, FeatureCache.open(str(url))
 
 
@@ -71,7 +71,7 @@ def test_a_split_column_of_clip_retrieval_counts(tmp_path, column):
         "test": len(set(pairs.names[-20:])),
     }
     parquet.write_table(table.append_column(column, pa.array([None] * len(table), pa.string())), path)
-    refused(rf"'{column}' is no text", source, tmp_path / "t")
+    refused(rf"the split '{column}' is empty or no text", source, tmp_path / "t", error=ManifestError)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -85,7 +85,9 @@ def test_the_folder_of_clip_retrieval(tmp_path, capsys, caplog, dtype, flat):
     assert [one.name.split("@")[0] for one in summary.sets] == ["vit-b-32", "vit-b-32"]
     assert cache.image_set().space == cache.caption_set().space == "ViT-B/32"
     assert cache.image_set().identity["encoder"] == "ViT-B/32"
-    assert set(cache.image_set().identity["files"]) > {"img_emb_00.npy", "metadata_10.parquet"}
+    assert set(cache.image_set().identity["files"]) > (
+        {"img_emb_00.npy"} if flat else {"img_emb/img_emb_00.npy", "metadata/metadata_10.parquet"}
+    )
     said = capsys.readouterr().err
     assert "names no splits" in caplog.text
     assert all(f"{one.name}: 120/120" in said for one in summary.sets)
@@ -104,7 +106,7 @@ def test_paths_without_a_common_folder_are_refused(tmp_path, outside):
     pairs = Pairs(30)
     pairs.names[0] = outside
     sentence = f"'{outside}' leads out of the folder of the other pictures"
-    refused(sentence, pairs.folder(tmp_path / "e"), tmp_path / "s", "embeddings")
+    refused(sentence, pairs.folder(tmp_path / "e"), tmp_path / "s")
 
 
 @pytest.mark.parametrize("index", ["csv", "jsonl"])
@@ -119,7 +121,7 @@ def test_a_folder_of_two_matrices_and_an_index(tmp_path, index, by):
     pairs.images = of_image[owners] if by == "line" else np.stack([of_image[int(name[:-4])] for name in in_order])
     splits = [("train", "val", "test")[owner % 3] for owner in owners]
     source = pairs.folder(tmp_path / "e", list(zip(names, pairs.texts, strict=True)), index, splits)
-    _, cache = bring(source, tmp_path / "s", "embeddings", dtype="float32")
+    _, cache = bring(source, tmp_path / "s", dtype="float32")
     assert_holds(cache, [f"{k}.jpg" for k in range(10)], pairs.texts, of_image, pairs.captions)
     assert {name: last - first for name, (first, last) in cache.splits.items()} == {"train": 4, "val": 3, "test": 3}
 
@@ -128,8 +130,8 @@ def test_two_models_have_no_common_space_and_may_differ_in_width(tmp_path):
     pairs = Pairs(splits := 30)
     pairs.captions = pairs.captions[:, :8]
     source = pairs.folder(tmp_path / "e", splits=["train", "test"] * (splits // 2))
-    refused(r"are 16 wide and the captions' 8.*--encoder IMAGES,CAPTIONS", source, tmp_path / "s", "embeddings")
-    _, cache = bring(source, tmp_path / "s", "embeddings", encoder=("dinov2", "minilm"))
+    refused(r"are 16 wide and the captions' 8.*--encoder IMAGES,CAPTIONS", source, tmp_path / "s")
+    _, cache = bring(source, tmp_path / "s", encoder=("dinov2", "minilm"))
     assert cache.image_set("dinov2").space is cache.caption_set("minilm").space is None
     assert cache.caption_set().global_(np.arange(3)).shape == (3, 8)
 
@@ -171,12 +173,12 @@ def test_captions_that_failed_are_counted_one_by_one(tmp_path):
     pairs.images = pairs.images[:8]
     lines = [(f"{owner}.jpg", text) for owner, text in zip(owners, pairs.texts, strict=True)]
     source = pairs.folder(tmp_path / "e", lines, splits=["train"] * 12 + ["test"] * 4)
-    summary, cache = bring(source, tmp_path / "s", "embeddings", on_error="skip")
+    summary, cache = bring(source, tmp_path / "s", on_error="skip")
     _, captions = summary.sets
     assert (captions.samples, captions.failed, len(captions.reasons)) == (13, 3, 3)
     assert len(verify(cache.url).failed_samples) == 3
     assert describe(cache.url)["sets"][1]["failed"] == 3
-    again, _ = bring(source, tmp_path / "s", "embeddings", on_error="skip")
+    again, _ = bring(source, tmp_path / "s", on_error="skip")
     assert (again.sets[1].failed, len(again.sets[1].reasons)) == (3, 3)
     kept, features = np.delete(np.arange(16), lost), cache.caption_set()
     assert np.flatnonzero(features.status == 0).tolist() == kept.tolist()
@@ -208,16 +210,22 @@ FAULTS = {
     "whole numbers": (change("img_emb", 0, lambda m: (9 * m).astype(np.int8)), r"is int8 20 x 16, not floats in 2"),
     "one vector": (change("img_emb", 0, lambda m: m[0]), r"is float16 16, not floats in 2"),
     "objects": (change("img_emb", 0, lambda m: m.astype(object)), r"img_emb_00.npy is no array of numbers, or was"),
-    "no texts": (lambda s: shutil.rmtree(s / "text_emb"), r"lacks text_emb_0, text_emb_1, text_emb_2; complete"),
-    "a part is missing": (lambda source: (source / "text_emb/text_emb_01.npy").unlink(), r"lacks text_emb_1; complete"),
-    "no captions": (change("metadata", 0, lambda t: t.drop(["caption"])), r"no column 'caption', but image_path, sim"),
+    "no texts": (lambda s: shutil.rmtree(s / "text_emb"), r"lacks captions or text_emb; complete"),
+    "a part is missing": (
+        lambda source: (source / "text_emb/text_emb_01.npy").unlink(),
+        r"lacks part 1 of captions; complete",
+    ),
+    "no captions": (
+        change("metadata", 0, lambda t: t.drop(["caption"])),
+        r"no column 'caption'; it has 'image_path', 'sim",
+    ),
     "numbers": (
         change("metadata", 0, lambda t: t.set_column(1, "caption", pa.array(range(20)))),
-        r"image_path or caption is no text in a row \('00000/000000000.jpg', 0\)",
+        r"metadata_00.parquet: row 0 \('00000/000000000.jpg'\): the caption is no text \(0\)",
     ),
     "a null": (
         change("metadata", 1, lambda t: t.set_column(1, "caption", pa.array(["a"] * 19 + [None]))),
-        r"is no text in a row \('00003/000000039.jpg', None\)",
+        r"metadata_01.parquet: row 19 \('00003/000000039.jpg'\): it has no caption.*or go on with --on-error skip",
     ),
     "one name": (
         change("metadata", 1, lambda t: t.set_column(0, "image_path", pa.array(["x.jpg"] * 20))),
@@ -225,10 +233,10 @@ FAULTS = {
     ),
     "two files": (
         lambda s: shutil.copy(s / "img_emb/img_emb_01.npy", s / "img_emb/img_emb_1.npy"),
-        "both part 1",
+        "are the same part; remove one",
     ),
     "cut npy": (cut("img_emb"), r"img_emb_00.npy is no array of numbers, or was cut off"),
-    "cut parquet": (cut("metadata"), r"metadata_00.parquet cannot be read as Parquet"),
+    "cut parquet": (cut("metadata"), r"metadata_00.parquet: this cannot be read \(Parquet magic bytes"),
 }
 
 
@@ -237,8 +245,86 @@ def test_faults_of_clip_retrieval(tmp_path, fault):
     make, sentence = FAULTS[fault]
     source = Pairs(60).clip_retrieval(tmp_path / "e")
     make(source)
-    refused(sentence, source, tmp_path / "s")
+    refused(sentence, source, tmp_path / "s", error=(SourceError, ManifestError))
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("layout", ["npy", "parquet", "parquet_npy", "table"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_the_layouts_of_embedding_reader(tmp_path, layout, dtype):
+    pairs = Pairs(dtype=dtype)
+    source = pairs.embedding_reader(tmp_path / "e", layout)
+    _, cache = bring(source, tmp_path / "s", dtype=np.dtype(dtype).name)
+    assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
+    assert len(cache.image_set().identity["files"]) == {"npy": 4, "parquet": 6, "parquet_npy": 6, "table": 3}[layout]
+
+
+def test_the_shards_of_datacomp(tmp_path, caplog):
+    pairs = Pairs()
+    pairs.names = [f"{k * 7919:032x}" for k in range(120)]
+    source = pairs.datacomp(tmp_path / "e")
+    refused("b32_txt.*; name those of images and captions, as --arrays image=l14_img", source, tmp_path / "s")
+    l14, b32 = ({"image": f"{model}_img", "text": f"{model}_txt"} for model in ("l14", "b32"))
+    bring(source, tmp_path / "s", arrays=l14, encoder=("ViT-L/14",))
+    assert_holds(cache := FeatureCache.open(tmp_path / "s"), pairs.names, pairs.texts, pairs.images, pairs.captions)
+    assert "nothing reads clip_l14_similarity_score, face_bboxes" in caplog.text
+    bring(source, tmp_path / "s", arrays=b32)
+    images = cache.image_set("vit-b-32").global_(np.arange(120))
+    assert np.array_equal(images, -cache.image_set("vit-l-14").global_(np.arange(120))[:, :8])
+
+
+SHARD = {"image": "l14_img", "text": "l14_txt"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"l14_img": None}, r"0002.npz has the vectors l14_txt, dedup, .*; name those of images and captions"),
+        (
+            {"l14_img": np.zeros((39, 16), np.float16)},
+            r"0002.parquet has 40 rows, .* 39 images and 40 captions; they do",
+        ),
+        ({"l14_txt": np.zeros((40, 16), np.int8)}, r"0002.npz: 'l14_txt' is int8 40 x 16, not floats in 2 dimensions"),
+        ({"l14_txt": np.zeros(40, np.float16)}, r"'l14_txt' is float16 40, not floats in 2 dimensions"),
+        ({"l14_txt": np.zeros((40, 8), np.float16)}, r"0002.npz is 8 wide and 0{32}.npz 16"),
+        ({"l14_txt": np.array([["a"]], object)}, r"'l14_txt' is object 1 x 1, not floats"),
+        (".parquet", r"0{31}1.npz has no 0{31}1.parquet beside it; complete the folder"),
+        (".npz", r"0{31}1.parquet has no 0{31}1.npz beside it; complete the folder"),
+        ("cut", r"0{31}1.npz: this cannot be read .*; copy it again"),
+        ("uid", r"there is no column 'file_name'"),
+    ],
+)
+def test_faults_of_datacomp(tmp_path, changed, sentence):
+    source = Pairs().datacomp(tmp_path / "e", **(changed if isinstance(changed, dict) else {}))
+    shard = source / f"{1:032x}.npz"
+    if changed in (".parquet", ".npz"):
+        shard.with_suffix(changed).unlink()
+    elif changed == "cut":
+        shard.write_bytes(shard.read_bytes()[:-200])
+    elif changed == "uid":
+        for path in source.glob("*.parquet"):
+            parquet.write_table(parquet.read_table(path, columns=["text"]), path)
+    refused(sentence, source, tmp_path / "s", arrays=SHARD, error=(SourceError, ManifestError))
+    assert not (tmp_path / "s").exists()
+
+
+def test_vectors_of_parquet_that_are_null_or_of_another_width(tmp_path):
+    pairs, row = Pairs(30), np.zeros(16, np.float16)
+    source = pairs.embedding_reader(tmp_path / "e", "table", parts=1)
+    (path,) = source.glob("*.parquet")
+    table = parquet.read_table(path)
+    for value, sentence in (
+        (None, r"row 20 of part-0.parquet holds NaN"),
+        (row[:9], r"has 9 numbers in row 20, and 16"),
+    ):
+        values = [*table["image_embedding"].to_pylist()]
+        values[20] = value if value is None else value.tolist()
+        column = pa.array(values, table.schema.field("image_embedding").type)
+        parquet.write_table(table.set_column(2, "image_embedding", column), path, row_group_size=7)
+        refused(sentence, source, tmp_path / "s", error=(SampleError, SourceError))
+        if value is None:
+            summary, _ = bring(source, tmp_path / "t", on_error="skip")
+            assert [of_side.failed for of_side in summary.sets] == [1, 0]
 
 
 HEAD = "file_name,caption,split\n"
@@ -247,8 +333,8 @@ HEAD = "file_name,caption,split\n"
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [
-        ("index.csv", None, r"needs images.npy, captions.npy and index.csv or index.jsonl in "),
-        ("index.jsonl", "", r"needs images.npy, captions.npy and index.csv or index.jsonl in "),
+        ("index.csv", None, r"lacks index or metadata; complete it: images, captions and index"),
+        ("index.jsonl", "", r"are the same part; remove one"),
         ("index.csv", "file,text\na,b\n", r"index.csv: line 1: there is no column 'file_name'"),
         ("index.csv", HEAD, r"index.csv 0 captions of 0 images"),
         ("index.csv", f"{HEAD}a,b,\n", r"line 2 \('a'\): the split 'split' is empty"),
@@ -257,10 +343,10 @@ HEAD = "file_name,caption,split\n"
             f"""{HEAD}a,"['b', 'c']",val\n""",
             r"index.csv: the captions are lists, and an embedding is of one",
         ),
-        ("index.csv", f"{HEAD},b,val\n", r"line 2: file_name is missing"),
+        ("index.csv", f"{HEAD},b,val\n", r"line 2: the file name is missing"),
         ("index.csv", f"{HEAD}a,b,val\na,c,test\n" + "b,d,val\n" * 28, r"'a' is in split 'val' and in 'test'"),
         ("index.csv", f"{HEAD}a,b,val\n", r"captions.npy 30, and .*index.csv 1 captions of 1 images; an image has a r"),
-        ("images.npy", None, "needs images.npy"),
+        ("images.npy", None, "lacks images or img_emb"),
     ],
 )
 def test_faults_of_a_folder(tmp_path, name, text, sentence):
@@ -270,7 +356,7 @@ def test_faults_of_a_folder(tmp_path, name, text, sentence):
     (source / name).unlink(missing_ok=True)
     if text is not None:
         (source / name).write_text(text)
-    refused(sentence, source, tmp_path / "s", "embeddings", error=(SourceError, ManifestError))
+    refused(sentence, source, tmp_path / "s", error=(SourceError, ManifestError))
     assert not (tmp_path / "s").exists()
 
 
@@ -278,7 +364,7 @@ def test_options_that_are_missing_or_of_no_use(tmp_path, monkeypatch):
     source = Pairs(30).clip_retrieval(tmp_path / "e")
     with pytest.raises(SourceError, match="needs the name of the model that made the features, as --encoder ViT-B/32"):
         bring(source, tmp_path / "s", encoder=())
-    refused("--arrays names the arrays of an HDF5 file", source, tmp_path / "s", arrays={"local": "x"})
+    refused("--arrays names arrays of .npz and .parquet", source, tmp_path / "s", arrays={"image": "x"})
     refused("no image in split dev", source, tmp_path / "s", splits=("dev",), error=CacheError)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused(r"needs pyarrow; install with `pip install 'xret\[parquet\]'`", source, tmp_path / "s")
@@ -287,7 +373,7 @@ def test_options_that_are_missing_or_of_no_use(tmp_path, monkeypatch):
 
 def bring_in_small_chunks(source, store):
     create.GLOBAL_CHUNK_BYTES = 1 << 19
-    bring(source, store, "embeddings")
+    bring(source, store)
 
 
 def test_memory_does_not_grow_with_the_matrices(tmp_path):
@@ -304,7 +390,7 @@ def test_an_index_whose_captions_are_of_other_images_is_refused(tmp_path):
     pairs = Pairs(20)
     manifest = manifest_of(tmp_path, in_test(pairs.names, pairs.texts[1:] + pairs.texts[:1]))
     with pytest.raises(SourceError, match=r"'caption number 0', but the image '00000/000000000\.jpg'"):
-        bring(pairs.folder(tmp_path / "e"), tmp_path / "s", "embeddings", manifest, on_error="skip")
+        bring(pairs.folder(tmp_path / "e"), tmp_path / "s", manifest, on_error="skip")
 
 
 def test_two_lines_of_one_caption_with_other_embeddings_are_refused(tmp_path):
@@ -313,10 +399,10 @@ def test_two_lines_of_one_caption_with_other_embeddings_are_refused(tmp_path):
     lines = list(zip(pairs.names, pairs.texts, strict=True))
     pairs.images, pairs.captions = (np.concatenate([one, one[:1]]) for one in (pairs.images, pairs.captions))
     source = pairs.folder(tmp_path / "e", [*lines, lines[0]])
-    bring(source, tmp_path / "s", "embeddings", manifest, splits=("test",))
+    bring(source, tmp_path / "s", manifest, splits=("test",))
     pairs.captions[-1] *= -1
     source = pairs.folder(tmp_path / "f", [*lines, lines[0]])
-    refused("'caption number 0' more than once", source, tmp_path / "t", "embeddings", manifest, splits=("test",))
+    refused("'caption number 0' more than once", source, tmp_path / "t", manifest, splits=("test",))
 
 
 @pytest.mark.parametrize("form", ["clip-retrieval", "embeddings"])
@@ -326,8 +412,8 @@ def test_rows_without_a_caption_are_left_out_with_their_features(tmp_path, caplo
     pairs.texts[7] = pairs.texts[80] = None
     place = tmp_path / "e"
     source = pairs.clip_retrieval(place) if form == "clip-retrieval" else pairs.folder(place, index="jsonl")
-    refused("--on-error skip", source, tmp_path / "s", form, error=(SourceError, ManifestError))
-    _, cache = bring(source, tmp_path / "s", form, on_error="skip")
+    refused("--on-error skip", source, tmp_path / "s", error=(SourceError, ManifestError))
+    _, cache = bring(source, tmp_path / "s", on_error="skip")
     assert cache.images == cache.captions == 118
     assert_holds(cache, pairs.names, texts, pairs.images, pairs.captions)
     assert len(cache.left_out) == 2
@@ -337,7 +423,7 @@ def test_rows_without_a_caption_are_left_out_with_their_features(tmp_path, caplo
 def test_urls_are_names(tmp_path):
     pairs = Pairs(30)
     pairs.names = [f"https://x.org/a//{row}.jpg" for row in range(30)]
-    _, cache = bring(pairs.folder(tmp_path / "e"), tmp_path / "s", "embeddings")
+    _, cache = bring(pairs.folder(tmp_path / "e"), tmp_path / "s")
     assert sorted(cache.file_names(0, 30)) == sorted(pairs.names)
 
 
@@ -347,4 +433,4 @@ def test_values_that_float16_would_lose(tmp_path, scale, dtype):
     pairs.images = (pairs.images * scale).astype(dtype)
     source = pairs.folder(tmp_path / "e")
     with pytest.raises((CacheError, SourceError), match="--dtype float32" if scale == 1e-9 else "no features"):
-        bring(source, tmp_path / "s", "embeddings")
+        bring(source, tmp_path / "s")

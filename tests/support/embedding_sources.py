@@ -57,7 +57,7 @@ class Pairs:
     def embedding_reader(self, folder, layout, parts=3):
         """Write both sides as embedding-reader reads each: ``npy``, ``parquet`` or ``parquet_npy``.
 
-        ``table`` is Parquet files that hold both.
+        ``parquet_npy_beside`` has the metadata beside the captions; ``table`` is Parquet files that hold both.
         """
         for name in ("images", "captions", "metadata"):
             (folder / name).mkdir(parents=True)
@@ -69,8 +69,9 @@ class Pairs:
                     parquet.write_table(one, folder / name / f"{number}.parquet", row_group_size=7)
                 elif layout != "table":
                     np.save(folder / name / f"{number}.npy", matrix)
-            if layout == "parquet_npy":
-                parquet.write_table(pa.table(table), folder / "metadata" / f"{number}.parquet")
+            if layout.startswith("parquet_npy"):
+                beside = "captions" if layout.endswith("beside") else "metadata"
+                parquet.write_table(pa.table(table), folder / beside / f"{number}.parquet")
             if layout == "table":
                 both = {"image_embedding": list(self.images[rows]), "text_embedding": list(self.captions[rows])}
                 parquet.write_table(pa.table({**table, **both}), folder / f"part-{number}.parquet", row_group_size=7)

@@ -20,6 +20,7 @@ import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,13 @@ from .source import Imported, ImportOptions, SourceError, Table, Unreadable, map
 _AT_ONCE = 1 << 14  # rows that are read
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
 _IMAGES = (*IMAGES, "image_path", "key", "uid", "url")  # columns of a Parquet index, the first that is there
-_VECTORS, _INDEX = (".npy", ".parquet"), (".csv", ".jsonl", ".parquet")
-# Of each role the names of files or folders, and what they end in.
-_ROLES = {
-    "image": (("images", "img_emb"), _VECTORS),
-    "text": (("captions", "text_emb"), _VECTORS),
-    "index": (("index", "metadata"), _INDEX),
-}
+# Of images, of captions and of their index: the names of files or folders.
+_NAMES = {"image": ("images", "img_emb"), "text": ("captions", "text_emb"), "index": ("index", "metadata")}
 _WORDS = {"image": ("image", "img"), "text": ("text", "txt", "caption")}  # in the names of vectors
 Line = tuple[str | None, str | None, str | None]  # file name, caption and split; without the first two it is left out
 _NOTHING: Line = (None, None, None)
+_reading = partial(reading, advice="copy it again", errors=Exception)
+_arrow = partial(require_pyarrow, SourceError, "Parquet needs")
 
 
 @dataclass(frozen=True)
@@ -64,11 +62,11 @@ class Part:
         """Return the vectors [n,C], mapped or read; SourceError if they are damaged."""
         if self.path.suffix == ".npy":
             return map_floats(self.path, 2)
-        with reading(self.path, "copy it again", Exception):
+        with _reading(self.path):
             if self.path.suffix == ".npz":
                 with np.load(self.path, allow_pickle=False) as file:
                     return np.asarray(file[self.array])
-            pa = require_pyarrow(SourceError, "Parquet needs")
+            pa = _arrow()
             with pa.parquet.ParquetFile(self.path) as file:
                 column = file.read_row_group(self.group, columns=[self.array]).column(0).combine_chunks()
             there, lengths = column.is_valid().to_numpy(False), pa.compute.list_value_length(column).to_numpy(False)
@@ -162,21 +160,40 @@ def open_embeddings(place: Path, options: ImportOptions) -> Imported:
     """
     if unknown := options.arrays.keys() - {"image", "text"}:
         raise SourceError(f"--arrays: '{min(unknown)}' is unknown; embeddings have the arrays image and text")
-    files = {role: _files(place, names, suffixes) for role, (names, suffixes) in _ROLES.items()}
-    in_parts = files["image"] or files["text"]
-    found = _in_parts(place, files, options.arrays) if in_parts else _in_tables(place, options.arrays)
-    images, captions, index = found
-    vectors = {part.array for part in (*images, *captions)}
+    paths = _in_parts(place) or _in_tables(place)
+    apart = paths["image"] != paths["text"]
+    images, captions = ([_parts(path, side, apart, options.arrays) for path in paths[side]] for side in _WORDS)
+    index = paths["index"]
+    if len(images) == len(captions) == len(index) > 1:
+        _require_rows(index, images, captions)
+    vectors = {part.array for part in chain(*images, *captions)}
     if options.arrays and vectors == {""}:
         raise SourceError(f"--arrays names arrays of .npz and .parquet, and {place} has .npy; leave it out")
     lines = _lines(place, index, vectors, options.on_error == "skip")
-    return _source(place, Matrix(images), Matrix(captions), lines, index)
+    return _source(place, Matrix([*chain(*images)]), Matrix([*chain(*captions)]), lines, index)
 
 
-def _files(place: Path, names: Sequence[str], suffixes: Sequence[str]) -> dict[str, Path]:
+def _in_parts(place: Path) -> dict[str, list[Path]]:
+    """Return the files of images, captions and index: of each one, or the same parts as of the others."""
+    files = {role: _files(place, role, ".npy") or _files(place, role, ".parquet") for role in _WORDS}
+    if not any(files.values()):
+        return {}
+    files["index"] = _files(place, "index", ".csv", ".jsonl", ".parquet") or _files(place, "text", ".parquet")
+    several = {role: parts for role, parts in files.items() if len(parts) > 1}
+    keys = sorted(set[str]().union(*several.values()), key=lambda key: (len(key), key))
+    lacking = [" or ".join(_NAMES[role]) for role, parts in files.items() if not parts]
+    lacking += [
+        f"part {key} of {_NAMES[role][0]}" for role, parts in several.items() for key in keys if key not in parts
+    ]
+    if lacking:
+        raise SourceError(f"{place} lacks {', '.join(some_of(lacking))}; complete it: images, captions and index")
+    return {role: [parts[key] for key in keys if key in parts] or [*parts.values()] for role, parts in files.items()}
+
+
+def _files(place: Path, role: str, *suffixes: str) -> dict[str, Path]:
     """Return the files of a role by the numbers that they end in, or by their names."""
     files: dict[str, Path] = {}
-    for name in names:
+    for name in _NAMES[role]:
         here = [path for path in place.glob(f"{name}*") if re.fullmatch(rf"{name}[_-]?\d*", path.stem)]
         for path in sorted([*here, *(place / name).glob("*")]):
             number = re.search(r"\d+$", path.stem)
@@ -186,91 +203,66 @@ def _files(place: Path, names: Sequence[str], suffixes: Sequence[str]) -> dict[s
     return files
 
 
-def _in_parts(
-    place: Path, files: dict[str, dict[str, Path]], named: Mapping[str, str]
-) -> tuple[list[Part], list[Part], list[Path]]:
-    """Return the vectors of images and captions, and their index; a role has one file, or the same parts as others."""
-    if not files["index"] and all(path.suffix == ".parquet" for path in files["text"].values()):
-        files["index"] = files["text"]
-    in_parts = {role: parts for role, parts in files.items() if len(parts) > 1}
-    keys = sorted(set[str]().union(*in_parts.values()), key=lambda key: (len(key), key))
-    lacking = [" or ".join(_ROLES[role][0]) for role, parts in files.items() if not parts]
-    lacking += [
-        f"part {key} of {_ROLES[role][0][0]}" for role, parts in in_parts.items() for key in keys if key not in parts
-    ]
-    if lacking:
-        raise SourceError(f"{place} lacks {', '.join(some_of(lacking))}; complete it: images, captions and index")
-    ordered = {role: [parts[key] for key in keys if key in parts] or [*parts.values()] for role, parts in files.items()}
-    images, captions = ([_parts(path, side, named, alone=True) for path in ordered[side]] for side in ("image", "text"))
-    if len(in_parts) == len(files):
-        _require_rows(ordered["index"], images, captions)
-    return [*chain(*images)], [*chain(*captions)], ordered["index"]
-
-
-def _in_tables(place: Path, named: Mapping[str, str]) -> tuple[list[Part], list[Part], list[Path]]:
+def _in_tables(place: Path) -> dict[str, list[Path]]:
     """Return the same of Parquet files that hold the vectors of both, or beside which a ``.npz`` does."""
-    found = [place] if place.is_file() else [*place.rglob("*.parquet"), *place.rglob("*.npz")]
-    index = sorted({path.with_suffix(".parquet") for path in found if path.suffix in (".parquet", ".npz")})
-    beside = [path.with_suffix(".npz") for path in index]
+    there = {place} if place.is_file() else {*place.rglob("*.parquet"), *place.rglob("*.npz")}
+    index = sorted({path.with_suffix(".parquet") for path in there if path.suffix in (".parquet", ".npz")})
     if not index:
         raise SourceError(
             f"{place} holds no embeddings: neither images, captions and index, nor img_emb, text_emb and metadata, nor"
             " Parquet files with both; check --source"
         )
+    beside = [path.with_suffix(".npz") for path in index]
     packed = any(path.is_file() for path in beside)
-    for path, other in [*zip(index, beside, strict=True), *(zip(beside, index, strict=True) if packed else ())]:
-        if not path.is_file():
+    for path, other in zip([*index, *beside], [*beside, *index], strict=True):
+        if not path.is_file() and (packed or path.suffix == ".parquet"):
             raise SourceError(f"{other} has no {path.name} beside it; complete the folder")
-    tables = beside if packed else index
-    images, captions = ([_parts(path, side, named) for path in tables] for side in ("image", "text"))
-    _require_rows(index, images, captions)
-    return [*chain(*images)], [*chain(*captions)], index
+    vectors = beside if packed else index
+    return {"image": vectors, "text": vectors, "index": index}
 
 
-def _parts(path: Path, side: str, named: Mapping[str, str], *, alone: bool = False) -> list[Part]:
-    """Return the vectors of a side in a file, where they may be `alone`; SourceError if they are not there."""
+def _parts(path: Path, side: str, apart: bool, named: Mapping[str, str]) -> list[Part]:
+    """Return the vectors of a side in a file, which are `apart` from the other's; SourceError if they are not there."""
     if path.suffix == ".npy":
         values = map_floats(path, 2)
         return [Part(path, values.shape, values.dtype)]
-    with reading(path, "copy it again", Exception):
+    with _reading(path):
         if path.suffix == ".npz":
             with zipfile.ZipFile(path) as archive:
-                array = _choose(path, [name.removesuffix(".npy") for name in archive.namelist()], side, named, alone)
+                array = _choose(path, [name.removesuffix(".npy") for name in archive.namelist()], side, apart, named)
                 with archive.open(f"{array}.npy") as file:
                     old = np.lib.format.read_magic(file) == (1, 0)
                     read = np.lib.format.read_array_header_1_0 if old else np.lib.format.read_array_header_2_0
                     shape, _, dtype = read(file)
             parts = [Part(path, shape, dtype, array)]
         else:
-            parts = _row_groups(path, side, named, alone)
+            parts = _row_groups(path, side, apart, named)
     for part in parts or [Part(path, (0, 0), np.dtype(np.float32))]:
         if len(part.shape) != 2 or 0 in part.shape or part.dtype.kind != "f":
             raise SourceError(f"{path}: '{part.array}' is {shown(part)}, not floats in 2 dimensions; check --source")
     return parts
 
 
-def _row_groups(path: Path, side: str, named: Mapping[str, str], alone: bool) -> list[Part]:
-    pa = require_pyarrow(SourceError, "Parquet needs")
+def _row_groups(path: Path, side: str, apart: bool, named: Mapping[str, str]) -> list[Part]:
+    pa = _arrow()
     with pa.parquet.ParquetFile(path) as file:
-        lists = {field.name: field.type for field in file.schema_arrow if hasattr(field.type, "value_type")}
-        array = _choose(
-            path, [name for name in lists if pa.types.is_floating(lists[name].value_type)], side, named, alone
-        )
+        kinds = {field.name: getattr(field.type, "value_type", pa.null()) for field in file.schema_arrow}
+        array = _choose(path, [name for name in kinds if pa.types.is_floating(kinds[name])], side, apart, named)
         vectors = (value for batch in file.iter_batches(1024, columns=[array]) for value in batch.column(0))
         width = next((len(vector) for vector in vectors if vector.is_valid), 0)
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-    dtype, first = np.dtype(lists[array].value_type.to_pandas_dtype()), [0, *accumulate(rows)]
+    dtype, first = np.dtype(kinds[array].to_pandas_dtype()), [0, *accumulate(rows)]
     return [Part(path, (count, width), dtype, array, group, first[group]) for group, count in enumerate(rows)]
 
 
-def _choose(path: Path, names: Sequence[str], side: str, named: Mapping[str, str], alone: bool) -> str:
+def _choose(path: Path, names: Sequence[str], side: str, apart: bool, named: Mapping[str, str]) -> str:
     """Return which of the vectors in a file are of a side: what is named, else the only one whose name says it."""
     fitting = [name for name in names if any(word in name.lower() for word in _WORDS[side])]
-    fitting = [named[side]] if side in named else [*names] if alone and len(names) == 1 else fitting
+    fitting = [named[side]] if side in named else [*names] if apart and len(names) == 1 else fitting
     if len(fitting) != 1 or fitting[0] not in names:
+        what = f"the vectors {', '.join(names)}" if names else "no vectors"
         raise SourceError(
-            f"{path} has the vectors {', '.join(names) or '(none)'}; name those of images and captions, as --arrays"
-            " image=l14_img,text=l14_txt"
+            f"{path} has {what}; name those of images and captions, as --arrays image=l14_img,text=l14_txt"
         )
     return fitting[0]
 
@@ -279,8 +271,8 @@ def _require_rows(index: Sequence[Path], images: Sequence[list[Part]], captions:
     """Refuse parts of which the index, the images and the captions have not as many rows."""
     for path, *sides in zip(index, images, captions, strict=True):
         if path.suffix == ".parquet":
-            with reading(path, "copy it again", Exception):
-                lines = require_pyarrow(SourceError, "Parquet needs").parquet.read_metadata(path).num_rows
+            with _reading(path):
+                lines = _arrow().parquet.read_metadata(path).num_rows
             rows = [sum(part.shape[0] for part in parts) for parts in sides]
             if {*rows} != {lines}:
                 raise SourceError(
@@ -293,8 +285,8 @@ def _lines(place: Path, index: Sequence[Path], vectors: set[str], skip: bool) ->
     """Yield image, caption and split of each row of the index."""
     where, columns = (index[0] if len(index) == 1 else place), None
     if index[0].suffix == ".parquet":
-        with reading(index[0], "copy it again", Exception):
-            there = require_pyarrow(SourceError, "Parquet needs").parquet.read_schema(index[0]).names
+        with _reading(index[0]):
+            there = _arrow().parquet.read_schema(index[0]).names
         spelt = {name.lower(): name for name in there}
         columns = Columns(image=next((spelt[name] for name in _IMAGES if name in spelt), None))
     reader = RowReader(where, columns, skip=skip)
@@ -321,7 +313,7 @@ def _entries(path: Path, reader: RowReader, vectors: set[str]) -> Iterator[tuple
             gone = len(reader.left_out)
         yield from [("", None)] * (len(reader.left_out) - gone)
         return
-    with reading(path, "copy it again", Exception), require_pyarrow(SourceError, "").parquet.ParquetFile(path) as file:
+    with _reading(path), _arrow().parquet.ParquetFile(path) as file:
         found = reader.find(tuple(name for name in file.schema_arrow.names if name not in vectors), str(path))
         wanted, number = [found.image, *found.captions, *([found.split] if found.split else [])], count()
         for batch in file.iter_batches(columns=wanted):
@@ -360,15 +352,20 @@ def _source(place: Path, images: Matrix, captions: Matrix, lines: Iterable[Line]
         _require_equal(images, names)
         images.compared = True
     _give_captions(images, names, texts, str(where))
-    folder = place if place.is_dir() else place.parent
-    files = {*index, *(part.path for matrix in (images, captions) for part in matrix.parts)}
-    digests = {path: sha256(path) for path in sorted(files)}
-    for matrix in (images, captions):
-        paths = sorted({*index, *(part.path for part in matrix.parts)})
-        matrix.identity = {"files": {path.relative_to(folder).as_posix(): digests[path] for path in paths}}
-        if arrays := sorted({part.array for part in matrix.parts if part.array}):
-            matrix.identity["arrays"] = arrays
+    _identify(place, (images, captions), index)
     return Imported(images, captions, names, [f"{place} has no image and caption" for place in gone])
+
+
+def _identify(place: Path, matrices: Sequence[Matrix], index: Sequence[Path]) -> None:
+    """Give matrices their identities: the SHA-256 of their files, and what is read of them."""
+    folder = place if place.is_dir() else place.parent
+    digests: dict[Path, str] = {}
+    for matrix in matrices:
+        paths = sorted({*index, *(part.path for part in matrix.parts)})
+        digests |= {path: sha256(path) for path in paths if path not in digests}
+        matrix.identity = {"files": {path.relative_to(folder).as_posix(): digests[path] for path in paths}}
+        if arrays := sorted({part.array for part in matrix.parts} - {""}):
+            matrix.identity["arrays"] = arrays
 
 
 def _has_row_a_line(images: Matrix, captions: Matrix, lines: int, names: int, where: Path) -> bool:

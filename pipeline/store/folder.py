@@ -26,6 +26,7 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore
 from ..errors import CacheError, StoreError
 from ..files import locked, remove, remove_whole, require_writable, to_disk
 from ..wording import reason
+from .object_lock import object_lock
 
 LOCK = ".lock"
 _locks: set[int] = set()  # descriptors of the locks that this process holds
@@ -128,14 +129,16 @@ class Folder:
 
     @contextmanager
     def one_writer(self) -> Iterator[None]:
-        """Lock a folder on a disk against other writers; the system unlocks it however the process ends.
+        """Lock the folder against other writers; on a disk, the system unlocks it however the process ends.
 
-        An object store has no locks: there, let only one process write at a time. CacheError: another process or thread
-        is writing there. OutputError: nothing can be written there.
+        CacheError: another process or thread is writing there. OutputError: nothing can be written there.
         """
         self.require_writable()
         if not self.is_local:
-            yield
+            with ExitStack() as held:
+                with self.answering():
+                    held.enter_context(object_lock(self.fs, self.path(LOCK), self.url))
+                yield
             return
         busy = CacheError(f"another process is writing to {self.url}; wait until it has ended")
         lock = Path(self.root, LOCK)

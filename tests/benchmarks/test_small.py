@@ -98,6 +98,15 @@ def test_how_a_store_grows():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # aiobotocore leaves its connections to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_an_object_store_costs():
+    first, further, opening, *times = lines("object_store")
+    assert first["requests"] <= 300 and further["requests"] <= 8 and opening["requests"] <= 2
+    assert [line["what"] for line in times] == ["epoch", "extract"]
+
+
+@pytest.mark.slow
 def test_the_server_under_load(tmp_path):
     found = {line["what"]: line for line in lines("service", "--text", f"hf:{save_bert(tmp_path / 'b')}")}
     assert list(found) == ["store", "ready", "alone", "together", "afterwards"]

@@ -1,8 +1,8 @@
 """``xret export``: the embeddings of a run, or the run itself, for the code of others."""
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import click
@@ -38,15 +38,15 @@ class Form(NamedTuple):
 
 
 FORMS = {
-    "embeddings": Form("export.export_embeddings", _embeddings, ("dims", "dtype", "since", "hubness", "split")),
-    "onnx": Form("onnx.export_onnx", _onnx, ("dtype",)),
+    "embeddings": Form("export:export_embeddings", _embeddings, ("dims", "dtype", "since", "hubness", "split")),
+    "onnx": Form("onnx:export_onnx", _onnx, ("dtype",)),
     "immich": Form(
-        "immich.export_immich",
+        "immich:export_immich",
         lambda about: f"clip/{about['name']} for immich's model cache, {in_bytes(about['bytes'])}",
     ),
-    "sentence-transformers": Form("sentences.export_sentences", lambda about: f"takes {' and '.join(about['sides'])}"),
+    "sentence-transformers": Form("sentences:export_sentences", lambda about: f"takes {' and '.join(about['sides'])}"),
     "hard-negatives": Form(
-        "negatives.export_negatives",
+        "negatives:export_negatives",
         lambda about: f"{counted(about['lines'], 'line')} of split '{about['split']}'",
         ("split",),
     ),
@@ -104,7 +104,6 @@ def export(run: str, out: Path, to: str, **options: Any) -> None:
     elif to != "embeddings":
         options["device"] = "cpu"
     given = {name: options.pop(name) for name in ("dims", "dtype", "since")}
-    module, _, function = form.write.partition(".")
-    write = getattr(import_module(f"...heads.retrieval.{module}", __name__), function)
+    write = resolve_name(f"xret.heads.retrieval.{form.write}")
     about = write(Retriever(run, **options), out, **{name: given[name] for name in given if name in form.takes})
     show(about, f"{out}: {form.line(about)}")

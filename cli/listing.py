@@ -1,11 +1,19 @@
 """``xret list``: what there is to choose from, and when to take it."""
 
+from pkgutil import resolve_name
+
 import click
 
 from ..heads.recipes.names import when_to_take
 from .parsing import show
 
-PARTS = ("aggregators", "similarities", "losses", "adapters", "protocols")  # each says itself when to take it
+PARTS = {  # by the registries in which they say when to take them
+    "aggregators": "modules.aggregators:AGGREGATORS",
+    "similarities": "modules.similarity:SIMILARITIES",
+    "losses": "modules.losses:LOSSES",
+    "adapters": "modules.adapters:ADAPTERS",
+    "protocols": "evaluation.protocols:PROTOCOLS",
+}
 
 
 @click.command("list")
@@ -21,18 +29,9 @@ def list_(what: str) -> None:
     """
     from ..pipeline.encoders.registry import listed
 
-    entries = listed() if what == "encoders" else when_to_take() if what == "recipes" else _parts()[what]
+    if what in PARTS:
+        entries = resolve_name(f"xret.heads.{PARTS[what]}").when
+    else:
+        entries = listed() if what == "encoders" else when_to_take()
     width = max(map(len, entries))
     show(entries, [f"{name:{width}}  {when}" for name, when in entries.items()])
-
-
-def _parts() -> dict[str, dict[str, str]]:
-    """Return the lines of the parts; this imports torch."""
-    from ..heads.evaluation.protocols import PROTOCOLS
-    from ..heads.modules.adapters import ADAPTERS
-    from ..heads.modules.aggregators import AGGREGATORS
-    from ..heads.modules.losses import LOSSES
-    from ..heads.modules.similarity import SIMILARITIES
-
-    registries = AGGREGATORS, SIMILARITIES, LOSSES, ADAPTERS, PROTOCOLS
-    return dict(zip(PARTS, (registry.when for registry in registries), strict=True))

@@ -18,6 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -214,29 +215,33 @@ def _rows(gallery: Gallery) -> Rows:
 
 
 def _only_new(export: Export, earlier: dict[str | Path, Export]) -> Export:
-    """Return what no earlier export has; RunError where one has a sample that is another now."""
     about, rows, arrays = dict(export.about), dict(export.rows), dict(export.arrays)
     about |= {"since": [Path(place).resolve().name for place in earlier], "gone": {}}
     for side in MODALITIES:
-        row_of = {row["id"]: number for number, row in enumerate(export.rows[side])}
-        known = _known(side, earlier)
-        for place, other in earlier.items():
-            ids = {id_: number for id_, (last, number) in known.items() if last == place and id_ in row_of}
-            if changed := _changed(side, other, [*ids.values()], export, [row_of[id_] for id_ in ids]):
-                raise RunError(
-                    f"{_listed(side, changed)} of {place} had another text, picture or embedding under the same"
-                    f" id; write all without {option('since')} (new captions of a picture belong behind its old ones)"
-                )
-        about["gone"][side] = gone = [id_ for id_ in known if id_ not in row_of]
-        if gone:
-            log.warning("no longer in the store, to be deleted from what grows: %s", _listed(side, gone))
-        new = np.array([id_ not in known for id_ in row_of], dtype=bool)
-        rows[side] = [row for row in export.rows[side] if row["id"] not in known]
+        new, about["gone"][side] = _new_and_gone(side, export, earlier)
+        rows[side] = [*compress(export.rows[side], new)]
         arrays |= {name: array[new] for name, array in arrays.items() if name.partition(".")[0] == side}
         if side == "images":
             edges = np.append(0, np.cumsum(new)).tolist()
             about["splits"] = {name: (edges[a], edges[b]) for name, (a, b) in export.about["splits"].items()}
     return Export(about, rows, arrays)
+
+
+def _new_and_gone(side: Modality, export: Export, earlier: dict[str | Path, Export]) -> tuple[np.ndarray, list[str]]:
+    """Return which samples no earlier export has, and which of theirs are gone; RunError where one has changed."""
+    row_of = {row["id"]: number for number, row in enumerate(export.rows[side])}
+    known = _known(side, earlier)
+    for place, other in earlier.items():
+        ids = {id_: number for id_, (last, number) in known.items() if last == place and id_ in row_of}
+        if changed := _changed(side, other, [*ids.values()], export, [row_of[id_] for id_ in ids]):
+            raise RunError(
+                f"{_listed(side, changed)} of {place} had another text, picture or embedding under the same"
+                f" id; write all without {option('since')} (new captions of a picture belong behind its old ones)"
+            )
+    gone = [id_ for id_ in known if id_ not in row_of]
+    if gone:
+        log.warning("no longer in the store, to be deleted from what grows: %s", _listed(side, gone))
+    return np.array([id_ not in known for id_ in row_of], dtype=bool), gone
 
 
 def _known(side: Modality, earlier: dict[str | Path, Export]) -> dict[str, tuple[str | Path, int]]:

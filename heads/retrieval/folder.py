@@ -85,7 +85,6 @@ class PictureFolder(Searched):
         return read_picture(self._folder / self.file_names[row])
 
     def _stamps(self) -> dict[str, Stamp]:
-        """Return the stamps of all pictures by name, sorted."""
         if not self._folder.is_dir():
             raise QueryError(f"there is no folder {self._folder}; give one that holds pictures as {option('images')}")
         found: dict[str, Stamp] = {}
@@ -108,12 +107,8 @@ class PictureFolder(Searched):
                     note(error)
         if others and found:
             named = printable(", ".join(some_of(sorted(others))))
-            log.warning(
-                "%s of %s passed over, whose suffix is no picture's: %s",
-                counted(len(others), "file"),
-                self._folder,
-                named,
-            )
+            what = f"{counted(len(others), 'file')} of {self._folder}"
+            log.warning("%s passed over, whose suffix is no picture's: %s", what, named)
         return dict(sorted(found.items()))
 
     def _report_unreadable(self) -> None:
@@ -125,7 +120,6 @@ class PictureFolder(Searched):
             log.warning("%s of %s cannot be read: %s", counted(len(self.unreadable), "picture"), self._folder, named)
 
     def _embed(self, new: list[str], stamps: dict[str, Stamp]) -> None:
-        """Embed pictures, which threads decode, and save all embeddings now and then and at the end."""
         encoders = self._encoders()
 
         def decode(name: str) -> tuple[Any, ...] | None:  # as each encoder takes it

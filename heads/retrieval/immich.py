@@ -22,7 +22,8 @@ from torch.nn import functional
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making, require_new
-from .onnx import exportable, write_graph, write_tokenizer
+from .onnx import Exportable, exportable, write_tokenizer
+from .onnx_graphs import write_graph
 from .retriever import Retriever
 
 # By dimensions the models that immich feeds with ids and a mask.
@@ -67,15 +68,7 @@ def export_immich(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     out = Path(out)
     require_new(out, folder=True)
     run = exportable(retriever, "immich")
-    if not (run.model.compare.dot_product and run.model.compare.of_cosines):
-        raise RunError(f"{run.name} does not compare vectors by cosine, as immich does; take linear, mlp or cca")
-    if run.text.spec.prompt not in (None, "{}"):
-        raise RunError(f"{run.name} puts '{run.text.spec.prompt}' around texts, and immich cannot; extract without")
-    with torch.no_grad():
-        dim = run.modules()["image"](*run.images.values())[0].shape[1]
-    width = next((width for width in NAMES if width >= dim), None)
-    if width is None:
-        raise RunError(f"{run.name} has vectors of {dim} numbers, and immich takes {max(NAMES)}; set model.dim to that")
+    width = _width(run)
     crop = run.how["crop_size"]["height"], run.how["crop_size"]["width"]
     side = run.how["size"].get("shortest_edge") or run.how["size"]["height"]
     fixed = run.tokenizer.padding["length"]
@@ -110,6 +103,20 @@ def export_immich(retriever: Retriever, out: str | Path) -> dict[str, Any]:
         (folder / "README.md").write_text(card, encoding="utf-8")
     files = [file for file in out.rglob("*") if file.is_file()]
     return {"out": str(out), "name": NAMES[width], "bytes": sum(file.stat().st_size for file in files)}
+
+
+def _width(run: Exportable) -> int:
+    """Return how wide the vectors have to be made; RunError where immich cannot use the run."""
+    if not (run.model.compare.dot_product and run.model.compare.of_cosines):
+        raise RunError(f"{run.name} does not compare vectors by cosine, as immich does; take linear, mlp or cca")
+    if run.text.spec.prompt not in (None, "{}"):
+        raise RunError(f"{run.name} puts '{run.text.spec.prompt}' around texts, and immich cannot; extract without")
+    with torch.no_grad():
+        dim = run.modules()["image"](*run.images.values())[0].shape[1]
+    for width in NAMES:
+        if width >= dim:
+            return width
+    raise RunError(f"{run.name} has vectors of {dim} numbers, and immich takes {max(NAMES)}; set model.dim to that")
 
 
 def _margins(side: int, crop: tuple[int, int]) -> tuple[int, int, int, int]:

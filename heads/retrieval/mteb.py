@@ -104,11 +104,5 @@ def _meta(retriever: Retriever, name: str) -> Any:
         residual = model.image.residual
         more["embed_dim"] = run.recipe.model.dim if residual is None else residual.layer.out_features
         more["n_parameters"] = sum(weight.numel() for weight in model.parameters())
-    facts = {
-        "name": name,
-        "modalities": ["text", "image"],
-        "framework": ["PyTorch"],
-        "revision": retriever.digest[:40],
-        **more,
-    }
-    return ModelMeta.create_empty(facts)
+    facts = {"name": name, "modalities": ["text", "image"], "framework": ["PyTorch"], "revision": retriever.digest[:40]}
+    return ModelMeta.create_empty(facts | more)

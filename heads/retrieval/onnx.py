@@ -11,11 +11,7 @@ A Gaussian is `image_mean` and `image_log_variance` in place of an embedding. Wh
 """
 
 import json
-import logging
 import shutil
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,25 +20,19 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from ...pipeline.encoders.base import TextEncoder
 from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making, require_new
-from ...pipeline.reading.features import Features
-from ...pipeline.wording import raised
-from ..model import Branch, Model
-from ..modules.embedding import Gaussian, embedding_of, tensors_of
-from ..modules.similarity import Similarity
+from ..model import Model
+from ..modules.embedding import Gaussian
 from ..recipes.blocks import Recipe
+from .onnx_graphs import ImageGraph, ScoreGraph, TextGraph, quantise, write_graph
 from .retriever import Retriever
 
-CLOSE = 1e-4  # of an embedding's numbers to the run's, relative to the largest
 LEVELS = 3.5  # of 256, that a pixel may differ: other code for resizing rounds otherwise
-_LARGE = 1_800_000_000  # bytes of weights: a file of ONNX holds 2 GB, and more lies beside it
 _PICTURES = ((320, 240), (231, 347), (96, 96))  # widths and heights that are prepared both ways, beside `_odd`
-_IN_BYTES = ["MatMul", "Gemm", "Gather"]
 TEXTS = (
     "Two dogs play in the snow.",
     "A girl's T-shirt, no. 12: red & blue (very bright)!",
@@ -77,51 +67,6 @@ text becomes ids, the prompt in `about.json` included. {compares}
 """
 
 
-class _Images(nn.Module):
-    """From pixels to what a branch embeds them as; encoders are no modules, and hidden from torch in a tuple."""
-
-    def __init__(self, encoder: Any, branch: Branch, compare: Similarity) -> None:
-        super().__init__()
-        self.network, self.branch, self.compare, self._encoder = encoder.network, branch, compare, (encoder,)
-
-    def forward(self, pixel_values: Tensor) -> tuple[Tensor, ...]:
-        (encoder,) = self._encoder
-        local, global_ = encoder.features(pixel_values)
-        length = torch.full((local.shape[0],), encoder.rows)
-        return _embedded(self.branch, self.compare, Features(length, local, global_, grid=encoder.grid))
-
-
-class _Texts(nn.Module):
-    """From token ids likewise; words have no network."""
-
-    def __init__(self, encoder: Any, branch: Branch, compare: Similarity) -> None:
-        super().__init__()
-        self.network, self.branch = getattr(encoder, "network", None), branch
-        self.compare, self._encoder = compare, (encoder,)
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
-        (encoder,), length = self._encoder, attention_mask.sum(1)
-        local, global_ = (None, None) if self.network is None else encoder.features(input_ids, length)
-        return _embedded(self.branch, self.compare, Features(length, local, global_, input_ids))
-
-
-class _Scores(nn.Module):
-    """From the tensors of images and texts, which have the same `names`, to scores."""
-
-    def __init__(self, compare: Similarity, names: Sequence[str]) -> None:
-        super().__init__()
-        self.compare, self.names = compare, names
-
-    def forward(self, *tensors: Tensor) -> tuple[Tensor]:
-        count = len(self.names)
-        sides = (dict(zip(self.names, some, strict=True)) for some in (tensors[:count], tensors[count:]))
-        return (self.compare(*map(embedding_of, sides)),)
-
-
-def _embedded(branch: Branch, compare: Similarity, features: Features) -> tuple[Tensor, ...]:
-    return tuple(tensors_of(compare.normalised(branch(features).embedding)).values())
-
-
 @dataclass(frozen=True)
 class Exportable:
     """A run with one encoder a side, and what others prepare pictures and texts by; compared with what it does itself.
@@ -146,8 +91,8 @@ class Exportable:
         """Return what makes embeddings of each side's example inputs."""
         compare = self.model.compare
         return {
-            "image": _Images(self.image, self.model.image, compare),
-            "text": _Texts(self.text, self.model.text, compare),
+            "image": ImageGraph(self.image, self.model.image, compare),
+            "text": TextGraph(self.text, self.model.text, compare),
         }
 
     def what(self, side: str) -> str:
@@ -237,13 +182,11 @@ def export_onnx(retriever: Retriever, out: str | Path, *, dtype: str = "float32"
             graphs[side], values = write_graph(path, module, inputs, outputs, run.what(side))
             made |= dict(zip(outputs, values, strict=True))
             if dtype == "int8":
-                least[side] = _quantise(path, tensors, values[0])
+                least[side] = quantise(path, tensors, values[0])
         if not compare.dot_product:
             compared = {key: (value, {0: f"{key.partition('_')[0]}s"}) for key, value in made.items()}
-            what = f"{run.name}: its similarity '{recipe.similarity['name']}'"
-            graphs["similarity"], _ = write_graph(
-                folder / "similarity.onnx", _Scores(compare, names), compared, ["scores"], what
-            )
+            what, path = f"{run.name}: its similarity '{recipe.similarity['name']}'", folder / "similarity.onnx"
+            graphs["similarity"], _ = write_graph(path, ScoreGraph(compare, names), compared, ["scores"], what)
         about |= {"graphs": graphs} | ({"least_cosine": least} if least else {})
         write_tokenizer(run.tokenizer, folder)
         for file, content in (("preprocessor_config", run.how), ("about", about)):
@@ -258,96 +201,6 @@ def write_tokenizer(tokenizer: Any, folder: Path) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=tokenizer.padding["pad_token"])
     fast.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))  # with its settings for cutting and padding
-
-
-def _quantise(path: Path, inputs: dict[str, Tensor], expected: Tensor) -> float:
-    """Let a graph compute in bytes, and return the least cosine of what it gives with what is expected."""
-    import onnxruntime
-    from onnxruntime.quantization import quantize_dynamic
-
-    whole = [path, *path.parent.glob(f"{path.name}.data")]
-    large, out = len(whole) > 1, path.with_suffix(".int8")
-    with _quiet():
-        quantize_dynamic(path, out, per_channel=True, op_types_to_quantize=_IN_BYTES, use_external_data_format=large)
-    for file in whole:
-        file.unlink()
-    out.rename(path)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = torch.from_numpy(session.run(None, {key: tensor.numpy() for key, tensor in inputs.items()})[0])
-    return float(functional.cosine_similarity(found, expected, dim=-1).min())
-
-
-def write_graph(
-    path: Path, module: nn.Module, inputs: dict[str, tuple[Tensor, dict[int, str]]], outputs: list[str], what: str
-) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
-    """Write a graph, and compare its outputs with the module's, also for a smaller batch.
-
-    Each of `inputs` is an example and the names of the axes that vary. Return the shapes of inputs and outputs by name,
-    and the module's outputs.
-    """
-    import onnxruntime
-    from onnxscript import opset18
-
-    def log_sigmoid(x: Any) -> Any:  # torch's own translation is -inf below -88
-        return opset18.Neg(opset18.Softplus(opset18.Neg(x)))
-
-    tensors = {key: tensor for key, (tensor, _) in inputs.items()}
-    made: tuple[Tensor, ...] = module.eval()(*tensors.values())
-    axes: tuple[Any, ...] = tuple(names for _, names in inputs.values())
-    if isinstance(module, _Scores):
-        axes = (axes,)
-    size = sum(value.nbytes for value in module.state_dict().values())
-    smaller = {  # a single sample, with a token less
-        key: tensor[:1, :-1] if 1 in inputs[key][1] else tensor[:1] for key, tensor in tensors.items()
-    }
-    try:
-        with _quiet():
-            program = torch.onnx.export(
-                module,
-                tuple(tensors.values()),
-                input_names=list(tensors),
-                output_names=outputs,
-                dynamic_shapes=axes,
-                custom_translation_table={torch.ops.aten.log_sigmoid.default: log_sigmoid},
-                dynamo=True,
-                verbose=False,
-            )
-            assert program is not None
-            program.save(path, external_data=size > _LARGE)
-            session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        feeds = ({key: tensor.numpy() for key, tensor in some.items()} for some in (tensors, smaller))
-        ran = [session.run(outputs, feed) for feed in feeds]
-    except Exception as error:  # both libraries raise all kinds
-        raise RunError(f"{what} cannot be written as ONNX ({_cause(error)}); take another head") from error
-    for found, expected in zip(ran, (made, module(*smaller.values())), strict=True):
-        for array, tensor in zip(found, expected, strict=True):
-            furthest = float((torch.from_numpy(array) - tensor).abs().max() / tensor.abs().max().clamp(min=1e-12))
-            if array.shape != tensor.shape or not furthest <= CLOSE:
-                raise RunError(
-                    f"{what} gives other numbers as ONNX, by {furthest:.2g} of the largest; take another head"
-                )
-    shapes = {put.name: list(put.shape) for put in (*session.get_inputs(), *session.get_outputs())}
-    return {"inputs": {key: shapes[key] for key in tensors}, "outputs": {key: shapes[key] for key in outputs}}, made
-
-
-def _cause(error: BaseException) -> str:
-    """Return the first line of the first error in a chain: what torch could not do, without its advice."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return raised(error)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep from a user what exporters say of their own code and progress."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 def _preprocessing(encoder: Any, picture: Image.Image) -> dict[str, Any]:
@@ -401,7 +254,6 @@ def example_picture(width: int, height: int) -> Image.Image:
 
 
 def _require_pixels(encoder: Any, how: dict[str, Any], pictures: list[Image.Image], pixels: Tensor) -> None:
-    """Raise RunError where `search.py` prepares pictures otherwise than the encoder."""
     mean, std = (torch.tensor(how[f"image_{key}"])[:, None, None] for key in ("mean", "std"))
     for picture, found in zip(pictures, pixels, strict=True):
         expected = encoder.prepare(picture)
@@ -416,7 +268,6 @@ def _require_pixels(encoder: Any, how: dict[str, Any], pictures: list[Image.Imag
 
 
 def _require_ids(encoder: TextEncoder, tokenizer: Any) -> None:
-    """Raise RunError where a tokenizer.json gives other ids than the encoder."""
     for text, ids in zip(TEXTS, encoder.tokenize(TEXTS), strict=True):
         encoded = tokenizer.encode((encoder.spec.prompt or "{}").replace("{}", text))
         if [id_ for id_, mask in zip(encoded.ids, encoded.attention_mask, strict=True) if mask] != ids:

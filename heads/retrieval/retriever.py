@@ -237,30 +237,23 @@ class Retriever(Ranker):
             RunError: a similarity is not finite, or the index is damaged or of something else.
         """
         query = self._query(query, k)
-        answers, index = query.answers, self.index_of(query.answers)
-        calibration = None
-        if like or unlike:
-            if index is not None or answers == "captions":
-                raise QueryError("like and unlike take part in a search for images without an index; leave them out")
-            found = self._standard_scores(query)
-            for sign, several in ((1, like), (-1, unlike)):
-                found = sum((sign * self._standard_scores(self._image_query(one)) for one in several), found)
-        elif index is None:
-            found = self._scores(query)
-            calibration = None if query.alike or self.hubness else self._calibration(answers)
+        answers, index, alone = query.answers, self.index_of(query.answers), not (like or unlike)
+        if not alone and (index is not None or answers == "captions"):
+            raise QueryError("like and unlike take part in a search for images without an index; leave them out")
+        calibration = self._calibration(query) if alone and index is None else None
         if calibration is None and at_least is not None:
             raise QueryError(
                 "there are no probabilities here, so that at_least cannot be used: they are of a text and a picture,"
                 " without an index, hubness, like and unlike, and fitted on the val split of the run's store"
             )
         if index is not None:
-            rows, scores = index.search(query.embedding, k, self.comparison(answers))
-            return self.gallery.hits(answers, rows, scores, index.items[rows])
-        hits = self.searched.best(answers, found, k, calibration)
+            rows, nearest = index.search(query.embedding, k, self.comparison(answers))
+            return self.gallery.hits(answers, rows, nearest, index.items[rows])
+        scores = self._scores(query) if alone else self._sums(query, like, unlike)
+        hits = self.searched.best(answers, scores, k, calibration)
         return [hit for hit in hits if at_least is None or (hit.probability or 0) >= at_least]
 
     def _scores(self, query: Query) -> Tensor:
-        """Return the score of each item that is searched, [N]."""
         items, asked = self.searched.of(query.answers), query.embedding
         if self.model.compare.dot_product and isinstance(items, Tensor) and isinstance(asked, Tensor):
             found = items @ asked[0].to(items)  # both are normalised, which the similarity would do again
@@ -272,16 +265,25 @@ class Retriever(Ranker):
         found = self._scores(query).double()
         return (found - found.mean()) / found.std(correction=0).clamp_min(1e-12)
 
+    def _sums(self, query: Query, like: Sequence[Picture], unlike: Sequence[Picture]) -> Tensor:
+        """Return the sums of standard scores of images, see `search`."""
+        total = self._standard_scores(query)
+        for sign, several in ((1, like), (-1, unlike)):
+            for other in several:
+                total += sign * self._standard_scores(self._image_query(other))
+        return total
+
     def _image_query(self, query: Picture) -> Query:
-        """Embed a text or a picture to compare with images."""
         if isinstance(query, str):
             return self.encode_query(query)
         return Query(self._encoded("images", query), "images", alike=True)
 
-    def _calibration(self, answers: Modality) -> Calibration | None:
+    def _calibration(self, query: Query) -> Calibration | None:
+        if query.alike or self.hubness:
+            return None
         if self._calibrations is None:
             self._calibrations = calibrations(self) or {}
-        return self._calibrations.get("text_to_image" if answers == "images" else "image_to_text")
+        return self._calibrations.get("text_to_image" if query.answers == "images" else "image_to_text")
 
     def index_of(self, answers: Modality) -> Index | None:
         """Return the index that looks up a modality; None where none was given. RunError as `search`."""
@@ -363,7 +365,6 @@ load = Retriever  # as `xret.load`
 
 
 def _require_texts(texts: Sequence[str]) -> None:
-    """Raise QueryError if this is a single text or none, or one has bytes that are not UTF-8."""
     if isinstance(texts, str) or not len(texts):
         raise QueryError("texts must be a list of one str or more, for example encode_text(['a red cube'])")
     try:
@@ -379,7 +380,6 @@ def names_picture(text: str) -> bool:
 
 
 def _require_query(text: str) -> None:
-    """Raise QueryError if a text is empty, or the name of a picture (which clients of a server shall not look up)."""
     name = text.strip()
     if not name:
         raise QueryError("the query is empty; describe in a few words what to look for")
@@ -388,7 +388,6 @@ def _require_query(text: str) -> None:
 
 
 def _require_known_word(query: str, unknown: Sequence[str]) -> None:
-    """Raise QueryError if a text has no word that is in the run's vocabulary."""
     if not tokenize(query):
         raise QueryError(f"'{query}' has no words; describe in a few words what to look for")
     if len(unknown) == len(set(tokenize(query))):

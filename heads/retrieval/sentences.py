@@ -74,17 +74,22 @@ def export_sentences(retriever: Retriever, out: str | Path) -> dict[str, Any]:
             model = SentenceTransformer(str(folder), device="cpu")
         except (OSError, ValueError, KeyError) as error:
             raise RunError(f"{name} cannot be loaded by sentence-transformers ({raised(error)})") from error
-        token = nn.utils.rnn.pad_sequence([torch.tensor(ids) for ids in text.tokenize(TEXTS)], True)
-        length = torch.tensor([len(ids) for ids in text.tokenize(TEXTS)])
-        local, pooled = text.features(token, length)
-        features = Features(length, local, pooled, token)
-        _require_close(name, "text", model.encode(list(TEXTS)), retriever.model.embed_captions(features).embedding)
-        if image is not None:
-            picture = example_picture(320, 240)
-            local, pooled = image.features(image.prepare(picture)[None])
-            features = Features(torch.tensor([image.rows]), local, pooled, grid=image.grid)
-            _require_close(name, "image", model.encode([picture]), retriever.model.embed_images(features).embedding)
+        _require_equal(retriever, model, text, image)
     return {"out": str(out), "sides": list(routes)}
+
+
+def _require_equal(retriever: Retriever, model: Any, text: Any, image: Any) -> None:
+    """Raise RunError where a model of the library gives other vectors than the run."""
+    name, ids = retriever.name, [torch.tensor(ids) for ids in text.tokenize(TEXTS)]
+    token, length = nn.utils.rnn.pad_sequence(ids, True), torch.tensor([*map(len, ids)])
+    local, pooled = text.features(token, length)
+    features = Features(length, local, pooled, token)
+    _require_close(name, "text", model.encode(list(TEXTS)), retriever.model.embed_captions(features).embedding)
+    if image is not None:
+        picture = example_picture(320, 240)
+        local, pooled = image.features(image.prepare(picture)[None])
+        features = Features(torch.tensor([image.rows]), local, pooled, grid=image.grid)
+        _require_close(name, "image", model.encode([picture]), retriever.model.embed_images(features).embedding)
 
 
 def _require_close(name: str, side: str, theirs: Any, ours: Any) -> None:
@@ -94,7 +99,6 @@ def _require_close(name: str, side: str, theirs: Any, ours: Any) -> None:
 
 
 def _text(_name: str, encoder: Any, branch: Branch, folder: Path) -> list[Any]:
-    """Return what gives the vector of a text that the head reads."""
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 

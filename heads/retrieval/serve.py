@@ -186,7 +186,6 @@ def _examples(texts: list[str], count: int = 3) -> list[str]:
 
 
 def _as_html(unknown: list[str], captions: list[Hit]) -> str:
-    """Return what the page says of words that the run does not know, and captions as a list."""
     words = escape(", ".join(some_of(unknown, 10)))
     note = f'<p class="notice">Not in the vocabulary, and left out: {words}</p>' if unknown else ""
     items = "".join(f"<li>{escape(hit.caption or '')} <small>{_how_well(hit)}</small></li>" for hit in captions)

@@ -62,9 +62,8 @@ def mean_recall(gallery: Gallery, images: Embedding, captions: Embedding) -> flo
     images = each(lambda t: t[first:last].to(device).float(), images)
     captions = each(lambda t: t[begin:end].to(device).float(), captions)
     owner = torch.from_numpy(gallery.caption_image[begin:end] - first).to(device)
-    pairs = Pairs(
-        (Part(ranker.model, (images,), captions),), owner, representatives(captions, gallery.texts[begin:end])
-    )
+    same = representatives(captions, gallery.texts[begin:end])
+    pairs = Pairs((Part(ranker.model, (images,), captions),), owner, same)
     return recall_table(*block_ranks(pairs.blocks, last - first, owner)).rsum / 6
 
 

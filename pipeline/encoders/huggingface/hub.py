@@ -4,7 +4,7 @@ import logging
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,17 +103,7 @@ def load_model(checkpoint: Checkpoint, auto: Any, **options: Any) -> tuple[Any, 
     other = {name for name, _ in model.named_parameters() if joint and name.startswith(others)}
     lacking = set(info["missing_keys"])
     whole = not other <= lacking
-    prefix, own = f"{model.base_model_prefix}.", dict(model.named_children())
-    inside = [key for key in info["unexpected_keys"] if key.removeprefix(prefix).split(".")[0] in own]
-    missing, unknown = (sorted(key for key in keys if "pooler." not in key) for keys in (lacking, inside))
-    faults = misfits(
-        {
-            "missing": [key for key in missing if whole or key not in other],
-            "unknown": unknown,
-            "of another shape": sorted(key[0] for key in info["mismatched_keys"]),
-        }
-    )
-    if faults:
+    if faults := _faults(model, info, set() if whole else other):
         raise EncoderError(f"{checkpoint} do not fit their config.json: {faults}; get the model again")
     require_finite(model, str(checkpoint))
     space = digest(model.state_dict()) if joint and whole else None
@@ -123,10 +113,18 @@ def load_model(checkpoint: Checkpoint, auto: Any, **options: Any) -> tuple[Any, 
     return model.eval().requires_grad_(False), any("pooler." in key for key in lacking - other), space
 
 
+def _faults(model: Any, info: Mapping[str, Any], optional: set[str]) -> str:
+    """Return which weights do not fit; a pooler's, and those that are `optional`, may be missing."""
+    prefix, parts = f"{model.base_model_prefix}.", dict(model.named_children())
+    unknown = {key for key in info["unexpected_keys"] if key.removeprefix(prefix).split(".")[0] in parts}
+    faults = {"missing": set(info["missing_keys"]) - optional, "unknown": unknown}
+    sure = {what: sorted(key for key in keys if "pooler." not in key) for what, keys in faults.items()}
+    return misfits(sure | {"of another shape": sorted(key for key, *_ in info["mismatched_keys"])})
+
+
 def states_of(found: Any, layer: int | None) -> torch.Tensor:
     """Return the states of a layer from a model's outputs; None: of the last, after the model's own norm."""
-    states: torch.Tensor = found.last_hidden_state if layer is None else found.hidden_states[layer]
-    return states
+    return found.last_hidden_state if layer is None else found.hidden_states[layer]
 
 
 @contextmanager

@@ -143,10 +143,7 @@ def _vision(config: Any) -> Any:
 def _layout(
     what: str, model: nn.Module, found: Any, layer: int | None, shape: tuple[int, int]
 ) -> tuple[int, tuple[int, int]]:
-    """Return how many states stand before those of the patches, and height and width of the grid of patches.
-
-    EncoderError: the model has other states.
-    """
+    """Return how many states stand before those of the patches, and height and width of the grid of patches."""
     states, config = states_of(found, layer), _vision(model.config)
     if states.ndim == 4:  # a map [B,C,H,W]
         rows, columns = states.shape[2:]

@@ -182,23 +182,26 @@ class HubTextEncoder(TokenEncoder):
         checkpoint = Checkpoint(source, "text")
         self._what, self._last = str(checkpoint), getattr(config, "num_hidden_layers", 0)
         self.network.to(device=device).eval().requires_grad_(False)
+        self.identity = self._identity(config, bert)
+        self.versions = library_versions("torch", "transformers", "tokenizers") | checkpoint.commit()
+        self.use_layer(spec.layer)
+
+    def _identity(self, config: Any, bert: bool) -> dict[str, Any]:
         settings = {key: value for key in _SHAPING if (value := getattr(config, key, None)) is not None}
         side = self._tokenizer.padding_side
         padding = {"tokens": self._width, "with": self._pad, "side": side, "masked": self._masked}
-        self.identity = {
+        return {
             "encoder": "bert" if bert else HUB.rstrip(":"),
             "weights": self.weights_id(),
             "model": {"class": type(self.network).__name__, **settings},
             "preprocessing": {
                 "tokenizer": tokenizer_digest(self._tokenizer),
                 "max_length": self.max_length,
-                **({} if spec.prompt is None else {"prompt": spec.prompt}),
+                **({} if self._prompt is None else {"prompt": self._prompt}),
                 **({"padding": padding} if self._width else {}),
             },
             **({} if bert else {"global": self._global}),
         }
-        self.versions = library_versions("torch", "transformers", "tokenizers") | checkpoint.commit()
-        self.use_layer(spec.layer)
 
     def _pooled(self, config: Any, bert: bool) -> str:
         if self._joint:

@@ -234,10 +234,6 @@ def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str
 
 
 def _config(library: Any, arch: str, tag: str, published: bool) -> dict[str, Any]:
-    """Return an architecture's config.
-
-    EncoderError: there is no such architecture, no such tag of it, or that was trained with another activation.
-    """
     known = library.list_models()
     if arch not in known:
         raise EncoderError(f"open_clip has no architecture '{arch}'{nearest(arch, known)}; see open_clip.list_models()")

@@ -169,10 +169,7 @@ def _open(checkpoint: Checkpoint) -> tuple[Any, ...]:
 def _load(
     timm: Any, spec: EncoderSpec, config: Any, arguments: dict[str, Any], source: Any, size: tuple[int, ...]
 ) -> nn.Module:
-    """Build a model and fill it; its classifier, whose weights are no part of the features, is taken off.
-
-    A file is read as timm reads the hub's: it converts published names, and positions to the size of the pictures.
-    """
+    """Build a model and fill it; its classifier, whose weights are no part of the features, is taken off."""
     network: Any
     if isinstance(source, int):
         with weights.seeded(source):

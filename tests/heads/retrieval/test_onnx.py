@@ -168,7 +168,7 @@ def test_pictures_are_cut_as_their_library_does(tmp_path):
 def test_what_cannot_be_exported_is_named(made, tmp_path, monkeypatch):
     words = ("export", made.run("scan"), "--to", "onnx", "--out", tmp_path / "model")
     assert "aggregator.image gives no vectors" in refused(*words)
-    assert "leave them out" in refused(*words, "--dims", 2, code=2)
+    assert "takes no --dims" in refused(*words, "--dims", 2, code=2)
     retriever = Retriever(made.run("vsepp"), device="cpu")
     monkeypatch.setattr(torch.onnx, "export", lambda *_arguments, **_how: 1 / 0)
     with pytest.raises(RunError, match=r"its image side \(mobilenet.*ZeroDivisionError.*take another head"):

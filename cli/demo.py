@@ -11,7 +11,7 @@ import click
 from .parsing import NEW_FOLDER, show, typed
 
 if TYPE_CHECKING:
-    from ..heads.evaluation.evaluation import Evaluation
+    from ..heads.evaluation.result import Evaluation
 
 log = logging.getLogger("xret")
 # The same of all rows. The recipes' own values are the papers', for COCO on a GPU. The hardest negative alone makes a
@@ -101,7 +101,6 @@ def demo(out: Path) -> None:
 
 
 def _refuse_others(out: Path) -> None:
-    """Refuse a folder that holds something other than a demo, whether that was finished or stopped."""
     from ..demo.generate import are_of_seed
     from ..pipeline.files import partials, require_writable
 

@@ -78,17 +78,10 @@ class Branch(nn.Module):
     """
 
     def __init__(
-        self,
-        adapter: Adapter,
-        aggregator: Aggregator,
-        residual: Residual | None = None,
-        twin: Adapter | None = None,
+        self, adapter: Adapter, aggregator: Aggregator, residual: Residual | None = None, twin: Adapter | None = None
     ) -> None:
         super().__init__()
-        self.adapter = adapter
-        self.aggregator = aggregator
-        self.residual = residual
-        self.twin = twin
+        self.adapter, self.aggregator, self.residual, self.twin = adapter, aggregator, residual, twin
 
     @property
     def adapters(self) -> list[Adapter]:
@@ -134,9 +127,7 @@ class Model(nn.Module):
 
     def __init__(self, image: Branch, text: Branch, compare: Similarity) -> None:
         super().__init__()
-        self.image = image
-        self.text = text
-        self.compare = compare
+        self.image, self.text, self.compare = image, text, compare
 
     @property
     def image_fields(self) -> set[str] | tuple[set[str], ...]:
@@ -202,9 +193,8 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
                 f"{_kinds(sets)}; extract with --text words, or set loss.{term}.weight=0"
             )
         given = sizes(part, dim=recipe.model.dim, vocabulary_size=words or 0)
-        losses[term.replace(".", "/")] = _make(
-            f"loss.{term}", part, block, *given.values()
-        )  # no dots in modules' names
+        name = term.replace(".", "/")  # no dots in modules' names
+        losses[name] = _make(f"loss.{term}", part, block, *given.values())
     return nn.ModuleDict(losses)
 
 
@@ -323,8 +313,7 @@ def _adapter(recipe: Recipe, side: str, facts: FeatureFacts) -> Adapter:
     part = part_of(ADAPTERS, block["name"], recipe.sources)
     if ":" in block["name"]:
         _make(f"adapter.{kind}", lambda *sizes, **given: try_adapter(part, sizes, given), block, *sizes)
-    made: Adapter = _make(f"adapter.{kind}", part, block, *sizes)
-    return made
+    return _make(f"adapter.{kind}", part, block, *sizes)
 
 
 def _kinds(sets: tuple[FeatureFacts, ...]) -> str:

@@ -26,10 +26,11 @@ from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import raised, reason
 from ...pipeline.workers import connect, run_tasks
-from ..evaluation.evaluation import Evaluation, Result, evaluate, evaluate_untrained
+from ..evaluation.evaluation import evaluate, evaluate_untrained
 from ..evaluation.hubness import require_bank
 from ..evaluation.metrics import WAYS
 from ..evaluation.paper_rows import row_of
+from ..evaluation.result import Evaluation, Result
 from ..model import feature_facts, fitted
 from ..recipes.blocks import Recipe
 from ..recipes.own import remember
@@ -204,10 +205,10 @@ def ablate(
         claim(root, "ablation", {"manifest_sha256": cache.manifest_sha256, **_read(plan, sets_of), **plan.description})
         outcomes = _outcomes([cell for _, cell in cells], jobs)
     rows = {row for variant in plan.variants for row in variant.paper}
-    only = next(iter(rows)) if len(rows) == 1 else None  # may be shown, with its name, for another data set
+    only = rows.pop() if len(rows) == 1 else None  # may be shown, with its name, for another data set
     entries: list[Entry] = []
     for variant, cell in cells:
-        entries += _entries(variant, cell, outcomes[cell.run], lambda protocol: row_of(cache.dataset, protocol) or only)
+        entries += _entries(variant, cell, outcomes[cell.run], cache.dataset, only)
     ablation = Ablation(tuple(entries), plan.source, untrained)
     for file in files:
         save(ablation.lines, Path(file))
@@ -223,15 +224,14 @@ def _read(plan: Plan, sets_of: Mapping[str, Sets]) -> dict[str, Any]:
 
 
 def _entries(
-    variant: Variant, cell: Cell, outcome: Evaluation | str, row_for: Callable[[str], str | None]
+    variant: Variant, cell: Cell, outcome: Evaluation | str, dataset: str, only: str | None
 ) -> Iterator[Entry]:
-    """Yield what came of a cell; `row_for` a protocol is the paper's row to compare with."""
     first = variant.label, variant.values, cell.seed, cell.run
     if isinstance(outcome, str):
         yield Entry(*first, error=outcome)
         return
     for result, corrected in outcome.tables:
-        row = row_for(result.protocol)
+        row = row_of(dataset, result.protocol) or only
         paper = {} if corrected else variant.paper.get(row or "", {})
         yield Entry(*first, result, None, paper, row if paper else None, outcome.views[0], corrected)
 
@@ -378,7 +378,6 @@ def _sets_of_variants(cache: FeatureCache, plan: Plan) -> dict[str, Sets]:
 
 
 def _untrained(plan: Plan, sets_of: dict[str, Sets], hubness: bool, device: str) -> Iterator[Entry]:
-    """Yield what the frozen encoders of each pair of feature sets reach without a head."""
     for sets in {str(set_names(sets)): sets for sets in sets_of.values()}.values():
         views = plan.views and sets[0].views > 1
         if found := evaluate_untrained(sets, plan.split, device=device, views=views, hubness=hubness):

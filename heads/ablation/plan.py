@@ -83,18 +83,7 @@ def make_plan(
     """
     fixed = {key: _plain(value) for key, value in normalised(settings or {}).items()}
     faults: list[str] = []
-    found: dict[str, Any] = {}
-    keys: list[str] = []
-    if grid is not None and not vary:
-        found = read_grid(grid)
-        rows = list(_grid_rows(grid, found, None if recipe is None else str(recipe)))
-    elif grid is None and vary and recipe is not None:
-        rows = list(_varied_rows(str(recipe), vary))
-        keys = [full_key(key.strip()) for key in ",".join(vary).split(",")]
-        if len({*keys}) < len(keys) or len({row[0] for row in rows}) < len(rows):
-            faults.append("--vary names a key or a value twice")
-    else:
-        raise RecipeError("give --recipe with one --vary or more, or --grid")
+    rows = _rows(recipe, vary or {}, grid, faults)
     variants = _resolved(rows, fixed, faults)
     beside: list[Variant] = []
     for name in dict.fromkeys([baselines] if isinstance(baselines, str) else map(str, baselines)):
@@ -107,9 +96,27 @@ def make_plan(
         "recipes": sorted({variant.recipe.name for variant in variants}),
         "grid": grid,
         "set": decisive(fixed),
-        "vary": sorted(keys),
+        "vary": sorted(_full_keys(vary or {})),
     }
-    return Plan(description, (*beside, *variants), split or found.get("split", "test"), views, found.get("source"))
+    facts = {} if grid is None else read_grid(grid)
+    return Plan(description, (*beside, *variants), split or facts.get("split", "test"), views, facts.get("source"))
+
+
+def _rows(
+    recipe: str | Path | None, vary: Mapping[str, Sequence[Any]], grid: str | None, faults: list[str]
+) -> list[_Row]:
+    if grid is not None and not vary:
+        return list(_grid_rows(grid, recipe))
+    if grid is not None or not vary or recipe is None:
+        raise RecipeError("give --recipe with one --vary or more, or --grid")
+    rows, keys = list(_varied_rows(str(recipe), vary)), _full_keys(vary)
+    if len({*keys}) < len(keys) or len({row[0] for row in rows}) < len(rows):
+        faults.append("--vary names a key or a value twice")
+    return rows
+
+
+def _full_keys(vary: Mapping[str, Any]) -> list[str]:
+    return [full_key(key.strip()) for names in vary for key in names.split(",")]
 
 
 def grid_names() -> list[str]:
@@ -142,14 +149,16 @@ def _grids() -> dict[str, dict[str, Any]]:
     return {f"{paper}-{table}": grid for paper, grids in files.items() for table, grid in grids.items()}
 
 
-def _grid_rows(name: str, grid: dict[str, Any], recipe: str | None) -> Iterator[_Row]:
+def _grid_rows(name: str, recipe: str | Path | None) -> Iterator[_Row]:
+    grid = read_grid(name)
     if recipe is not None and all("recipe" in cell for cell in grid["cells"]):
         raise RecipeError(f"grid '{name}' names a recipe for each of its cells: leave --recipe out")
     for cell in grid["cells"]:
         known = recipe is None or "recipe" in cell
         paper = {row: _paper(values) for row, values in cell.get("paper", {}).items()} if known else {}
         folder = re.sub(r"[^a-z0-9.=]+", "-", cell["label"].lower()).strip("-")
-        yield folder, cell["label"], cell.get("set", {}), cell.get("recipe", recipe or grid.get("recipe")), paper
+        used = cell.get("recipe", recipe or grid.get("recipe"))
+        yield folder, cell["label"], cell.get("set", {}), str(used), paper
 
 
 def _paper(values: float | Mapping[str, Any]) -> dict[str, float]:
@@ -191,7 +200,6 @@ def _baseline(name: str, fixed: Mapping[str, Value], rows: Sequence[_Row], fault
 
 
 def _resolved(rows: Sequence[_Row], fixed: Mapping[str, Value], faults: list[str]) -> list[Variant]:
-    """Return the variants of rows, and add to the faults."""
     variants = []
     for name, label, values, recipe, paper in rows:
         recipe_file(recipe)  # a wrong name is a sentence alone

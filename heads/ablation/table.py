@@ -12,8 +12,8 @@ from typing import Any
 from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making_file
 from ...pipeline.wording import aligned
-from ..evaluation.evaluation import FEW, Result, too_few
 from ..evaluation.paper_rows import ROWS
+from ..evaluation.result import FEW, Result, too_few
 from .plan import Value
 
 PLOTS = (".png", ".svg", ".pdf")
@@ -108,7 +108,6 @@ def summarise(entries: Sequence[Entry]) -> list[Line]:
 
 
 def _line(protocol: str, entries: Sequence[Entry]) -> Line:
-    """Return the line of a variant with these entries."""
     done = [entry for entry in entries if entry.protocol == protocol]
     known: dict[str, list[float]] = {}
     for entry in done:
@@ -183,9 +182,7 @@ def require_saveable(file: Path, values: Sequence[dict[str, Value]]) -> None:
         raise RunError(f"{file} must end in .csv, .tex, {', '.join(PLOTS)}")
     if file.suffix in PLOTS:
         numeric = all(type(value) in (int, float) for cell in values for value in cell.values())
-        if not (
-            numeric and len({tuple(cell) for cell in values}) == 1 and all(len({*v.values()}) == 1 for v in values)
-        ):
+        if not numeric or len({tuple(cell) for cell in values}) != 1 or any(len({*v.values()}) != 1 for v in values):
             raise RunError(f"{file}: a plot needs a single varied key with numbers as its values")
         require_packages("a plot needs", {"matplotlib": "matplotlib"}, "plots")
 
@@ -215,7 +212,6 @@ def plot(lines: Sequence[Line]) -> Any:
 
 
 def _draw(axes: Any, title: str, lines: Sequence[Line]) -> None:
-    """Draw the lines of a protocol."""
     points = sorted((line for line in lines if line.values), key=lambda line: line.place)
     seeds = max((line.seeds for line in points), default=0)
     label = "one seed" if seeds < 2 else f"mean of {seeds} seeds ± standard deviation"
@@ -254,7 +250,6 @@ def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _columns(metric: str, lines: Sequence[Line]) -> Iterator[list[str]]:
-    """Yield the column of a metric, and that of the paper's values where there are any."""
     way, _, name = metric.partition(" ")
     marks = [" *" if metric == "rsum" and below(line, lines) else "" for line in lines]
     cells = [_mean(line, metric) + mark for line, mark in zip(lines, marks, strict=True)]
@@ -282,17 +277,22 @@ def _mean(line: Line, metric: str) -> str:
 
 
 def _title(lines: Sequence[Line]) -> str:
-    known, protocol = next(((line.result, line.protocol) for line in lines if line.result), (None, ""))
-    if known is None:
+    done = [(line.result, line) for line in lines if line.result]
+    if not done:
         return "no cell is finished"
-    title = f"split {known.split}, protocol {protocol}, ties {known.ties}"
-    if len(views := {line.views for line in lines}) == 1 and views != {1}:
-        title += f", mean over {max(views)} views of each image"
+    result, first = done[0]
+    title = f"split {result.split}, protocol {first.protocol}, ties {result.ties}"
+    if first.views > 1 and {line.views for line in lines} == {first.views}:
+        title += f", mean over {first.views} views of each image"
     if (seeds := max(line.seeds + line.failed for line in lines)) > 1:
         title += f"; mean ± sample standard deviation over {seeds} seeds"
     if any(below(line, lines) for line in lines):
         title += "; * is below the best by more than the spread over seeds"
-    if row := next((line.row for line in lines if line.row), None):
-        caveat = max((line.result.caveat for line in lines if line.paper and line.result), default="")
-        title += f"; paper: {ROWS[row].title}{caveat}"
-    return title + (f"; {too_few(known.images)} to tell variants apart" if known.images < FEW else "")
+    title += _of_paper(lines)
+    return title + (f"; {too_few(result.images)} to tell variants apart" if result.images < FEW else "")
+
+
+def _of_paper(lines: Sequence[Line]) -> str:
+    row = next((line.row for line in lines if line.row), None)
+    caveat = max((line.result.caveat for line in lines if line.paper and line.result), default="")
+    return "" if row is None else f"; paper: {ROWS[row].title}{caveat}"

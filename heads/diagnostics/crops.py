@@ -100,25 +100,14 @@ def crop_tables(
     if len(names) > IMAGES:
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
     image_encoders, text_encoders = seen.ranker.encoders("image"), seen.ranker.encoders("text")
-    upright, found, odd = are_upright(seen.batches.image_set), [], []
-    for name in names:
-        size = read_picture(image_size, pictures, name, upright)
-        if described[name].size not in (None, size):
-            odd.append(name)  # its boxes are of another picture, or of one that lies on a side
-            continue
-        usable = regions_of(described[name].regions, size)
-        triplets = {threshold: triplet(usable, size, threshold) for threshold in THRESHOLDS}
-        found += [Found(threshold, name, one[0], one[2]) for threshold, one in triplets.items() if one is not None]
-    if odd:
-        log.warning(
-            "%s left out, whose size is not the one that their boxes are for: %s", counted(len(odd), "image"), odd[0]
-        )
+    upright = are_upright(seen.batches.image_set)
+    found = _triplets({name: described[name] for name in names}, pictures, upright)
     if not found:
         raise CacheError(
             f"none of the {len(names):,} images that have regions has two of at most {max(THRESHOLDS):.0%} of its area;"
             " take another --split or data set"
         )
-    parts = sorted({(one.file_name, part) for one in found for part in (one.a, one.c)})
+    parts = sorted({(case.file_name, part) for case in found for part in (case.a, case.c)})
     crops = iter(tqdm(cut(pictures, upright, parts), "crops", len(parts), unit=" crops", disable=hidden()))
     some_crops = iter(lambda: list(itertools.islice(crops, PART)), [])
     encoded = (features for some in some_crops for features in encode_images_by_all(image_encoders, device, some))
@@ -126,9 +115,25 @@ def crop_tables(
     texts = encode_captions_by_all(text_encoders, device, [region.phrase for _, region in parts])
     captions = embed_side(seen.model.embed_captions, texts)
     at = {part: row for row, part in enumerate(parts)}
-    return _tables(
-        seen, found, images, captions, [[at[one.file_name, part] for part in one[2:]] for one in found], ties
-    )
+    rows = [[at[case.file_name, part] for part in (case.a, case.c)] for case in found]
+    return _tables(seen, found, images, captions, rows, ties)
+
+
+def _triplets(described: dict[str, Described], pictures: PictureReader, upright: bool) -> list[Found]:
+    """Return the triplets of images, and warn of those whose boxes are of another picture."""
+    found, odd = [], []
+    for name, (regions, size_there) in described.items():
+        size = read_picture(image_size, pictures, name, upright)
+        if size_there not in (None, size):
+            odd.append(name)  # or it lies on a side
+            continue
+        usable = regions_of(regions, size)
+        triplets = ((threshold, triplet(usable, size, threshold)) for threshold in THRESHOLDS)
+        found += [Found(threshold, name, abc[0], abc[2]) for threshold, abc in triplets if abc is not None]
+    if odd:
+        what = counted(len(odd), "image")
+        log.warning("%s left out, whose size is not the one that their boxes are for: %s", what, odd[0])
+    return found
 
 
 def _described(seen: Scored, data_root: Path) -> tuple[dict[str, Described], PictureReader]:
@@ -275,7 +280,6 @@ def selection_accuracy(similarity: Tensor, ties: Ties) -> list[float]:
 def _tables(
     seen: Scored, found: list[Found], images: Side, captions: Side, rows: list[list[int]], ties: Ties
 ) -> dict[str, NumberTable]:
-    """Return the tables; `rows` are those of A and C of each triplet in both sides."""
 
     def taken(side: Side, some: list[int]) -> Embedding:
         return each(lambda t: t[some], side.embedding)

@@ -127,16 +127,19 @@ def align(store: str | Path, split: str = "val") -> Alignment:
 
 
 def _compared(cache: FeatureCache, split: str) -> tuple[list[ImageSet], list[CaptionSet], dict[str, str]]:
-    """Return the sets of both sides that can be compared, and the others with why not; CacheError where none can."""
     if split == "train":
         raise CacheError("the map is fitted on the split 'train'; compare on another one, as val")
     for name in ("train", split):
         if name not in cache.splits:
             raise CacheError(f"{cache.url} has no split '{name}'; it has {', '.join(cache.splits)}")
-    sets = [cache.set_at(path) for path in cache.set_paths()]
-    left_out = {one.path: why for one in sets if (why := _lacks(one, split))}
-    images = [one for one in sets if isinstance(one, ImageSet) and one.path not in left_out]
-    captions = [one for one in sets if isinstance(one, CaptionSet) and one.path not in left_out]
+    images, captions, left_out = list[ImageSet](), list[CaptionSet](), dict[str, str]()
+    for features in map(cache.set_at, cache.set_paths()):
+        if why := _lacks(features, split):
+            left_out[features.path] = why
+        elif isinstance(features, ImageSet):
+            images.append(features)
+        elif isinstance(features, CaptionSet):
+            captions.append(features)
     if not (images and captions):
         reasons = "".join(f"; {path}: {why}" for path, why in left_out.items())
         raise CacheError(f"{cache.url} has no image set and caption set to compare{reasons}")
@@ -144,7 +147,6 @@ def _compared(cache: FeatureCache, split: str) -> tuple[list[ImageSet], list[Cap
 
 
 def _lacks(features: FeatureSet, split: str) -> str:
-    """Return why a set cannot be compared; empty where it can."""
     if features.kind == "words":
         return "its features are trained with a head"
     return ", ".join(f"split {name} is incomplete" for name in ("train", split) if not features.complete(name))

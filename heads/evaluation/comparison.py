@@ -4,6 +4,7 @@ The bootstrap (Efron; paired, as in Sakai, *Evaluating Evaluation Metrics based 
 images with replacement, each with its captions: captions of one image are no independent queries.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,11 +67,11 @@ class Comparison:
             f"{counted(self.captions, 'caption')}, ties {self.ties}; 95% intervals of {RESAMPLES:,} resamples of images"
         )
         rows: Rows = [
-            [one.name.replace("_", " "), one.first, one.second, one.second - one.first, one.low, one.high, sure(one)]
-            for one in self.differences
+            [d.name.replace("_", " "), d.first, d.second, d.second - d.first, d.low, d.high, sure(d)]
+            for d in self.differences
         ]
         header = ["", "first", "second", "difference", "from", "to", ""]
-        changes: Rows = [[one.query[:70], one.way.replace("_", " "), one.first, one.second] for one in self.changes]
+        changes: Rows = [[c.query[:70], c.way.replace("_", " "), c.first, c.second] for c in self.changes]
         queries = ["query", "", "first", "second"]
         ranks = NumberTable("ranks that change most", queries, changes, 1) if changes else "no rank changes"
         return f"{NumberTable(first, header, rows)}\n{ranks}"
@@ -110,29 +111,35 @@ def compare_runs(
     asked = np.flatnonzero(count)
     places = np.searchsorted(np.unique(theirs.caption_image), rows[asked]), columns  # of our queries among theirs
     of_ways = zip(theirs.ranks(), places, strict=True)
-    to_text, to_image = (Ranks(*(one.cpu()[place] for one in way)) for way, place in of_ways)
+    to_text, to_image = (Ranks(*(counts.cpu()[place] for counts in way)) for way, place in of_ways)
     both.append((to_text, to_image))
-    found = [
-        [np.stack([hits(one, k, ties).cpu().numpy() for k in DEPTHS], 1) for one in of_run] for of_run in both
-    ]  # of each run and way [Q, 3]
-    images = found[1][0] - found[0][0]
+    first_hits, second_hits = ([_hits(way, ties) for way in of_run] for of_run in both)
     captions = np.zeros((len(count), len(DEPTHS)))
-    np.add.at(captions, owner.numpy(), found[1][1] - found[0][1])
-    low, high = bootstrap(images, captions[asked], count[asked])
-    means = [100 * np.concatenate([way.mean(0) for way in of_run]) for of_run in found]
-    means = [np.append(one, one.sum()) for one in means]
-    names = [f"{way} R@{k}" for way in WAYS for k in DEPTHS]
-    differences = zip([*names, "RSUM"], *(one.tolist() for one in (*means, low, high)), strict=True)
-    queries = {"image_to_text": [ours.ids[row] for row in asked], "text_to_image": ours.texts}
-    changes = []
-    for number, way in enumerate(WAYS):
-        before, after = (expected_ranks(of_run[number], ties).cpu().numpy() for of_run in both)
-        most = np.argsort(-np.abs(np.log(after / before)), kind="stable")[:CHANGES]
-        changed = [row for row in most if before[row] != after[row]]
-        changes += [Change(way, queries[way][row], float(before[row]), float(after[row])) for row in changed]
+    np.add.at(captions, owner.numpy(), second_hits[1] - first_hits[1])
+    low, high = bootstrap(second_hits[0] - first_hits[0], captions[asked], count[asked])
+    means = [100 * np.concatenate([way.mean(0) for way in of_run]) for of_run in (first_hits, second_hits)]
+    values = *(np.append(mean, mean.sum()) for mean in means), low, high
+    names = [*(f"{way} R@{k}" for way in WAYS for k in DEPTHS), "RSUM"]
+    differences = tuple(map(Difference, names, *(column.tolist() for column in values)))
+    queries = [ours.ids[row] for row in asked], ours.texts
+    changes: list[Change] = []
+    for way, asking, before, after in zip(WAYS, queries, *both, strict=True):
+        changes += _changes(way, asking, before, after, ties)
     names_of = rankers[0].name, rankers[1].name
-    told = tuple(Difference(*one) for one in differences)
-    return Comparison(names_of, split, ties, len(ours.ids), len(ours.texts), told, tuple(changes))
+    return Comparison(names_of, split, ties, len(ours.ids), len(ours.texts), differences, tuple(changes))
+
+
+def _hits(ranks: Ranks, ties: Ties) -> np.ndarray:
+    """Return the hits of Q queries at each of `DEPTHS`, ``[Q, 3]``."""
+    return np.stack([hits(ranks, k, ties).cpu().numpy() for k in DEPTHS], 1)
+
+
+def _changes(way: str, queries: Sequence[str], first: Ranks, second: Ranks, ties: Ties) -> Iterator[Change]:
+    """Yield the queries of a direction whose ranks change most."""
+    before, after = (expected_ranks(ranks, ties).cpu().numpy() for ranks in (first, second))
+    for row in np.argsort(-np.abs(np.log(after / before)), kind="stable")[:CHANGES]:
+        if before[row] != after[row]:
+            yield Change(way, queries[row], float(before[row]), float(after[row]))
 
 
 def bootstrap(

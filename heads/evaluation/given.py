@@ -11,7 +11,8 @@ from ...pipeline.data.rows import RowReader
 from ...pipeline.errors import RunError
 from ...pipeline.exchange.importers.source import ImportOptions, SourceError, map_floats
 from ...pipeline.exchange.importing import import_features
-from .evaluation import Evaluation, evaluate
+from .evaluation import evaluate
+from .result import Evaluation
 
 
 def evaluate_embeddings(

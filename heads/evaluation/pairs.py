@@ -64,13 +64,10 @@ class Pairs:
         key = self.same * len(other.same) + other.same[captions]
         found = key.unique(return_inverse=True)[1]
         first = torch.full_like(key, size).scatter_reduce(0, found, torch.arange(size, device=key.device), "amin")
+        take_images, take_captions = _taking(images), _taking(captions)
         parts = tuple(
-            Part(
-                one.model,
-                tuple(each(_taking(images), view) for view in one.views),
-                each(_taking(captions), one.captions),
-            )
-            for one in other.parts
+            Part(part.model, tuple(each(take_images, view) for view in part.views), each(take_captions, part.captions))
+            for part in other.parts
         )
         return replace(self, parts=self.parts + parts, same=first[found])
 

@@ -114,7 +114,6 @@ def _by_query(
 
 
 def _sorted(scores: Tensor) -> Tensor:
-    """Return the scores of each row, falling."""
     if scores.is_cuda:
         return scores.sort(1, descending=True).values
     return torch.from_numpy(np.sort(scores.numpy(), axis=1)).flip(1)  # of values alone, several times as fast

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -89,8 +89,7 @@ class Ranker:
         image, _, text = features.partition(",")
         self.sets = sets_named(self.cache, image.strip(), text.strip() or "auto")
         self._given = ranks
-        checked: Any = CheckedModel(ranks, *fields_there(*self.sets))
-        self.model = checked
+        self.model = cast(Model, CheckedModel(ranks, *fields_there(*self.sets)))
 
     @cached_property
     def cache(self) -> FeatureCache:
@@ -101,9 +100,8 @@ class Ranker:
     @property
     def on_own_store(self) -> bool:
         """Whether the store is that of a run, perhaps elsewhere; it has the same samples."""
-        return self.run is not None and (
-            self._store is None or self.cache.manifest_sha256 == self.run.info.manifest_sha256
-        )
+        run = self.run
+        return run is not None and (self._store is None or self.cache.manifest_sha256 == run.info.manifest_sha256)
 
     @cached_property
     def sets(self) -> Sets:

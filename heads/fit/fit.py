@@ -185,13 +185,9 @@ def fit(
     source = find_source(data, captions, root, data_root, encoder)
     _log.info("[1/4] Reading")
     splits, texts = read(source, on_error)
-    given = {
-        "data": absolute(str(data)),
-        "captions": captions and absolute(str(captions)),
-        "seed": seed,
-        "features": features,
-    }
-    with _claimed(root, given | {"encoder": None if source.manifest is None else encoder or ENCODER}):
+    given = {"data": absolute(str(data)), "captions": captions and absolute(str(captions)), "seed": seed}
+    given |= {"features": features, "encoder": None if source.manifest is None else encoder or ENCODER}
+    with _claimed(root, given):
         counts = ", ".join(f"{count:,} {split}" for split, count in splits.items())
         fits = in_time(_SECONDS[0] + _SECONDS[1] * texts)
         _log.info(f"[2/4] Encoding {counts}; to fit them will take about {fits} of a CPU core")
@@ -199,9 +195,8 @@ def fit(
         cache = FeatureCache.open(source.store)
         require_different_pictures(cache)
         _log.info("[3/4] Fitting")
-        fitting = _Fitting(
-            choose_sets(cache, features), root, seed, device, None if minutes is None else began + 60 * minutes
-        )
+        end = None if minutes is None else began + 60 * minutes
+        fitting = _Fitting(choose_sets(cache, features), root, seed, device, end)
         chosen, fitted = fitting.run()
         _log.info("[4/4] Judging")
         found = Fit(
@@ -256,8 +251,6 @@ class _Clock(Callback):
 
 
 class _Fitting:
-    """Fits the candidates of a store, and the curve."""
-
     def __init__(self, sets: Sets, root: Path, seed: int, device: str, end: float | None) -> None:
         self.sets, self.store = sets, sets[0].cache.absolute_url
         self.root, self.seed, self.device, self.end = root, seed, device, end
@@ -297,7 +290,6 @@ class _Fitting:
         return chosen, fitted
 
     def _best(self, names: Sequence[str] | Mapping[str, Recipe]) -> str:
-        """Return the best on `val`; of equal ones the first."""
         return max(names, key=lambda name: Run(self.runs[name]).info.best_rsum or 0)
 
     def gain(self, name: str, split: str) -> tuple[float, float, float]:
@@ -351,7 +343,6 @@ def _common(sets: Sets) -> dict[str, Any]:
 
 
 def _row(name: str, run: Path, complete: bool, device: str) -> Row:
-    """Judge a candidate by the test split."""
     found = evaluate(run, protocol="full", hubness=True, device=device)
     (result, *_), corrected = found.results, [one for one, hubs in found.tables if hubs]
     recalls = [one.mean_recall or 0.0 for one in (result, *corrected)]

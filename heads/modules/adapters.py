@@ -89,8 +89,7 @@ class Adapter(Part):
     def adapt(self, features: CachedSets, *, uses_local: bool) -> Adapted:
         """Call it on what it reads of cached features."""
         inputs = features.length, features.local, features.global_, features.token
-        adapted: Adapted = self(*inputs, uses_local=uses_local)
-        return adapted
+        return self(*inputs, uses_local=uses_local)
 
     def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool = True) -> None:
         """Take statistics of all samples of a training split before the first step; each call of `parts` reads it."""

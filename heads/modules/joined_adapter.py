@@ -36,8 +36,7 @@ class JoinedAdapter(Adapter):
 
     def adapt(self, features: CachedSets, *, uses_local: bool) -> Adapted:
         """Call it on the features of each set."""
-        adapted: Adapted = self(features.parts, uses_local=uses_local)
-        return adapted
+        return self(features.parts, uses_local=uses_local)
 
     def forward(self, parts: Sequence[Cached], *, uses_local: bool = True) -> Adapted:
         """Adapt what each set has of B samples.

@@ -65,7 +65,6 @@ class Part(nn.Module):
 
 
 def _checking(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that checks its arguments first."""
     signature = inspect.signature(init)
 
     @functools.wraps(init)

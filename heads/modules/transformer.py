@@ -36,5 +36,4 @@ class TransformerLayer(nn.Module):
         gathered = self.dropout(scores.softmax(-1).to(values.dtype)) @ values
         after_attention, after_mlp = self.norms
         rows = after_attention(rows + self.dropout(self.out(gathered.transpose(-3, -2).flatten(-2))))
-        changed: Tensor = after_mlp(rows + self.dropout(self.mlp(rows)))
-        return changed
+        return after_mlp(rows + self.dropout(self.mlp(rows)))

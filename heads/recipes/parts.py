@@ -23,8 +23,6 @@ LENGTH = torch.tensor([4, 1])  # of two samples, the first a 2 by 2 map
 
 
 class _Named(NamedTuple):
-    """A part by its place in a recipe."""
-
     path: str
     name: str
     given: Block
@@ -90,10 +88,7 @@ def _misfit(one: _Named, compare: _Named) -> str:
 def _try(
     one: _Named, sizes: tuple[int, ...], inputs: Sequence[Any] | None, trial: Callable[..., Any], faults: list[str]
 ) -> Any:
-    """Make a part and, where there are `inputs`, call it; return what it gives, or None and a fault.
-
-    One of the user's goes through its `trial`.
-    """
+    """Return what a part makes of `inputs`, if any, or None and a fault; a user's goes through its `trial`."""
     try:
         if ":" in one.name:
             return None if inputs is None else trial(*inputs)

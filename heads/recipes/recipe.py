@@ -106,10 +106,7 @@ def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str,
 
 
 def _laid_over(values: Mapping[str, Any], base: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Return `base` with `values` over it; a part of another name keeps nothing of the base's parameters.
-
-    RecipeError where a block of values is laid over a single value, which would be lost.
-    """
+    """Return `base` with `values` over it; a part of another name keeps nothing of the base's parameters."""
     merged = dict(base)
     for key, value in values.items():
         inner, below = f"{path}{key}", base.get(key)
@@ -162,9 +159,9 @@ def resolve(
 
 def with_kinds(recipe: Recipe, data: Data) -> Recipe:
     """Return a recipe with these `data`, and without the adapters of kinds that they do not admit."""
-    admitted = {side: {block_of(side, kind) for kind in data.kinds(side)} for side in ("image", "text")}
-    any_ = not all(admitted.values())
-    adapter = {kind: v for kind, v in recipe.adapter.items() if any_ or kind in admitted["image"] | admitted["text"]}
+    image, text = ({block_of(side, kind) for kind in data.kinds(side)} for side in ("image", "text"))
+    any_kind = not (image and text)
+    adapter = {kind: block for kind, block in recipe.adapter.items() if any_kind or kind in image | text}
     recipe = replace(recipe, data=data, adapter=adapter)
     needed = {name.partition(":")[0] for name in own_names(recipe.to_dict())}
     sources = {module: file for module, file in recipe.sources.items() if module in needed}
@@ -208,10 +205,7 @@ def own_names(values: Mapping[str, Any]) -> list[str]:
 
 
 def _schema(values: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
-    """Return the keys a recipe may have, nested; which parts `values` names decides their parameters.
-
-    RecipeError where one of one's own cannot be used.
-    """
+    """Return the keys a recipe may have, nested; which parts `values` names decides their parameters."""
     named = get(values, "loss")
     named = named if isinstance(named, Mapping) else {}
     terms = {

@@ -109,7 +109,6 @@ def _made(part: type[Any], sizes: Sequence[Any], given: Mapping[str, Any]) -> nn
 
 
 def _made_again(made: nn.Module, part: type[Any], sizes: Sequence[Any], given: Mapping[str, Any]) -> nn.Module:
-    """Return another part with the weights of `made`, as an evaluation makes it."""
     again = _made(part, sizes, given)
     again.load_state_dict(made.state_dict())
     return again
@@ -124,7 +123,6 @@ def _called(made: nn.Module, *inputs: Any) -> Any:
 
 
 def _refilled(rows: Tensor) -> Tensor:
-    """Return rows with other values on their padding."""
     padding = ~valid_rows(rows, torch.tensor(_LENGTH))
     return torch.where(padding[..., None], 100 * torch.randn_like(rows), rows)
 
@@ -136,7 +134,6 @@ def _require_finite(place: str, embedding: Embedding) -> None:
 
 
 def _require_kept(place: str, values: Embedding, again: Embedding) -> None:
-    """Raise ValueError where a part that is made again gives other values."""
     if not all(map(_close, tensors_of(values).values(), tensors_of(again).values())):
         raise ValueError(
             f"{place} gives other values when it is made again with the same weights: register what it draws as a "

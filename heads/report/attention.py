@@ -165,7 +165,6 @@ def grid_boxes(height: int, width: int, pool: Several[int] = (1, 1)) -> np.ndarr
 
 
 def _why_no_places(run: PageRun, images: list[int]) -> str:
-    """Return why attention over these images cannot be drawn; empty if it can."""
     features, rows = run.seen.batches.image_set, run.seen.batches.image_rows[images]
     if run.pictures.why_not:
         return "there are no pictures"

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence as Several
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..evaluation.number_table import shown
 from ..evaluation.own_model import Embedder
 from ..evaluation.scoring import Ranker, embed_split
 from ..runs.info import BRANCHES, versions
-from .attention import attention_of_run
+from .attention import Attended, attention_of_run
 from .examples import DIRECTIONS, PageRun, agreement_table, by_element, disagreements, exemplary, gallery, mixed
 from .pictures import Pictures
 from .tables import Opening, evaluation_tables, facts_table, training_charts
@@ -90,26 +91,19 @@ def names(paths: Several[str]) -> list[str]:
 def render(page: dict[str, Any]) -> str:
     """Return the HTML of a page."""
     loader = PackageLoader(__package__ or "", "templates")
-    templates = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    templates.filters["shown"] = shown
-    return templates.get_template("page.html").render(page, mark=MARK)
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages.filters["shown"] = shown
+    return pages.get_template("page.html").render(page, mark=MARK)
 
 
 def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str) -> dict[str, Any]:
     """Return what the template fills in; of several runs there is less of each."""
-    samples = [(run.seen.ids, run.seen.texts) for run in runs]
-    alike = all(one == samples[0] for one in samples)
-    compared = len(runs) > 1 and alike
+    first, *others = [(run.seen.ids, run.seen.texts) for run in runs]
+    alike = all(other == first for other in others)
+    compared = alike and bool(others)
     absent = [] if alike else [("comparison", "the runs do not see the same images and captions")]
-    attention = []
-    lead = max(runs, key=lambda run: run.ways["image_to_text"].query_elements.shape[1])
-    for run in runs:
-        first = exemplary(lead if alike else run, seed)
-        what, images, reason = attention_of_run(run, _each(IMAGES, len(runs)), seed, first)
-        attention += [(run.name, what, images)] if images else []
-        absent += [(f"attention of {run.name}", reason)] if reason else []
+    attended = _attended(runs, seed, alike)
+    absent += [(f"attention of {name}", reason) for name, (_, _, reason) in attended.items() if reason]
     page = {
         "runs": [run.name for run in runs],
         "dataset": runs[0].seen.ranker.cache.dataset,
@@ -120,9 +114,9 @@ def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str)
         "charts": training_charts(runs),
         "agreement": agreement_table(runs) if compared else None,
         "disagreements": {way: disagreements(runs, way, 3, seed) if compared else [] for way in DIRECTIONS},
-        "attention": attention,
+        "attention": [(name, what, images) for name, (what, images, _) in attended.items() if images],
         "elements": _elements(runs, seed),
-        "spreads": [sentence for run in runs for sentence in spread(run)],
+        "spreads": [*chain.from_iterable(map(spread, runs))],
         "galleries": {way: _galleries(runs, way, seed, alike) for way in DIRECTIONS},
         "absent": absent,
         "seed": seed,
@@ -131,8 +125,13 @@ def _content(runs: Several[PageRun], pictures: Pictures, seed: int, device: str)
     return page | {"pictures": pictures}  # last: by now it holds what is shown
 
 
+def _attended(runs: Several[PageRun], seed: int, alike: bool) -> dict[str, tuple[str, list[Attended], str]]:
+    """Return where each run looks, as `attention_of_run` has it; if all see the same samples, in one image first."""
+    lead, count = max(runs, key=lambda run: run.ways["image_to_text"].query_elements.shape[1]), _each(IMAGES, len(runs))
+    return {run.name: attention_of_run(run, count, seed, exemplary(lead if alike else run, seed)) for run in runs}
+
+
 def _evaluations(runs: Several[PageRun], device: str) -> list[tuple[str, Any]]:
-    """Return what the runs reach, by name, and what their frozen encoders reach that lie in one space."""
     seen = {run.name: run.seen for run in runs}
     found = [(name, tables([one.ranker], one, load_measures(one.ranker))) for name, one in seen.items()]
     rankers = {(one.ranker.cache.url, *(part.name for part in one.ranker.sets)): one.ranker for one in seen.values()}
@@ -143,7 +142,6 @@ def _evaluations(runs: Several[PageRun], device: str) -> list[tuple[str, Any]]:
 
 
 def _elements(runs: Several[PageRun], seed: int) -> list[tuple[str, list[tuple[str, Any]]]]:
-    """Return what single elements find: a title, and by run the queries."""
     sets, found = [run for run in runs if run.seen.is_set], []
     for way, title in DIRECTIONS.items():
         for right, what in ((True, "right"), (False, "wrong")):
@@ -183,5 +181,4 @@ def _galleries(runs: Several[PageRun], way: str, seed: int, alike: bool) -> list
 
 
 def _each(total: int, runs: int) -> int:
-    """Return how many each of several runs shows, if one shows `total`."""
     return -(-total // max(1, runs))

@@ -5,9 +5,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..evaluation.evaluation import FEW, Evaluation, Result, too_few
 from ..evaluation.metrics import WAYS
 from ..evaluation.number_table import NumberTable, Rows, shown
+from ..evaluation.result import FEW, Evaluation, Result, too_few
 from ..recipes.blocks import Recipe, role
 from ..runs.info import BRANCHES
 from .examples import PageRun
@@ -69,10 +69,12 @@ def differing_settings(recipes: Sequence[Recipe | None]) -> list[list[str]]:
     values = [{} if recipe is None else recipe.flat() for recipe in recipes]
     first: dict[str, dict[str, Any]] = {}
     pairs = [(own, first.setdefault(own["name"], own)) for own in values if own]
-    keys = dict.fromkeys(key for own in values for key in own if role(key) in ("learnt", "finetuned", "rounded"))
-    differing = [key for key in keys if any(own.get(key) != other.get(key) for own, other in pairs)]
-    cells = {key: [own.get(key, "–") for own in values] for key in differing}
-    return [[key, *(one if isinstance(one, str) else json.dumps(one) for one in row)] for key, row in cells.items()]
+    rows = []
+    for key in dict.fromkeys(key for own in values for key in own if role(key) in ("learnt", "finetuned", "rounded")):
+        if any(own.get(key) != other.get(key) for own, other in pairs):
+            cells = (own.get(key, "–") for own in values)
+            rows.append([key, *(cell if isinstance(cell, str) else json.dumps(cell) for cell in cells)])
+    return rows
 
 
 def evaluation_tables(found: Sequence[tuple[str, Evaluation]]) -> list[NumberTable]:

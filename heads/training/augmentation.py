@@ -76,7 +76,6 @@ def _mask_words(captions: Features, share: float, mask: int) -> Features:
 
 
 def _valid(rows: Tensor, length: Tensor) -> Tensor:
-    """Return which rows of `[B, N, …]` are no padding, bool `[B, N]` on the host."""
     return torch.arange(rows.shape[1]) < on_host(length)[:, None]
 
 

@@ -37,7 +37,12 @@ class Callback:
         """Take notice of the end, also of one by an error."""
 
 
-class TensorBoard(Callback):
+class _Log(Callback):
+    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
+        self.on_step(step, {"epoch": epoch, **values})
+
+
+class TensorBoard(_Log):
     """Event files in the run's folder `tensorboard`; what a stop left after the last saved step is taken back."""
 
     def on_begin(self, run: Run, step: int, epochs: Sequence[Mapping[str, Any]]) -> None:
@@ -51,16 +56,12 @@ class TensorBoard(Callback):
         for tag, value in values.items():
             self.writer.add_scalar(tag, value, step)
 
-    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Write the values at the epoch's last step."""
-        self.on_step(step, {"epoch": epoch, **values})
-
     def on_end(self, error: BaseException | None) -> None:
         """Close the event file."""
         self.writer.close()
 
 
-class WeightsAndBiases(Callback):
+class WeightsAndBiases(_Log):
     """A run of Weights & Biases, in the project `xret`, named as the folder."""
 
     def on_begin(self, run: Run, step: int, epochs: Sequence[Mapping[str, Any]]) -> None:
@@ -73,10 +74,6 @@ class WeightsAndBiases(Callback):
     def on_step(self, step: int, values: Mapping[str, float]) -> None:
         """Log the values."""
         self.session.log(dict(values), step=step)
-
-    def on_epoch(self, epoch: int, step: int, values: Mapping[str, float]) -> None:
-        """Log the values at the epoch's last step."""
-        self.on_step(step, {"epoch": epoch, **values})
 
     def on_end(self, error: BaseException | None) -> None:
         """End the session."""

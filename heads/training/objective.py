@@ -7,6 +7,7 @@ to one part: it also puts back the random state, so that dropout and noise are t
 """
 
 from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +56,7 @@ class Objective:
     """
 
     static = True  # whether the operations of a step follow from the shapes of its batch
-    generators: (
-        tuple[torch.Generator, ...] | list[torch.Generator]
-    ) = ()  # from which a step draws beside the device's own
+    generators: Several[torch.Generator] = ()  # from which a step draws beside the device's own
 
     def __init__(self, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches | None = None) -> None:
         self.recipe, self.model, self.losses = recipe, model, losses
@@ -97,11 +96,9 @@ class Objective:
             return Prepared(images, captions, words, phases, blocks=(positives, others))
         size = len(images.length), len(captions.length)
         ignored = None if text is None or same_is_positive else send(mask_of(others, size), device)
-        listed = None if device.type == "cpu" else Pairs(*send(torch.stack(positives), device))
+        pairs = None if device.type == "cpu" else Pairs(*send(torch.stack(positives), device))
         taught = None if self.teacher is None else self.teacher.scores(batch)
-        return Prepared(
-            images, captions, words, phases, send(mask_of(positives, size), device), listed, ignored, taught
-        )
+        return Prepared(images, captions, words, phases, send(mask_of(positives, size), device), pairs, ignored, taught)
 
     def loss(self, given: Prepared) -> Tensor:
         """Compute the loss of a prepared batch without synchronising with the host."""
@@ -134,7 +131,6 @@ class Objective:
         return torch.stack(terms)
 
     def _parts(self, given: Prepared) -> int:
-        """Return in how many parts a batch is embedded: `data.chunk` units at once."""
         chunk = self.recipe.data.chunk
         units = given.images if self.recipe.data.unit == "image" else given.captions
         return 1 if chunk is None else -(-len(units.length) // chunk)

@@ -1,31 +1,29 @@
 """Training a head from cached features, from top to bottom."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from numbers import Integral
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
 
 from ...pipeline.device import drawing, pick_device, within_memory
 from ...pipeline.errors import CacheError, RecipeError, RunError
 from ...pipeline.reading.batches import Batches, joined_batches
-from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import Images, parts_of
 from ...pipeline.reading.placement import Placement, Resident
 from ...pipeline.reading.split import AS_A_WHOLE
 from ...pipeline.store import OK, FeatureCache, ImageSet
-from ...pipeline.store.leaks import find_leaks
+from ...pipeline.store.leaks import Leaks, find_leaks
 from ...pipeline.wording import counted
-from ..evaluation.closed_form import find_base
-from ..evaluation.evaluation import FEW, evaluate_untrained, too_few
-from ..model import Model, build_losses, build_model, feature_facts, fitted, term_of
+from ..evaluation.evaluation import evaluate_untrained
+from ..evaluation.result import FEW, too_few
+from ..model import build_losses, build_model, feature_facts, fitted
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.own import remember
@@ -35,17 +33,15 @@ from ..recipes.settings import Settings
 from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
 from ..runs.info import RunInfo, absolute
 from ..runs.run import Run, require_free
+from .beginning import begin
 from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
 from .stacked import Stack, StackedTrainer
 from .teacher import Teacher, taught
 from .trainer import Trainer, TrainSummary, stopped_early
-from .word_vectors import read_word_vectors
 
 R = TypeVar("R", bound=Run)
-_WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"
-_BATCH = 256  # samples that are read together for statistics
 _log = logging.getLogger("xret")
 
 
@@ -93,32 +89,26 @@ def train(
         CacheError: the store cannot be used.
         RunError: `out` exists or does not fit, memory does not suffice, or the loss is not finite.
     """
-    stores = [str(store)] if isinstance(store, str | Path) else [*map(str, store)]
+    stores, settings = [str(store)] if isinstance(store, str | Path) else [*map(str, store)], settings or {}
     if not stores:
         raise CacheError("there is no store to learn from; name one")
     if not isinstance(recipe, Recipe):
-        recipe = load_recipe(str(recipe), settings or {}, trust)
+        recipe = load_recipe(str(recipe), settings, trust)
     require_log(recipe.runtime.log)
     seed, target = checked_seed(seed), pick_device(device)
     remember(recipe.code)  # of a worker, which did not read the recipe, and may have no place for notes
     run = opened(Run, out, resume, trust)
     base = first_weights(init_from, run, trust)
-    distil = _teacher_of(distil, run, stores)
+    distil = _begun_with("distil", distil, run)
     recipe = taught(recipe, distil)
     cache = FeatureCache.open(stores[0])
     require_splits(cache)
     sets = sets_named(cache, recipe.data.image, recipe.data.text) if run is None else sets_of_run(run, cache)
     recipe = fitted(recipe, *map(feature_facts, sets))
-    for warning in without_effect(settings or {}, recipe).values():
+    for warning in without_effect(settings, recipe).values():
         _log.warning(warning)
     require_places(recipe, sets)
-    if run is None:
-        begun = None if base is None else absolute(str(base.path))
-        info = RunInfo.of(
-            *sets, recipe=recipe, store=stores[0], seed=seed, device=str(target), init_from=begun, distil=distil
-        )
-    else:
-        info = replace(run.info, recipe=recipe, seed=seed)
+    info = _info(run, sets, base, recipe=recipe, seed=seed, store=stores[0], distil=distil, device=str(target))
     others = other_sets(stores[1:], info, cache)
     with enough_memory(target, recipe):
         with drawing(torch.device("cpu"), seed):  # where the weights are drawn: a seed begins alike on every device
@@ -126,11 +116,9 @@ def train(
             losses = build_losses(recipe, info.text_facts).to(target)
         if recipe.data.chunk is not None:
             require_whole_batches(model, "data.chunk")
-        how = {"resident": resident, "views": views_to_draw(sets[0], recipe), "share": recipe.data.share}
-        place = placement_of(recipe, run)
-        split = joined_batches(
-            [batches_of(one, model, "train", target, placement=place, **how) for one in (sets, *others)]
-        )
+        how: dict[str, Any] = {"views": views_to_draw(sets[0], recipe), "share": recipe.data.share}
+        how |= {"placement": placement_of(recipe, run), "resident": resident}
+        split = joined_batches([batches_of(each, model, "train", target, **how) for each in (sets, *others)])
         val_split = batches_of(sets, model, "val", target, resident=resident)
         objective = Objective(recipe, model, losses, split)
         if distil is not None:
@@ -144,24 +132,19 @@ def train(
     with run.locked(created), enough_memory(target, recipe):
         if not trainer.resume(run):
             if leaks is not None:
-                introduce(info, split, val_split)
-                if leaks.sentence:
-                    _warn_once(f"{cache.url}: {leaks.sentence}.")
-            _begin(objective, base, split, val_split, logging.INFO if title == "" else logging.DEBUG)
+                introduce(info, split, val_split, leaks)
+            begin(objective, base, split, val_split, alone=title == "")
         summary = trainer.train(run, split, val_split, callbacks, title)
         untrained = evaluate_untrained(sets, "val", protocol="full", device=str(target))
         rsum = None if untrained is None else untrained.results[0].rsum
         return replace(summary, leaks=leaks, untrained_rsum=rsum)
 
 
-def _begin(objective: Objective, base: Run | None, split: Batches, val: Batches, level: int) -> None:
-    """Give a new head what it takes from its data, logged at `level`, or from another run."""
-    if base is None:
-        look_at_data(objective.model, split)
-        fit_residual(objective.model, objective.recipe, split, val, level)
-    else:
-        take_weights(objective.model, base, split)
-        take_losses(objective.losses, objective.recipe, base)
+def _info(run: Run | None, sets: Sets, base: Run | None, *, recipe: Recipe, seed: int, **new: Any) -> RunInfo:
+    """Return what is known of a training that begins, `new` facts included, or goes on."""
+    if run is not None:
+        return replace(run.info, recipe=recipe, seed=seed)
+    return RunInfo.of(*sets, recipe=recipe, seed=seed, init_from=base and absolute(str(base.path)), **new)
 
 
 def require_negatives(split: Batches) -> None:
@@ -173,7 +156,6 @@ def require_negatives(split: Batches) -> None:
 
 @lru_cache(16)
 def _warn_once(sentence: str) -> None:
-    """Warn, but not again for each of several trainings of this process."""
     _log.warning(sentence)
 
 
@@ -274,8 +256,11 @@ def other_sets(also: Sequence[str], info: RunInfo, cache: FeatureCache) -> list[
     """Return the feature sets in the stores `also` that are equal to those in `info`, which are of `cache`.
 
     Raises:
-        CacheError, RunError: a store cannot be used or has no such features, or two have the same samples.
+        CacheError, RunError: a store cannot be used or has no such features, two have the same samples, or there is a
+            teacher.
     """
+    if also and info.distil is not None:
+        raise RunError("a teacher is of one store: train with --distil on a single one")
     samples, found = {cache.manifest_sha256: cache.url}, []
     for url in also:
         other = FeatureCache.open(url)
@@ -293,18 +278,19 @@ def checked_seed(seed: int) -> int:
     return int(seed)
 
 
-def introduce(info: RunInfo, split: Batches, val: Batches) -> None:
-    """Log what differs from the bundled recipe of this name, what of it does nothing, and what is too small."""
+def introduce(info: RunInfo, split: Batches, val: Batches, leaks: Leaks) -> None:
+    """Log what differs from the bundled recipe of this name, and what is to be known of the splits."""
     recipe = info.recipe
     if recipe.name in recipe_names():
-        bundled, kinds = load_recipe(recipe.name).flat(), ("data.image_kind", "data.text_kind")
-        changed = [f"{key}={value}" for key, value in recipe.flat().items() if bundled.get(key) != value]
-        changed = [text for text in changed if not text.startswith((*kinds, "code."))]
+        bundled, beside = load_recipe(recipe.name).flat(), ("data.image_kind", "data.text_kind", "code.")
+        differing = (item for item in recipe.flat().items() if bundled.get(item[0]) != item[1])
+        changed = [f"{key}={value}" for key, value in differing if not key.startswith(beside)]
         _log.info(f"{recipe.name}{' with ' if changed else ''}{', '.join(changed)}")
     held = val.parts[0].image_set
     for other in split.parts[1:]:
-        for name in (name for name in held.cache.splits if name != "train"):
-            if count := len(_pictures(other.image_set, "train") & _pictures(held, name)):
+        for name in held.cache.splits:
+            count = len(_pictures(other.image_set, "train") & _pictures(held, name))
+            if count and name != "train":
                 _log.warning(
                     f"{other.image_set.cache.url} teaches {counted(count, 'picture')} of split '{name}' of"
                     f" {held.cache.url}, so that recalls on that split come out too high"
@@ -314,6 +300,8 @@ def introduce(info: RunInfo, split: Batches, val: Batches) -> None:
     unit, size = recipe.data.unit, recipe.data.batch_size
     if (items := split.images if unit == "image" else split.captions) < size:
         _log.info(f"data.batch_size={size:,} takes all {items:,} {unit}s at once: an epoch is a single step.")
+    if leaks.sentence:
+        _warn_once(f"{held.cache.url}: {leaks.sentence}.")
 
 
 def _pictures(features: Images, split: str) -> set[bytes]:
@@ -322,49 +310,16 @@ def _pictures(features: Images, split: str) -> set[bytes]:
     return {digest.tobytes() for digest in digests if digest.any()}
 
 
-def look_at_data(model: Model, split: Batches) -> None:
-    """Give a new model what it takes from its training split: statistics of the features, and vectors of the words.
-
-    Raises:
-        VectorsError: the GloVe or fastText file cannot be read.
-        RecipeError: its vectors are of another width than `adapter.words.word_dim`.
-    """
-    for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
-        for number, adapter in (*enumerate(branch.adapters), *enumerate(branch.twins)):
-            adapter.measure(partial(_of_set, parts, number), branch.aggregator.uses_local)
-    words = [one for one in (*model.text.adapters, *model.text.twins) if one.vectors is not None]
-    if words and words[0].vectors is not None:
-        read = read_word_vectors(words[0].vectors, split.caption_set.vocabulary or ())
-        try:
-            for one in words:
-                one.load_vectors(torch.from_numpy(read.vectors), torch.from_numpy(read.found))
-        except ValueError as error:
-            raise RecipeError(f"adapter.words: {error}") from error
-        _log.warning(f"words without a vector in {words[0].vectors}: {len(read.missing)} of {len(read.found)}")
-
-
-def fit_residual(model: Model, recipe: Recipe, split: Batches, val: Batches, level: int) -> None:
-    """Give a new model the closed form that its head is added to, where the recipe has one, and log it at `level`."""
-    if recipe.model.residual in ("cca", "procrustes"):
-        found = find_base(model, split, val, rotate=recipe.model.residual == "procrustes")
-        _log.log(level, f"closed form: ridge {found.ridge:g}, power {found.power:g}, val RSUM {found.rsum:.1f}")
-
-
-def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:
-    """Read a split's features of one of the feature sets once more."""
-    return (features.parts[number] for features in parts(_BATCH))
-
-
-def _teacher_of(distil: str | Path | None, run: Run | None, stores: Sequence[str]) -> str | None:
-    """Return the run that a training learns from; a resumed `run` knows it. RunError if it was begun with another."""
-    given = None if distil is None else absolute(str(distil))
-    if given is not None and len(stores) > 1:
-        raise RunError("a teacher is of one store: train with --distil on a single one")
-    known = None if run is None else run.info.distil
-    if run is not None and given not in (None, known):
-        how = f"with --distil {known}" if known else "without --distil"
+def _begun_with(key: str, given: str | Path | None, run: Run | None) -> str | None:
+    """Return the run that an argument names; a resumed `run` knows it. RunError if it was begun with another."""
+    known = None if run is None else getattr(run.info, key)
+    if given is None:
+        return known
+    if run is not None and absolute(str(given)) != known:
+        option = f"--{key.replace('_', '-')}"
+        how = f"with {option} {known}" if known else f"without {option}"
         raise RunError(f"{run.path} was begun {how}; resume it so, or take another --out")
-    return given if run is None else known
+    return absolute(str(given))
 
 
 def first_weights(init_from: str | Path | None, run: Run | None, trust: bool = False) -> Run | None:
@@ -373,44 +328,12 @@ def first_weights(init_from: str | Path | None, run: Run | None, trust: bool = F
     Raises:
         RunError: there is no such run, it has no weights, or `run` was begun with another.
     """
-    known = None if run is None else run.info.init_from
-    if run is not None and init_from is not None and absolute(str(init_from)) != known:
-        how = f"with --init-from {known}" if known else "without --init-from"
-        raise RunError(f"{run.path} was begun {how}; resume it so, or take another --out")
-    place = known if init_from is None else init_from
+    place = _begun_with("init_from", init_from, run)
     if place is None or (run is not None and run.begun):
         return None
     base = Run(place, trust)
     _ = base.weights
     return base
-
-
-def take_weights(model: Model, base: Run, split: Batches) -> None:
-    """Give a new model all weights of another run's best epoch; RunError if they do not fit, or words are others."""
-    if base.vocabulary != split.caption_set.vocabulary:
-        raise RunError(f"{base.path} knows other words than the captions of {split.caption_set.cache.url}; {_WHOLE}")
-    there, here = base.model(torch.device("cpu")).state_dict(), model.state_dict()
-    shapes = [{name: list(value.shape) for name, value in one.items()} for one in (there, here)]
-    if said := difference(shapes[0], shapes[1]):
-        raise RunError(f"the weights of {base.path} do not fit: {said}; {_WHOLE}")
-    model.load_state_dict(there)
-    own = (*parts_of(split.image_set), *parts_of(split.caption_set))
-    if [one.fingerprint for one in own] != [*base.info.fingerprints("image"), *base.info.fingerprints("text")]:
-        names = ", ".join((*base.info.names("image"), *base.info.names("text")))
-        _log.warning(f"--init-from: {base.path} has learnt from other features ({names}).")
-
-
-def take_losses(losses: nn.ModuleDict, recipe: Recipe, base: Run) -> None:
-    """Give the terms of a new training what another run's have learned, where both have them with the same values.
-
-    A temperature, for one. Nothing is taken of a run that was handed on without its checkpoint.
-    """
-    if (checkpoint := base.load_checkpoint()) is None:
-        return
-    there, here = ({term: {**block, "weight": 1} for term, block in one.terms.items()} for one in (base.recipe, recipe))
-    same = {term for term, block in here.items() if there.get(term) == block}
-    learned = {key: value for key, value in checkpoint["state"]["losses"].items() if term_of(key) in same}
-    losses.load_state_dict(losses.state_dict() | learned)
 
 
 def enough_memory(device: torch.device, recipe: Recipe) -> AbstractContextManager[None]:

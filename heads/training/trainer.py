@@ -6,9 +6,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -135,7 +136,6 @@ class Trainer:
 
     @property
     def _parts(self) -> list[str]:
-        """What has a state of its own."""
         return [name for name in _PARTS if getattr(self, name) is not None]
 
     def checkpoint(self) -> dict[str, Any]:
@@ -196,21 +196,13 @@ class Trainer:
 
     @contextmanager
     def _told(self, run: Run, callbacks: Sequence[Callback]) -> Iterator[None]:
-        """Call `on_begin` and `on_end` around the training."""
-        kind, error = self.recipe.runtime.log, None
+        kind = self.recipe.runtime.log
         self._callbacks = [*([LOGS[kind]()] if kind != "none" else []), *callbacks]
-        begun: list[Callback] = []
-        try:
-            for one in self._callbacks:
-                one.on_begin(run, self.step, tuple(self.metrics))
-                begun.append(one)
+        with ExitStack() as ends:
+            for callback in self._callbacks:
+                callback.on_begin(run, self.step, tuple(self.metrics))
+                ends.push(partial(_end, callback))
             yield
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            for one in begun:
-                one.on_end(error)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -223,11 +215,7 @@ class Trainer:
                 self._await_written()
 
     def _save(self, *, export: bool, weights: bool = False) -> None:
-        """Begin to write a copy of the state, once the one before is written; `export` as well, after an epoch.
-
-        Raises:
-            RunError: the one before could not be written.
-        """
+        """Begin to write a copy of the state, once the one before is written; `export` as well, after an epoch."""
         self._await_written()
         checkpoint, run, kept = self.checkpoint(), self._run, self.kept
         state = checkpoint["state"]
@@ -363,10 +351,8 @@ class Trainer:
         near = [name for name, value in at_rest.items() if abs(terms[name] - value) < _NEAR * abs(value)]
         self.at_constant = self.at_constant + 1 if near else 0
         if self.at_constant == COLLAPSED:
-            term, block = near[0], self.recipe.terms[near[0]]
-            warm = (
-                f"loss.{term}.warmup_epochs={block['warmup_epochs'] + 1} or --set " if "warmup_epochs" in block else ""
-            )
+            term, epochs = near[0], self.recipe.terms[near[0]].get("warmup_epochs")
+            warm = "" if epochs is None else f"loss.{term}.warmup_epochs={epochs + 1} or --set "
             log.say(
                 f"collapse: the {term} loss has sat at {at_rest[term]:g}, its value for equal similarities, for"
                 f" {COLLAPSED} steps, so that little is learnt; begin another run with --set {warm}optimizer.lr="
@@ -386,7 +372,6 @@ class Trainer:
         return NotFinite(f"{what}; {kept}{way}", seen)
 
     def _epochs_at(self, steps: int) -> float:
-        """Return the epochs so far after so many steps of the present one."""
         return self.epoch + steps / self._steps_an_epoch
 
     @contextmanager
@@ -406,7 +391,6 @@ class Trainer:
         return self.seed, self.epoch, self.steps
 
     def _epoch(self, **order: Any) -> Iterator[Batch]:
-        """Yield the batches of an epoch; see `Batches.epoch`."""
         return self._split.epoch(**order)
 
     @property
@@ -414,6 +398,10 @@ class Trainer:
         """The learning rate of the epoch's last step so far, before the factors of its parts."""
         schedule, last = self.recipe.schedule, self._epochs_at(self.steps - 1)
         return learning_rate(schedule, self.recipe.optimizer.lr, last) * warmup(schedule, last)
+
+
+def _end(callback: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:
+    callback.on_end(error)
 
 
 def stopped_early(epochs: int, best_epoch: int, patience: int | None) -> bool:

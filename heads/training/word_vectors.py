@@ -57,19 +57,25 @@ def _lines(file: BinaryIO, compressed: bool, progress: Progress) -> Iterator[byt
     progress.update(file.tell() - at)
 
 
-def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> WordVectors:
+def _begun(lines: Iterator[bytes], path: Path) -> tuple[int | None, int, Iterator[bytes]]:
+    """Return how many vectors a header promises, if there is one, how wide they are, and the lines that have them."""
     first = next(lines, b"")
     header = re.fullmatch(rb"(\d{1,12}) (\d{1,6})", first)
-    promised, dim = (int(header[1]), int(header[2])) if header else (0, first.count(b" "))
+    promised, dim = (int(header[1]), int(header[2])) if header else (None, first.count(b" "))
     begin = next(lines, b"") if header else first
     if dim == 0 or (promised and begin.count(b" ") < dim):  # before memory is made for as many numbers
         raise VectorsError(f"{path} does not begin with a word and its numbers; use a text file of word vectors")
+    return promised, dim, chain([begin] if begin else [], lines)
+
+
+def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> WordVectors:
+    promised, dim, lines = _begun(lines, path)
     rows = {word: row for row, word in enumerate(vocabulary)}
     vectors = np.zeros((len(rows), dim), dtype=np.float32)
     rank = np.zeros(len(rows), dtype=np.int8)  # of the line a word has: 2 with this very word, 1 in lower case, 0 none
     count = 0
-    for count, line in enumerate(chain([begin] if begin else [], lines), 1):
-        where = f"{path}: line {count + bool(header)}"
+    for count, line in enumerate(lines, 1):
+        where = f"{path}: line {count + (promised is not None)}"
         name, *numbers = line.rsplit(b" ", dim)
         if len(numbers) < dim:
             raise VectorsError(f"{where} is not a word with {dim} numbers; use a text file of word vectors")
@@ -77,7 +83,7 @@ def _read(lines: Iterator[bytes], path: Path, vocabulary: Sequence[str]) -> Word
         better, row = (2, rows[word]) if word in rows else (1, rows.get(word.lower()))
         if row is not None and better > rank[row]:
             vectors[row], rank[row] = _vector(numbers, where), better
-    if count < promised:
+    if count < (promised or 0):
         raise VectorsError(f"{path}: its first line promises {promised} vectors and it has {count}; get the file again")
     if not rank.any():
         raise VectorsError(f"{path} has no word of the vocabulary; use vectors of the captions' language")

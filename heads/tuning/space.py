@@ -43,9 +43,9 @@ def make_space(
     """
     own = {full_key(key): given for key, given in own.items()}
     fixed, base = normalised(settings), fitted(load_recipe(recipe, settings), image, text)
-    lacking = {f"loss.{term}.weight": 0.0 for term in LOSSES if term not in base.terms}  # may be varied all the same
-    base = changed(base, {key: 1 for key in lacking if key in own})
-    values = flat(asdict(base)) | {key: weight for key, weight in lacking.items() if key in own}
+    lacking = own.keys() & {f"loss.{term}.weight" for term in LOSSES.keys() - base.terms}  # may be varied all the same
+    base = changed(base, dict.fromkeys(lacking, 1))
+    values = flat(asdict(base)) | dict.fromkeys(lacking, 0.0)
     swapped = tuple(f"{part}." for part in PARTS if f"{part}.name" in own)  # another part may lack these keys
     refusal = partial(_refusal, recipe=base, values=values, fixed=fixed, swapped=swapped)
     texts = bundled(base.name, [key for key in flat(base.to_dict()) if not refusal(key)])
@@ -106,11 +106,7 @@ def ends(one: BaseDistribution) -> tuple[Any, ...]:
 
 
 def _distribution(key: str, given: Any, recipe: Recipe) -> BaseDistribution:
-    """Return the distribution that a text or a list of choices describes; its values are as the recipe reads them.
-
-    Raises:
-        RecipeError: the text has another form, or the recipe takes none of these values.
-    """
+    """Return the distribution that a text or a list of choices describes; its values are as the recipe reads them."""
 
     def read(text: str) -> Any:
         return flat(asdict(changed(recipe, {key: text.strip()}))).get(key, 0.0)  # a loss of weight 0 is not there

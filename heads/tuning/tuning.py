@@ -14,7 +14,7 @@ while one trains trials, OUT/lock while one looks into the journal and changes i
 import fcntl
 import json
 import logging
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -35,7 +35,8 @@ from ...pipeline.files import locked, remove, write_text
 from ...pipeline.reading.placement import Resident
 from ...pipeline.store import FeatureCache
 from ...pipeline.wording import aligned, counted, in_time
-from ..evaluation.evaluation import Evaluation, evaluate
+from ..evaluation.evaluation import evaluate
+from ..evaluation.result import Evaluation
 from ..model import feature_facts, fitted
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import load_recipe
@@ -82,6 +83,12 @@ class Trial:
         facts = max(reported.values(), default=None), len(reported), round(seconds, 3)
         return cls(trial.number, _STATUS[trial.state], trial.params, *facts, trial.user_attrs.get("error", lost))
 
+    def cells(self, keys: Iterable[str]) -> list[str]:
+        """Return what a table shows of it, with its values of these keys."""
+        rsum, values = "-" if self.rsum is None else f"{self.rsum:.2f}", (self.values.get(key) for key in keys)
+        shown = (f"{value:.3g}" if isinstance(value, float) else as_text(value) for value in values)
+        return [str(self.number), rsum, self.status, str(self.epochs), f"{self.seconds:.1f}", *shown]
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -107,13 +114,9 @@ class Tuning:
 
     def __str__(self) -> str:
         ranked = sorted(self.trials, key=lambda trial: (trial.status != "done", -(trial.rsum or 0), trial.number))
-        columns = [["trial", "validation RSUM", "status", "epochs", "seconds", *self.space]]
         own = [trial for trial in ranked[SHOWN:] if trial.values == self.trials[0].values][:1]
-        for trial in ranked[:SHOWN] + own:
-            rsum = "-" if trial.rsum is None else f"{trial.rsum:.2f}"
-            values = [trial.values.get(key) for key in self.space]
-            shown = [f"{value:.3g}" if isinstance(value, float) else as_text(value) for value in values]
-            columns.append([str(trial.number), rsum, trial.status, str(trial.epochs), f"{trial.seconds:.1f}", *shown])
+        columns = [["trial", "validation RSUM", "status", "epochs", "seconds", *self.space]]
+        columns += [trial.cells(self.space) for trial in ranked[:SHOWN] + own]
         while len(columns) > 3 and sum(2 + max(map(len, column)) for column in columns) > WIDTH + 2:
             columns.pop(-2 if own else -1)
         pruned, failed = (sum(trial.status == status for trial in self.trials) for status in ("pruned", "failed"))
@@ -125,8 +128,6 @@ class Tuning:
 
 @dataclass(frozen=True)
 class _Study:
-    """What `tune` was called with, resolved."""
-
     root: Path
     store: str
     name: str
@@ -250,7 +251,6 @@ def _train_trials(study: _Study) -> None:
 
 
 def _asked(study: _Study, number: int) -> Iterator[_Asked]:
-    """Yield as many new trials as are left, at most this number."""
     with _locked(study.root / "lock"):
         for _ in range(number):
             opened = study.open()
@@ -341,7 +341,6 @@ def _seconds_of(trials: Sequence[FrozenTrial]) -> float:
 
 @contextmanager
 def _locked(file: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the lock of a file until the block or the process ends; wait for it."""
     file.touch()
     with locked(file, how=how):
         yield

@@ -44,8 +44,7 @@ class AggregationBlock(nn.Module):
         self, dim: int, heads: int, head_dim: int, update: Update, normalized_over: NormalizedOver, dropout: float
     ) -> None:
         super().__init__()
-        self.heads = heads
-        self.normalized_over = normalized_over
+        self.heads, self.normalized_over = heads, normalized_over
         self.norm = nn.LayerNorm(dim)
         self.query = nn.Linear(dim, heads * head_dim, bias=False)
         self.out = nn.Linear(heads * head_dim, dim)
@@ -161,8 +160,7 @@ class ElementSlots(Aggregator):
             raise ValueError(f"ElementSlots: {heads} heads do not divide dim {dim}: set head_dim")
         head_dim = head_dim or dim // heads
         self.heads, self.head_dim = heads, head_dim
-        self.iterations = iterations
-        self.positions = positions
+        self.iterations, self.positions = iterations, positions
         self.uses_place = positions == "grid"
         self.uses_global = global_feature
         self.initial = initial

@@ -63,9 +63,7 @@ class GPO(Pooling):
         super().__init__(local_dim, dim)
         if feature_input and generator == "interpolation":
             raise ValueError("GPO: feature_input is true, but must be false where generator is 'interpolation'")
-        self.generator = generator
-        self.per_dimension = per_dimension
-        self.feature_input = feature_input
+        self.generator, self.per_dimension, self.feature_input = generator, per_dimension, feature_input
         inputs = POSITION_DIM + dim * feature_input
         outputs = dim if per_dimension else 1
         if generator == "interpolation":

@@ -26,14 +26,7 @@ class RowTransformer(Pooling):
     """
 
     def __init__(
-        self,
-        local_dim: int,
-        dim: int,
-        *,
-        residual: Share = 0.8,
-        k: Few = 2,
-        head_dim: Width = 64,
-        dropout: Rate = 0.1,
+        self, local_dim: int, dim: int, *, residual: Share = 0.8, k: Few = 2, head_dim: Width = 64, dropout: Rate = 0.1
     ) -> None:
         super().__init__(local_dim, dim)
         self.residual = residual

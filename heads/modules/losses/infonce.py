@@ -71,9 +71,7 @@ class InfoNCE(BlockLoss):
 
     def total(self, parts: Parts, positives: Pairs) -> Tensor:
         """Return the loss, a scalar; zero without a positive."""
-        images, captions = (
-            one.squeeze(0) if len(one) == 1 else one.logsumexp(0) for one in (parts.images, parts.captions)
-        )
+        images, captions = (t.squeeze(0) if len(t) == 1 else t.logsumexp(0) for t in (parts.images, parts.captions))
         negatives = torch.stack([images[positives.rows], captions[positives.columns]])
         return softplus(negatives - parts.own).sum() / (2 * max(len(parts.own), 1))
 

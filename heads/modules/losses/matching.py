@@ -46,11 +46,7 @@ class MatchingBCE(Loss):
             image: column's) closest positive counts as positive too.
     """
 
-    def __init__(
-        self,
-        *,
-        pseudo_positives: Annotated[float, at_least(0)] = 0.0,
-    ) -> None:
+    def __init__(self, *, pseudo_positives: Annotated[float, at_least(0)] = 0.0) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.tensor(SCALE))
         self.shift = nn.Parameter(torch.tensor(SHIFT))

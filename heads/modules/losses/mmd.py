@@ -29,7 +29,5 @@ class MMD(Loss):
             # Elements as near as the rounding error of the product count as coinciding: the root's slope is infinite at
             # 0, and what was filled in gets no gradient whatever that slope.
             distance = squared.masked_fill(squared < 16 * torch.finfo(squared.dtype).eps, 0).sqrt()
-            share = torch.cat(
-                [x.new_full((len(one),), sign / len(one)) for one, sign in zip(flat, (1, -1), strict=True)]
-            )
+            share = torch.cat([x.new_full((len(t),), sign / len(t)) for t, sign in zip(flat, (1, -1), strict=True)])
             return share @ (-0.5 * distance).exp() @ share

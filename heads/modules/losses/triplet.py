@@ -57,11 +57,8 @@ class Triplet(Loss):
         farthest: Annotated[float, between(NEAREST, 2)] = 1.7,
     ) -> None:
         super().__init__()
-        self.margin = margin
-        self.negatives = negatives
-        self.reduction = reduction
-        self.warmup_epochs = warmup_epochs
-        self.farthest = farthest
+        self.margin, self.negatives, self.reduction = margin, negatives, reduction
+        self.warmup_epochs, self.farthest = warmup_epochs, farthest
         self.epoch: float = 0
         if negatives == "distance-weighted":
             self.alone = "negatives that are drawn"
@@ -106,12 +103,7 @@ def _hardest(similarity: Tensor, positives: Tensor, _: Pairs | None, margin: flo
 
 
 def _every(
-    similarity: Tensor,
-    positives: Tensor,
-    pairs: Pairs | None,
-    margin: float,
-    reduction: str,
-    semi_hard: bool = False,
+    similarity: Tensor, positives: Tensor, pairs: Pairs | None, margin: float, reduction: str, semi_hard: bool = False
 ) -> Tensor:
     """One direction: each positive pair with each negative of its row."""
     row, column = pairs or pairs_of(positives)

@@ -58,9 +58,7 @@ class CrossAttention(Similarity):
     ) -> None:
         super().__init__()
         self.direction = self.attends = direction
-        self.pooling = pooling
-        self.lambda_softmax = lambda_softmax
-        self.lambda_lse = lambda_lse
+        self.pooling, self.lambda_softmax, self.lambda_lse = pooling, lambda_softmax, lambda_lse
         self.negative_slope = negative_slope
 
     def forward(self, images: Sequence, captions: Sequence) -> Tensor:
@@ -108,7 +106,6 @@ class CrossAttention(Similarity):
         return PaperCost((2 * regions * words + queries) * width, "SCAN", why)
 
     def _compared(self, images: Sequence, captions: Sequence) -> Tensor:
-        """Return the similarity of prepared rows, `[I, C]`."""
         if self.direction == "t-i":
             return self._pooled(self._relevance(captions, images), captions)
         return self._pooled(self._relevance(images, captions), images).T
@@ -142,5 +139,4 @@ class CrossAttention(Similarity):
 
 
 def _prepared(sequence: Sequence) -> Sequence:
-    """Return unit rows, with zeros after every length."""
     return Sequence(unit(zero_padding(*sequence)), sequence.length.to(sequence.rows.device))

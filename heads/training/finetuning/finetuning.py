@@ -26,7 +26,7 @@ from ....pipeline.encoders.origin import Origin
 from ....pipeline.encoders.spec import short_name
 from ....pipeline.errors import RecipeError, RunError
 from ....pipeline.files import remove, writing
-from ....pipeline.reading.joined_sets import Captions, Images, parts_of
+from ....pipeline.reading.joined_sets import parts_of
 from ....pipeline.reading.pictures import find_pictures
 from ....pipeline.reading.split import Split
 from ...model import Model, build_losses, term_of
@@ -34,8 +34,8 @@ from ...recipes.blocks import Recipe
 from ...recipes.recipe import changed
 from ...recipes.schema import difference, flat
 from ...recipes.settings import Settings
-from ...runs.features import RetokenizedCaptions, batches_of, open_store, sets_of_run, views_to_draw
-from ...runs.info import BRANCHES, BranchName, absolute, versions
+from ...runs.features import RetokenizedCaptions, Sets, batches_of, open_store, sets_of_run, views_to_draw
+from ...runs.info import BRANCHES, BranchName, RunInfo, absolute, versions
 from ...runs.run import CHECKPOINT, Run
 from ..callbacks import Callback, require_log
 from ..objective import require_whole_batches
@@ -107,15 +107,14 @@ def finetune(
     sets = sets_of_run(base, cache)
     pictures = find_pictures(cache, None if data_root is None else Path(data_root)) if "image" in put_back else None
     with within_memory(target, *_LACKING):
-        own = {name: str(path) for name in BRANCHES if (path := base.backbone(name)) is not None}  # tuned before
-        visual, text = visual_weights or own.get("image"), text_weights or own.get("text")
+        tuned = {name: str(path) for name in BRANCHES if (path := base.backbone(name)) is not None}
         encoders: dict[str, TrainableEncoder] = {}
         if "text" in put_back:
-            (captions,) = parts_of(sets[1])
+            (captions,), text = parts_of(sets[1]), text_weights or tuned.get("text")
             encoders["text"] = put_back_captions(captions, text, str(target), trust)
         if pictures is not None:
             (images,), rows = parts_of(sets[0]), Split.of(*sets, "train").image_rows
-            size = recipe.finetune.image_size
+            visual, size = visual_weights or tuned.get("image"), recipe.finetune.image_size
             encoders["image"] = put_back_images(images, rows, pictures, visual, str(target), size, trust)
         model = EndToEndModel(base.model(target, recipe), encoders, recipe)
         if recipe.data.chunk is not None:
@@ -123,8 +122,7 @@ def finetune(
         losses = build_losses(recipe, base.text_facts).to(target)
         losses.load_state_dict(before["losses"])
         optimizer = _optimizer(base, before, recipe, model, losses)
-    views = views_to_draw(sets[0], recipe)
-    drawn: dict[str, Any] = {"views": views, "share": recipe.data.share}
+    drawn: dict[str, Any] = {"views": views_to_draw(sets[0], recipe), "share": recipe.data.share}
     learnt = batches_of(sets, model, "train", target, placement=placement_of(recipe, new), **drawn)
     how = recipe.finetune.crop_and_flip, recipe.finetune.mask_words
     both = learnt, batches_of(sets, model, "val", target)
@@ -132,23 +130,25 @@ def finetune(
     trainer = Trainer(EndToEndObjective(recipe, model, losses, split), optimizer, target)
     trainer.epoch, trainer.step, trainer.best_epoch = before["epoch"], before["step"], before["epoch"]
     trainer.metrics = base.metrics()[: trainer.epoch]
-    prints = {name: list(base.info.fingerprints(name)) for name in BRANCHES}
-    put = [name for name in BRANCHES if name in encoders]
-    facts: dict[str, Any] = {"epochs": 0, "best_epoch": None, "best_rsum": None, "init_from": None}
-    facts |= {"finetuned": {"epoch": trainer.epoch, "reattach": put, "fingerprints": prints}, "recipe": recipe}
-    facts |= {"head": absolute(str(base.path)), "device": str(target), "versions": versions()}
-    facts |= {name: _origins(found, base.info.origins(name)) for name, found in zip(BRANCHES, sets, strict=True)}
+    info = _info(base, sets, recipe=recipe, device=str(target), put_back=put_back, epoch=trainer.epoch)
     created = new is None
-    new = ready(TunedRun, new, out, on_split(replace(base.info, **facts), split))
+    new = ready(TunedRun, new, out, on_split(info, split))
     with new.locked(created), within_memory(target, *_LACKING):
         trainer.resume(new)
         return trainer.train(new, split, val, callbacks)
 
 
-def _origins(features: Images | Captions, before: Sequence[Origin]) -> tuple[Origin, ...]:
-    """Return what made the parts of a set, by the store, which knows where the weights of other runs lie."""
-    pairs = zip(parts_of(features), before, strict=True)
-    return tuple(was if isinstance(one, RetokenizedCaptions) else Origin.of(one) for one, was in pairs)
+def _info(base: Run, sets: Sets, *, recipe: Recipe, device: str, put_back: Sequence[BranchName], epoch: int) -> RunInfo:
+    """Return what is known of a fine-tuning; the store knows where the weights of other runs lie."""
+    origins: dict[str, Any] = {}
+    for name, features in zip(BRANCHES, sets, strict=True):
+        pairs = zip(parts_of(features), base.info.origins(name), strict=True)
+        origins[name] = tuple(was if isinstance(now, RetokenizedCaptions) else Origin.of(now) for now, was in pairs)
+    facts: dict[str, Any] = {"epochs": 0, "best_epoch": None, "best_rsum": None, "init_from": None, **origins}
+    prints = {name: list(base.info.fingerprints(name)) for name in BRANCHES}
+    facts |= {"finetuned": {"epoch": epoch, "reattach": list(put_back), "fingerprints": prints}, "recipe": recipe}
+    facts |= {"head": absolute(str(base.path)), "device": device, "versions": versions()}
+    return replace(base.info, **facts)
 
 
 class TunedRun(Run):
@@ -185,10 +185,7 @@ class TunedRun(Run):
 def _optimizer(
     base: Run, state: dict[str, Any], recipe: Recipe, model: EndToEndModel, losses: nn.ModuleDict
 ) -> torch.optim.Optimizer:
-    """Return the head's optimiser with the state that its training left, and groups for the backbones.
-
-    Another optimiser than the head's begins without a state.
-    """
+    """Return the head's optimiser with its state, without one if it is another, and groups for the backbones."""
     before = build_optimizer(model, losses, base.recipe.optimizer)
     saved = state["optimizer"]
     groups = saved["param_groups"][: len(before.param_groups)]  # after them come a fine-tuned run's backbones
@@ -201,9 +198,8 @@ def _optimizer(
         optimizer.state.update({p: before.state[p] for p in weights_of(model, losses) if p in before.state})
     for name, backbone in model.backbones.items():
         factor, frozen = (getattr(recipe.finetune, f"{name}_{what}") for what in ("lr", "frozen"))
-        matrices = [p for p in backbone.parameters() if p.ndim > 1]
-        others = [p for p in backbone.parameters() if p.ndim <= 1]
-        for parameters in (matrices, others):
+        for matrices in (True, False):
+            parameters = [p for p in backbone.parameters() if (p.ndim > 1) == matrices]
             decay = decay_of(parameters[0], recipe.optimizer) if parameters else 0.0
             optimizer.add_param_group({"params": parameters, "factor": factor, "frozen": frozen, "weight_decay": decay})
     return optimizer
@@ -212,12 +208,7 @@ def _optimizer(
 def _recipe(
     base: Run, state: Mapping[str, Any], settings: Settings, reattach: Sequence[str]
 ) -> tuple[Recipe, tuple[BranchName, ...]]:
-    """Return the run's recipe, changed, and which backbones are put back.
-
-    Raises:
-        RecipeError: the settings do not fit, change what the head was trained for, or nothing would be put back.
-        RunError: the head has trained to the end of the schedule.
-    """
+    """Return the run's recipe, changed, and which backbones are put back."""
     recipe = changed(base.recipe, settings)
     require_log(recipe.runtime.log)
     if said := difference(_settled(base.recipe, state), _settled(recipe, state)):
@@ -227,28 +218,34 @@ def _recipe(
             f"{base.path} has trained to the end of its schedule, epoch {state['epoch']}; say how many there shall be"
             f" in all, for example --set schedule.epochs={state['epoch'] + 10}"
         )
-    if set(reattach) - set(BRANCHES):
-        raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(reattach)}'")
-    learns = {name: getattr(recipe.finetune, f"{name}_lr") > 0 for name in BRANCHES}
-    put_back = tuple(name for name in BRANCHES if name in reattach or (not reattach and learns[name]))
-    if not put_back:
+    learning = [name for name in BRANCHES if getattr(recipe.finetune, f"{name}_lr") > 0]
+    put_back = _put_back(base, reattach or learning)
+    if recipe.augment.mix:
+        _log.warning("augment.mix: a fine-tuning blends nothing, since its features are not cached.")
+    missing: dict[str, Any] = {f"{name}_lr": _FACTOR for name in put_back if name not in learning}
+    for key in missing:
+        _log.warning(f"finetune.{key}: the recipe has none; {_FACTOR} times the head's learning rate is taken.")
+    augment, tuned = replace(recipe.augment, mix=0.0), replace(recipe.finetune, **missing)
+    return replace(recipe, augment=augment, finetune=tuned), put_back
+
+
+def _put_back(base: Run, names: Sequence[str]) -> tuple[BranchName, ...]:
+    """Return which backbones are put back; RecipeError where there are none, or one cannot be."""
+    if set(names) - set(BRANCHES):
+        raise RecipeError(f"--reattach takes image, text or image,text, not '{','.join(names)}'")
+    if not names:
         raise RecipeError(
             f"the recipe of {base.path} says of no backbone that it learns; say which to put back with --reattach"
             " image, text or image,text"
         )
+    put_back = tuple(name for name in BRANCHES if name in names)
     for name in put_back:
         if len(sets := base.info.names(name)) > 1:
             raise RecipeError(
                 f"{base.path} reads several {name} feature sets ({', '.join(sets)}), and xret puts back the backbone of"
                 " a single one; fine-tune a head that is trained on one of them"
             )
-    if recipe.augment.mix:
-        _log.warning("augment.mix: a fine-tuning blends nothing, since its features are not cached.")
-    missing: dict[str, Any] = {f"{name}_lr": _FACTOR for name in put_back if not learns[name]}
-    for key in missing:
-        _log.warning(f"finetune.{key}: the recipe has none; {_FACTOR} times the head's learning rate is taken.")
-    augment, tuned = replace(recipe.augment, mix=0.0), replace(recipe.finetune, **missing)
-    return replace(recipe, augment=augment, finetune=tuned), put_back
+    return put_back
 
 
 def _settled(recipe: Recipe, state: Mapping[str, Any]) -> dict[str, Any]:

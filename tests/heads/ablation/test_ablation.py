@@ -27,7 +27,8 @@ from small_store import make_store
 from xret.heads.ablation import ablation as module
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.table import as_text, summarise
-from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
+from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.result import Evaluation, Result
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xret.heads.ablation.table import Entry, as_csv, as_latex, as_text, require_saveable, save, summarise
-from xret.heads.evaluation.evaluation import Result
+from xret.heads.evaluation.result import Result
 from xret.pipeline.errors import RunError
 
 

@@ -13,8 +13,9 @@ from small_reports import require_sound
 from small_store import make_store
 from small_trainings import recipe_of
 
-from xret.heads.evaluation.evaluation import Evaluation, Result, evaluate
+from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.number_table import shown as number
+from xret.heads.evaluation.result import Evaluation, Result
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.report import write_report
 from xret.heads.report.page import names, spread

@@ -56,7 +56,7 @@ def run_tasks(
     `how` goes to `Client.submit`. CacheError: the scheduler went away. What `work` raises is raised.
     """
     from distributed import as_completed
-    from distributed.comm import CommClosedError
+    from distributed.comm.core import CommClosedError
     from distributed.scheduler import KilledWorker
 
     left, sent, ended = iter(tasks), dict[Any, T](), as_completed([], loop=client.loop)

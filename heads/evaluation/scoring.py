@@ -294,7 +294,8 @@ def embed_split(ranker: Ranker, split: str, views: int = 1, *, whole: bool = Tru
         model, batches = ranker.model, ranker.batches(split)
         image = embed_side(model.embed_images, batches.image_features(BATCH))
         text = embed_side(model.embed_captions, batches.caption_features(BATCH))
-        texts = batches.texts()
+        texts, rows = batches.texts(), (batches.image_rows, batches.caption_rows)
+        (first, last), (begin, end) = ((int(some[0]), int(some[-1]) + 1) for some in rows)
         others = (ranker.batches(split, views=(view,)) for view in range(1, views))
         further = (embed_all(model.embed_images, one.image_features(BATCH)) for one in others)
         pairs, similarity = None, torch.empty(0, device=device)
@@ -318,8 +319,8 @@ def embed_split(ranker: Ranker, split: str, views: int = 1, *, whole: bool = Tru
             caption_image=torch.as_tensor(batches.caption_image),
             ids=batches.ids(),
             file_names=batches.file_names(),
-            cocoid=ranker.cache.sample_array("cocoid")[batches.image_rows],
-            sentid=ranker.cache.sentids(0, ranker.cache.captions)[batches.caption_rows],
+            cocoid=ranker.cache.sample_array("cocoid", first, last)[batches.image_rows - first],
+            sentid=ranker.cache.sentids(begin, end)[batches.caption_rows - begin],
             texts=texts,
             skipped=batches.skipped,
             log_circular_variance=log_circular_variance(*sets) if len(sets) == 2 else None,

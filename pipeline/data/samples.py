@@ -5,10 +5,14 @@ import json
 import logging
 import re
 import unicodedata
+from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, repeat
+from typing import overload
+
+import numpy as np
 
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
@@ -16,11 +20,14 @@ from .digests import NONE
 from .manifest import SPLITS, Manifest
 from .rows import SPLIT_NAMES, Entry, folder_split
 from .sources import FOLDER, Place, Source, digests_of, open_pictures, read_source
+from .texts import Texts
 
 log = logging.getLogger("xret")
 
 Kept = Callable[[], Mapping[str, str]]  # gives splits by file name, where they were settled before
 
+_NUMBERS: dict[str | None, int] = {split: number for number, split in enumerate(SPLITS)}
+_BLOCK = 4096  # images that are made of columns together
 _NOTED = 1000  # samples that are left out, of which a store keeps the reasons
 
 
@@ -44,12 +51,101 @@ class ImageSample:
     place: Place | None = None  # where it lies in the files of its source; None in a folder
 
 
+class Images(Sequence[ImageSample]):
+    """Images in columns, which take a few bytes each beside their texts, and are given one by one.
+
+    Attributes:
+        rows: the columns' rows in the order of the images, int64 [I].
+        names, ids, texts: of the images, and of all captions.
+        edges: the first caption of each row, and the number of all, int64.
+        splits: as numbers of `SPLITS`, uint8.
+        cocoids, sentids: int64.
+        places: int64 [I,3]; of a folder [0,3].
+    """
+
+    def __init__(self, entries: Iterable[Entry], most: int | None = None) -> None:
+        """Take images as their source gives them, with so many captions of each at `most`; splits come later."""
+        self.names, self.texts, imgids = Texts(), Texts(), Texts()
+        edges, cocoids, places, numbers, running = (array("q", start) for start in ([0], [], [], [], []))
+        kinds: dict[str | None, int] = {}
+        kind, by_imgid, numbered, number = array("i"), True, True, 0
+        for entry in entries:
+            self.names.append(entry.file_name)
+            imgids.append(entry.imgid or "")
+            by_imgid = by_imgid and entry.imgid is not None
+            for text, sentid in entry.captions[:most]:
+                self.texts.append(text)
+                numbers.append(-1 if sentid is None else sentid)
+                running.append(number + len(running) - edges[-1])
+            numbered = numbered and all(sentid is not None for _, sentid in entry.captions)
+            number += len(entry.captions)
+            edges.append(len(self.texts))
+            cocoids.append(entry.cocoid)
+            places.extend(entry.place or ())
+            kind.append(kinds.setdefault(entry.split, len(kinds)))
+        self.ids = imgids if by_imgid else self.names
+        self.edges, self.cocoids, self.sentids = map(np.array, (edges, cocoids, numbers if numbered else running))
+        self.places = np.array(places).reshape(-1, 3)
+        self.given, self.kinds = np.array(kind), list(kinds)
+        self.splits = np.zeros(len(self.names), np.uint8)
+        self.rows = np.arange(len(self.names))
+
+    @classmethod
+    def of(cls, samples: Sequence[ImageSample]) -> "Images":
+        """Return images whose splits are settled, in their order, as columns."""
+        entries = (
+            Entry(one.file_name, one.split, [(c.text, c.sentid) for c in one.captions], one.id, one.cocoid, one.place)
+            for one in samples
+        )
+        images = cls(entries)
+        images.splits = np.array([SPLITS.index(one.split) for one in samples], np.uint8)
+        return images
+
+    def settle(self, splits: np.ndarray) -> None:
+        """Give each row its split, and order the images by them."""
+        self.splits, self.rows = splits, np.argsort(splits, kind="stable")
+
+    @property
+    def caption_count(self) -> np.ndarray:
+        """Captions of each image, int64 [I]."""
+        return np.asarray(np.diff(self.edges)[self.rows])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, image: int) -> ImageSample: ...
+    @overload
+    def __getitem__(self, image: slice) -> list[ImageSample]: ...
+    def __getitem__(self, image: int | slice) -> ImageSample | list[ImageSample]:
+        if isinstance(image, slice):
+            return [*self._samples(self.rows[image])]
+        return next(self._samples(self.rows[[image]]))
+
+    def __iter__(self) -> Iterator[ImageSample]:
+        parts = (self.rows[first : first + _BLOCK] for first in range(0, len(self), _BLOCK))
+        return chain.from_iterable(map(self._samples, parts))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Images) and len(self) == len(other) and all(map(ImageSample.__eq__, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _samples(self, rows: np.ndarray) -> Iterator[ImageSample]:
+        numbers = (self.edges[rows], self.edges[rows + 1], self.splits[rows], self.cocoids[rows])
+        places = map(tuple, self.places[rows].tolist()) if len(self.places) else repeat(None)
+        columns = zip(rows.tolist(), *(column.tolist() for column in numbers), places, strict=False)
+        for row, first, last, split, cocoid, place in columns:
+            captions = tuple(map(Caption, self.texts[first:last], self.sentids[first:last].tolist()))
+            yield ImageSample(self.ids[row], self.names[row], SPLITS[split], cocoid, captions, place)
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """All of a data set."""
 
     dataset: str  # the manifest's name
-    images: tuple[ImageSample, ...]  # by split as in `SPLITS`, inside a split as in the source
+    images: Images  # by split as in `SPLITS`, inside a split as in the source
     splits: dict[str, tuple[int, int]]  # rows [first, last) of each split that has any
     digest: str  # SHA-256 over name and rows in hexadecimal; where the pictures lie does not matter
     source: Source = FOLDER  # where they lie
@@ -69,33 +165,21 @@ def read_samples(manifest: Manifest, skip: bool = False, kept: Kept = dict) -> S
 
 
 def build_samples(
-    entries: list[Entry],
+    entries: Iterable[Entry],
     manifest: Manifest,
     source: Source = FOLDER,
     left_out: Sequence[str] = (),
     kept: Kept = dict,
 ) -> Samples:
     """Settle splits, ids and numbers of entries, and put them in the order of the store; errors of `read_samples`."""
-    splits = _splits(entries, manifest, source, kept)
-    _check_counts(Counter(splits), manifest)
-    by_imgid = all(entry.imgid is not None for entry in entries)
-    numbered = all(sentid is not None for entry in entries for _, sentid in entry.captions)
-    images, number = [], 0
-    for entry, split in zip(entries, splits, strict=True):
-        captions = tuple(
-            Caption(text, sentid if numbered and sentid is not None else running)
-            for running, (text, sentid) in enumerate(entry.captions, number)
-        )
-        number += len(captions)
-        identity = str(entry.imgid) if by_imgid else entry.file_name
-        captions = captions[: manifest.captions_per_image]
-        images.append(ImageSample(identity, entry.file_name, split, entry.cocoid, captions, entry.place))
-    images.sort(key=lambda image: SPLITS.index(image.split))
-    counts = Counter(splits)
-    ends = accumulate((counts[split] for split in SPLITS), initial=0)
+    images = Images(entries, manifest.captions_per_image)
+    images.settle(_splits(images, manifest, source, kept))
+    counts = dict(zip(SPLITS, np.bincount(images.splits, minlength=len(SPLITS)).tolist(), strict=True))
+    _check_counts(counts, manifest)
+    ends = accumulate(counts.values(), initial=0)
     ranges = {split: rows for split, rows in zip(SPLITS, pairwise(ends), strict=True) if counts[split]}
     digest = _digest(manifest, images)
-    return Samples(manifest.name, tuple(images), ranges, digest, source, tuple(left_out[:_NOTED]))
+    return Samples(manifest.name, images, ranges, digest, source, tuple(left_out[:_NOTED]))
 
 
 # Vowel signs and accents are not letters to `re`, yet they belong to the word around them.
@@ -121,27 +205,30 @@ def tokenize(text: str) -> list[str]:
     return _WORD.findall(unicodedata.normalize("NFC", seen.lower()).replace("’", "'"))
 
 
-def _splits(entries: list[Entry], manifest: Manifest, source: Source, kept: Kept) -> list[str]:
+def _splits(images: Images, manifest: Manifest, source: Source, kept: Kept) -> np.ndarray:
     """Return the split of each image, after merging; where the source has none, that of `_own_splits`."""
-    without = [entry.file_name for entry in entries if entry.split is None]
-    if without and len(without) < len(entries):
+    if None in images.kinds and len(images.kinds) > 1:
+        first = images.names[int(np.argmax(images.given == images.kinds.index(None)))]
         raise ManifestError(
-            f"{manifest.listing}: some images have a split and some, such as '{without[0]}', have none; "
+            f"{manifest.listing}: some images have a split and some, such as '{first}', have none; "
             "give it to all or none."
         )
-    folders = [split for name in without if (split := folder_split(name))]
-    if len(folders) == len(without) and len({*folders}) > 1:
-        shares = ", ".join(f"{folders.count(split)} {split}" for split in dict.fromkeys(folders))
-        log.warning("%s names no splits: %s by the folders of the pictures.", manifest.listing, shares)
-        return folders
-    if without:
-        splits = _own_splits(entries, manifest, source, kept())
-        shares = ", ".join(f"{splits.count(split)} {split}" for split in SPLITS[:3])
-        log.warning("%s names no splits: %s by SHA-256 of the file name.", manifest.listing, shares)
+    if None in images.kinds:
+        named, by = [*dict.fromkeys(map(folder_split, images.names))], "the folders of the pictures"
+        if None in named or len(named) == 1:
+            named, by = [*SPLITS[:3]], "SHA-256 of the file name"
+            splits = _own_splits(images, manifest, source, kept())
+        else:
+            splits = np.fromiter((_NUMBERS[folder_split(name)] for name in images.names), np.uint8)
+        counts = np.bincount(splits, minlength=len(SPLITS)).tolist()
+        shares = ", ".join(f"{counts[_NUMBERS[split]]} {split}" for split in named)
+        log.warning("%s names no splits: %s by %s.", manifest.listing, shares, by)
         return splits
     joins = {**SPLIT_NAMES, **manifest.merge_splits}
-    merged = [joins.get(str(entry.split), str(entry.split)) for entry in entries]
-    strange = Counter(split for split in merged if split not in SPLITS)
+    merged, strange = [joins.get(str(kind), str(kind)) for kind in images.kinds], Counter[str]()
+    for split, count in zip(merged, np.bincount(images.given, minlength=len(merged)).tolist(), strict=True):
+        if split not in SPLITS:
+            strange[split] += count
     if strange:
         found = printable(", ".join(f"{count} in '{split}'" for split, count in strange.items()))
         unwritten = manifest.path == manifest.captions  # an import has no manifest
@@ -149,54 +236,61 @@ def _splits(entries: list[Entry], manifest: Manifest, source: Source, kept: Kept
         log.warning(
             "%s: images of unknown splits count as 'other' (%s); %s to use them.", manifest.listing, found, advice
         )
-    return [split if split in SPLITS else "other" for split in merged]
+    numbers = [_NUMBERS.get(split, _NUMBERS["other"]) for split in merged]
+    return np.asarray(np.array(numbers, np.uint8)[images.given])
 
 
-def _own_splits(entries: list[Entry], manifest: Manifest, source: Source, kept: Mapping[str, str]) -> list[str]:
+def _own_splits(images: Images, manifest: Manifest, source: Source, kept: Mapping[str, str]) -> np.ndarray:
     """Return train, val or test for each image: those that are `kept`, by file name, and 80, 10 and 10% of the others.
 
     Files of equal bytes are in one split. The order is that of the names' SHA-256, but files that are there several
     times come first, so that they are in train as far as it goes.
     """
-    names = [entry.file_name for entry in entries]
-    splits = [kept.get(name, "") for name in names]
-    if all(splits):
-        return splits
-    groups: dict[bytes | str, list[int]] = {}
-    for row, key in enumerate(_contents(entries, manifest, source)):
-        groups.setdefault(key, []).append(row)
-    new: list[list[int]] = []
-    for rows in groups.values():
-        if known := next(filter(None, (splits[row] for row in rows)), None):
-            for row in rows:
-                splits[row] = splits[row] or known
-        else:
-            new.append(rows)
-    hashes = [hashlib.sha256(name.encode("utf-8", "replace")).digest() for name in names]
-    new.sort(key=lambda rows: (-len(rows), min(hashes[row] for row in rows)))
-    images = sum(map(len, new))
-    for split, count in (("test", images - images * 9 // 10), ("val", max(1, images * 9 // 10 - images * 8 // 10))):
-        while count > 0 and len(new) > 1:
-            for row in (rows := new.pop()):
-                splits[row] = split
-            count -= len(rows)
-    return [split or "train" for split in splits]
+    names = images.names
+    splits = np.fromiter((_NUMBERS.get(kept.get(name), -1) for name in names), np.int64, len(names))
+    if (splits >= 0).all():
+        return splits.astype(np.uint8)
+    group = np.unique(_contents(images, manifest, source), return_inverse=True)[1]
+    known = np.flatnonzero(splits >= 0)[::-1]  # so that the first row of a group counts
+    size, of_group = np.bincount(group), np.full(group.max() + 1, -1)
+    of_group[group[known]] = splits[known]
+    least = np.full(len(size), np.iinfo(np.uint64).max)
+    hashes = (hashlib.sha256(name.encode("utf-8", "replace")).digest()[:8] for name in names)
+    np.minimum.at(least, group, np.fromiter((int.from_bytes(one) for one in hashes), np.uint64, len(names)))
+    new = np.flatnonzero(of_group < 0)
+    new, total = new[np.lexsort((least[new], -size[new]))], int(size[new].sum())
+    of_group[new], left = _NUMBERS["train"], len(new)
+    for split, count in (("test", total - total * 9 // 10), ("val", max(1, total * 9 // 10 - total * 8 // 10))):
+        while count > 0 and left > 1:
+            left -= 1
+            of_group[new[left]] = _NUMBERS[split]
+            count -= size[new[left]]
+    return np.where(splits < 0, of_group[group], splits).astype(np.uint8)
 
 
-def _contents(entries: list[Entry], manifest: Manifest, source: Source) -> list[bytes | str]:
-    """Return for each image what is equal for files of equal bytes; only those of one size are read."""
-    places = {entry.file_name: entry.place for entry in entries if entry.place is not None}
-    pictures = open_pictures(source, manifest.images, places)
+def _contents(images: Images, manifest: Manifest, source: Source) -> np.ndarray:
+    """Return a number for each image, equal for files of equal bytes; only those of one size are read."""
     # Bytes of each file; tables do not say them, and a file that is missing has none.
-    sizes = {name: place[2] or -1 for name, place in places.items()}
-    sizes = sizes or {entry.file_name: pictures.stamp(entry.file_name)[0] for entry in entries}
-    times = Counter(sizes.values())
-    alike = [name for name, size in sizes.items() if size and times[size] > 1]
-    digests = dict(zip(alike, digests_of(pictures, alike), strict=True))
-    return [found if (found := digests.get(name, NONE)) != NONE else name for name in sizes]
+    if len(images.places):
+        sizes = np.where(images.places[:, 2] == 0, -1, images.places[:, 2])
+    else:
+        folder = open_pictures(source, manifest.images, {})
+        sizes = np.fromiter((folder.stamp(name)[0] for name in images.names), np.int64, len(images.names))
+    _, which, times = np.unique(sizes, return_inverse=True, return_counts=True)
+    alike = np.flatnonzero((sizes != 0) & (times[which] > 1)).tolist()
+    places: dict[str, Place] = {}
+    if len(images.places):
+        places = {images.names[row]: tuple(images.places[row].tolist()) for row in alike}
+    digests = digests_of(open_pictures(source, manifest.images, places), [images.names[row] for row in alike])
+    first: dict[bytes, int] = {}
+    contents = np.arange(len(sizes))
+    for row, digest in zip(alike, digests, strict=True):
+        if digest != NONE:
+            contents[row] = first.setdefault(digest, row)
+    return contents
 
 
-def _check_counts(found: Counter[str], manifest: Manifest) -> None:
+def _check_counts(found: Mapping[str, int], manifest: Manifest) -> None:
     wrong = [
         f"{counted(found[split], f'{split} image')} where the manifest promises {promised:,}"
         for split, promised in (manifest.counts or {}).items()
@@ -207,7 +301,7 @@ def _check_counts(found: Counter[str], manifest: Manifest) -> None:
         raise ManifestError(f"{manifest.listing}: it holds {', '.join(wrong)}; {advice}.")
 
 
-def _digest(manifest: Manifest, images: list[ImageSample]) -> str:
+def _digest(manifest: Manifest, images: Iterable[ImageSample]) -> str:
     """Hash name and rows, each a line of JSON, which is unambiguous whatever the texts contain."""
     encode = json.JSONEncoder(ensure_ascii=False).encode
     digest = hashlib.sha256(encode(manifest.name).encode())

@@ -16,6 +16,7 @@ import numpy as np
 from ..data.manifest import Manifest
 from ..data.rows import Entry
 from ..data.samples import Kept, Samples, build_samples, read_samples
+from ..data.texts import distinct
 from ..errors import SampleError
 from ..extraction.extraction import summary_of
 from ..extraction.options import choose_splits
@@ -139,17 +140,21 @@ def _facts(table: Table, encoder: str, options: ImportOptions, *, one_model: boo
 
 def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Samples:
     """Return the source's images and captions as a data set; captions are numbered by their entries."""
-    entries: dict[str, Entry] = {}
     assert source.captions is not None
-    of_each = zip(source.owners, source.captions.keys, source.captions.splits, strict=True)
-    for number, (name, text, split) in enumerate(of_each):
-        entry = entries.setdefault(name, Entry(name, split, []))
-        if entry.split != split:
-            raise SourceError(f"{options.source}: '{name}' is in split '{entry.split}' and in '{split}'; correct one")
-        entry.captions.append((text, number))
+    names, texts, splits = source.owners, source.captions.keys, source.captions.splits
+    first, which = distinct(names)
+    for row, same in enumerate(map(int, first[which])):
+        if splits[row] != splits[same]:
+            both = f"in split '{splits[same]}' and in '{splits[row]}'"
+            raise SourceError(f"{options.source}: '{names[row]}' is {both}; correct one")
+    order, edges = np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))
+    entries = (
+        Entry(names[at], splits[at], [(texts[row], row) for row in order[end - count : end].tolist()])
+        for at, end, count in zip(map(int, first), map(int, edges), np.bincount(which), strict=True)
+    )
     place = options.source.absolute()
     return build_samples(
-        list(entries.values()),
+        entries,
         Manifest(options.format_, images=place, captions=place, path=place),
         left_out=source.left_out,
         kept=kept,
@@ -161,7 +166,7 @@ def _require_all(
 ) -> None:
     """Refuse a source that has nothing of a split or, unless failures are skipped, not all of it."""
     every = np.arange(len(samples.images))
-    image_of = {"images": every, "captions": np.repeat(every, [len(image.captions) for image in samples.images])}
+    image_of = {"images": every, "captions": np.repeat(every, samples.images.caption_count)}
     for modality, of_modality in entries.items():
         for split in splits:
             first, last = samples.splits[split]

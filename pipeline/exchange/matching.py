@@ -14,6 +14,7 @@ import numpy as np
 
 from ..data.images import SUFFIXES
 from ..data.samples import ImageSample, Samples, tokenize
+from ..store.rows import ranges
 from .importers.source import Imported, SourceError, Table
 
 
@@ -49,12 +50,10 @@ def match(source: Imported, samples: Samples) -> tuple[dict[str, np.ndarray], st
 
 def match_own(source: Imported, samples: Samples) -> dict[str, np.ndarray]:
     """Return the entries of the source's own images and captions; a caption's number is its entry."""
-    known: dict[str, int] = {}
-    for entry, key in enumerate(source.images.keys):
-        known.setdefault(key, entry)
-    first = np.fromiter((known[image.file_name] for image in samples.images), np.int64)
-    captions = (caption.sentid for image in samples.images for caption in image.captions)
-    return {"images": first, "captions": np.fromiter(captions, np.int64)}
+    images, first = samples.images, samples.images.edges[samples.images.rows]
+    a_row_each = len(source.images.keys) == len(images)
+    captions = images.sentids[ranges(first, images.caption_count)]
+    return {"images": images.rows if a_row_each else images.sentids[first], "captions": captions}
 
 
 def match_images(keys: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:
@@ -132,7 +131,7 @@ def _pick(table: Table, images: np.ndarray, rows: np.ndarray, entries: np.ndarra
 
 def _check_captions(table: Table, rows: np.ndarray, samples: Samples) -> None:
     """Refuse entries whose captions are not those of the image that their key means."""
-    for row, (where, own) in zip(rows.tolist(), table.captions, strict=False):
+    for row, (where, own) in zip(rows.tolist(), table.captions(), strict=False):
         theirs = [] if row < 0 else [caption.text for caption in samples.images[row].captions]
         if row < 0 or not own or not theirs or set(own) <= set(theirs):
             continue

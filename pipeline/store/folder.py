@@ -189,7 +189,7 @@ class NewArray:
     rows: int
     dtype: str
     fill: float = 0
-    values: np.ndarray | None = None  # None: there are no chunks yet
+    blocks: Iterable[np.ndarray] | None = None  # its values, one after the other; None: there are no chunks yet
 
 
 def begin_group(folder: Folder, path: str) -> None:
@@ -220,8 +220,10 @@ def write_group(folder: Folder, path: str, attributes: Mapping[str, Any], arrays
             dimension_names=new.dimensions,
             config={"write_empty_chunks": True},
         )
-        if new.values is not None and len(new.values):
-            array[:] = new.values
+        for first, values in _in_chunks(new):
+            array[first : first + len(values)] = values
+            chunks = [file for file in files if not file.endswith("zarr.json")]
+            folder.write({f"{path}/{file}": [files.pop(file).as_buffer_like()] for file in chunks})
     metadata = [files[_metadata(name)].to_bytes() for name in ("", *arrays)]
     sealed = metadata[0].replace(b'"checksum": 0', b'"checksum": %d' % _checksum(metadata))
     del files["zarr.json"]
@@ -229,6 +231,17 @@ def write_group(folder: Folder, path: str, attributes: Mapping[str, Any], arrays
     folder.sync([path, *(f"{path}/{name}" for name in arrays)] if arrays else [])
     folder.write({_metadata(path): [sealed]})
     folder.sync([path])
+
+
+def _in_chunks(new: NewArray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the values of an array chunk by chunk, each with its first row."""
+    first, pending = 0, list[np.ndarray]()
+    for block in new.blocks or ():
+        pending.append(block)
+        while (have := sum(map(len, pending))) >= new.rows or first + have == new.shape[0] > first:
+            values = np.concatenate(pending)
+            yield first, values[: new.rows]
+            first, pending = first + min(have, new.rows), [values[new.rows :]]
 
 
 def is_sealed(folder: Folder, path: str) -> bool:

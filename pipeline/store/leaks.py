@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
-from ..data.digests import NONE
+from ..data.digests import BYTES
 from ..progress import Progress
 from ..wording import counted
 from .sets import OK, ImageSet
@@ -29,34 +29,36 @@ class Leaks:
 
 def find_leaks(cache: FeatureCache) -> Leaks:
     """Compare digests of files, where a feature set has them, and texts as they are; a split ``other`` is left out."""
-    digests, names, parts = cache.known_digests(), cache.file_names(0, cache.images), []
-    first: dict[bytes, tuple[str, int]] = {}
-    shared: dict[bytes, str] = {}
-    for split in (split for split in _SPLITS if split in cache.splits):
-        for row in range(*cache.splits[split]):
-            digest = digests[row].tobytes()
-            other, at = first.setdefault(digest, (split, row))
-            if digest != NONE and other != split:
-                shared.setdefault(digest, f"{names[at]} ({other}) and {names[row]} ({split})")
-    asked, taught = (
-        Counter(cache.caption_texts(*cache.captions_of(*cache.splits.get(split, (0, 0)))))
+    digests, parts = cache.known_digests(), list[str]()
+    ranges = {split: cache.splits[split] for split in _SPLITS if split in cache.splits}
+    known = {split: first + np.flatnonzero(digests[first:last].any(axis=1)) for split, (first, last) in ranges.items()}
+    splits, rows = np.repeat([*known], [*map(len, known.values())]), np.concatenate([[], *known.values()]).astype(int)
+    _, first, which = np.unique(digests[rows].view(f"S{BYTES}").ravel(), return_index=True, return_inverse=True)
+    same = first[which]  # where each of `rows` has the same picture for the first time
+    leaking = np.flatnonzero(splits[same] != splits)
+    pictures = len(np.unique(same[leaking]))
+    asked, training = (
+        cache.in_blocks(cache.caption_texts, *cache.captions_of(*ranges.get(split, (0, 0))))
         for split in ("test", "train")
     )
-    captions = sum(count for text, count in asked.items() if text in taught)
-    if shared:
-        number = f"{counted(len(shared), 'picture')} {'is' if len(shared) == 1 else 'are'}"
-        parts.append(f"{number} in more than one split, such as {next(iter(shared.values()))}")
+    times = Counter(asked)
+    taught = {text for text in training if text in times}
+    captions = sum(times[text] for text in taught)
+    if pictures:
+        number = f"{counted(pictures, 'picture')} {'is' if pictures == 1 else 'are'}"
+        places = (int(same[leaking[0]]), int(leaking[0]))
+        names = [f"{cache.file_names(rows[at], rows[at] + 1)[0]} ({splits[at]})" for at in places]
+        parts.append(f"{number} in more than one split, such as {' and '.join(names)}")
     if captions:
-        example = next(text for text in asked if text in taught)
-        parts.append(f"{captions:,} of {counted(asked.total(), 'caption')} of test stand in train as well: '{example}'")
-    held = [digests[row].tobytes() for row in range(*cache.splits.get("test", (0, 0)))]
-    known = [digest for digest in held if digest != NONE]
-    if copies := len(known) - len(set(known)):
+        example = next(text for text in times if text in taught)
+        parts.append(f"{captions:,} of {counted(times.total(), 'caption')} of test stand in train as well: '{example}'")
+    if copies := int((splits == "test").sum()) - len(np.unique(same[splits == "test"])):
+        tested = int(np.diff(ranges["test"])[0])
         parts.append(
-            f"{copies:,} of {counted(len(held), 'picture')} of test {'is' if copies == 1 else 'are'} the same file"
+            f"{copies:,} of {counted(tested, 'picture')} of test {'is' if copies == 1 else 'are'} the same file"
             " as another there"
         )
-    return Leaks("; ".join(parts), len(shared), captions, copies)
+    return Leaks("; ".join(parts), pictures, captions, copies)
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,18 @@ def _touched(first: np.ndarray, last: np.ndarray) -> list[int]:
     return [*map(int, numbers[np.argsort(places)])]
 
 
+class FewRows(Rows):
+    """Rows of an array of few chunks, which are read without torch, whose start takes seconds."""
+
+    def _map(self, name: str) -> np.ndarray | None:
+        try:
+            return np.memmap(self.folder.path(name), np.uint8, "r")
+        except FileNotFoundError:
+            return None
+        except ValueError:  # it is empty
+            return np.empty(0, np.uint8)
+
+
 def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
     ends = np.cumsum(count)

@@ -1,7 +1,8 @@
 """The samples of a store: what was encoded, in rows of images and of captions."""
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,16 @@ from typing import Any
 import numpy as np
 import zarr
 
-from ..data.manifest import SPLITS
 from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..errors import CacheError
 from .folder import LOCK, Folder, NewArray, begin_group, write_group
-from .rows import Rows
+from .rows import FewRows, ranges
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
-_SAMPLES_BYTES = 64 << 20  # of a chunk of the samples, which are read whole
+_SAMPLES_BYTES = 64 << 20  # of a chunk of the samples
+_BLOCK = 1 << 14  # samples that are read together
 
 
 class StoredSamples:
@@ -33,7 +34,7 @@ class StoredSamples:
         self.splits: dict[str, tuple[int, int]] = {name: (a, b) for name, (a, b) in attributes["splits"].items()}
         self.source = Source.from_json(attributes["source"]) if "source" in attributes else FOLDER
         self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))
-        self._samples: dict[str, np.ndarray] = {}  # arrays that were read
+        self._samples: dict[str, FewRows] = {}  # arrays that were opened
 
     @property
     def absolute_url(self) -> str:
@@ -91,7 +92,7 @@ class StoredSamples:
 
     def sentids(self, first: int, last: int) -> np.ndarray:
         """Return the sentence ids, int64, of caption rows [first, last)."""
-        return self.sample_array("sentid")[first:last]
+        return self.sample_array("sentid", first, last)
 
     def open_pictures(self, folder: str | Path, first: int, last: int) -> PictureReader:
         """Return what opens the pictures of image rows [first, last) by their file names.
@@ -100,27 +101,33 @@ class StoredSamples:
         """
         places: dict[str, Place] = {}
         if self.source != FOLDER:
-            found = self.sample_array("place")[first:last].tolist()
+            found = self.sample_array("place", first, last).tolist()
             places = {
                 name: (file, at, then)
                 for name, (file, at, then) in zip(self.file_names(first, last), found, strict=True)
             }
         return open_pictures(self.source, folder, places)
 
-    def sample_array(self, name: str) -> np.ndarray:
-        """Return an array of the samples; CacheError if it is missing or damaged."""
+    def sample_array(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Return rows [first, last) of an array of the samples; CacheError if it is missing or damaged."""
         if name not in self._samples:
-            array = self.array(f"samples/{name}")
-            rows = Rows(self.folder, array, advice="copy the store again, or extract into another --store")
-            self._samples[name] = rows.whole(range(array.nchunks))
-        return self._samples[name]
+            about = "copy the store again, or extract into another --store"
+            self._samples[name] = FewRows(self.folder, self.array(f"samples/{name}"), advice=about)
+        rows = self._samples[name]
+        return rows.gather(np.array([first]), np.array([(rows.rows if last is None else last) - first]))
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:
         if first >= last:
             return []
-        offsets, data = self.sample_array(f"{name}_offset")[first : last + 1].tolist(), self.sample_array(name)
+        offsets = self.sample_array(f"{name}_offset", first, last + 1).tolist()
+        data = self.sample_array(name, offsets[0], offsets[-1]).tobytes()
         with self.folder.reading(f"samples/{name}"):
-            return [data[a:b].tobytes().decode() for a, b in itertools.pairwise(offsets)]
+            return [data[a - offsets[0] : b - offsets[0]].decode() for a, b in itertools.pairwise(offsets)]
+
+    def in_blocks(self, read: Callable[[int, int], list[str]], first: int, last: int) -> Iterator[str]:
+        """Yield what `read` gives of rows [first, last), as `caption_texts` does, without holding all of it."""
+        for begin in range(first, last, _BLOCK):
+            yield from read(begin, min(begin + _BLOCK, last))
 
     def array(self, path: str) -> "zarr.Array[Any]":
         """Return an array of the store; CacheError if it is missing, or its metadata is damaged."""
@@ -138,10 +145,7 @@ def create_store(folder: Folder, samples: Samples, protocols: Sequence[str]) -> 
     begin_group(folder, "")
     for name in MODALITIES:
         write_group(folder, name, {})
-    arrays = {}
-    for name, (dimensions, values) in _sample_arrays(samples).items():
-        rows = min(len(values), _SAMPLES_BYTES // max(1, values.itemsize * values[:1].size))
-        arrays[name] = NewArray(dimensions, values.shape, rows, values.dtype.name, values=values)
+    arrays = _sample_arrays(samples)
     write_group(folder, "samples", {"arrays": list(arrays)}, arrays)
     attributes: dict[str, Any] = {
         "format": FORMAT,
@@ -158,23 +162,31 @@ def create_store(folder: Folder, samples: Samples, protocols: Sequence[str]) -> 
     write_group(folder, "", attributes)
 
 
-def _sample_arrays(samples: Samples) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    captions = [caption for image in samples.images for caption in image.captions]
-    arrays: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
-        "split": (("image",), np.array([SPLITS.index(image.split) for image in samples.images], dtype=np.uint8)),
-        "cocoid": (("image",), np.array([image.cocoid for image in samples.images], dtype=np.int64)),
-        "sentid": (("caption",), np.array([caption.sentid for caption in captions], dtype=np.int64)),
-        "caption_count": (("image",), np.array([len(image.captions) for image in samples.images], dtype=np.int32)),
+def _sample_arrays(samples: Samples) -> dict[str, NewArray]:
+    images, rows = samples.images, samples.images.rows
+    captions = ranges(images.edges[rows], images.caption_count)
+    numbers = {
+        "split": (("image",), images.splits[rows], "uint8"),
+        "cocoid": (("image",), images.cocoids[rows], "int64"),
+        "sentid": (("caption",), images.sentids[captions], "int64"),
+        "caption_count": (("image",), images.caption_count, "int32"),
     }
     if samples.source != FOLDER:
-        arrays["place"] = ("image", "part"), np.array([image.place for image in samples.images], dtype=np.int64)
-    texts = {
-        "id": [image.id for image in samples.images],
-        "file_name": [image.file_name for image in samples.images],
-        "caption": [caption.text for caption in captions],
+        numbers["place"] = ("image", "part"), images.places[rows], "int64"
+    arrays = {
+        name: _array(dimensions, values.shape, dtype, [values]) for name, (dimensions, values, dtype) in numbers.items()
     }
-    for name, strings in texts.items():
-        encoded = [text.encode() for text in strings]
-        arrays[name] = (f"{name}_byte",), np.frombuffer(b"".join(encoded), dtype=np.uint8)
-        arrays[f"{name}_offset"] = (f"{name}_edge",), np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    for name, texts, order in (
+        ("id", images.ids, rows),
+        ("file_name", images.names, rows),
+        ("caption", images.texts, captions),
+    ):
+        edges = np.concatenate([[0], np.cumsum(texts.lengths()[order])])
+        arrays[name] = _array((f"{name}_byte",), (int(edges[-1]),), "uint8", texts.in_blocks(order))
+        arrays[f"{name}_offset"] = _array((f"{name}_edge",), edges.shape, "int64", [edges])
     return arrays
+
+
+def _array(dimensions: tuple[str, ...], shape: tuple[int, ...], dtype: str, blocks: Iterable[np.ndarray]) -> NewArray:
+    rows = min(shape[0], _SAMPLES_BYTES // (np.dtype(dtype).itemsize * math.prod(shape[1:])))
+    return NewArray(dimensions, shape, rows, dtype, blocks=blocks)

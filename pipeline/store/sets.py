@@ -114,7 +114,7 @@ class FeatureSet:
     @cached_property
     def length(self) -> np.ndarray:
         """Valid local rows, or tokens, of each sample, int32."""
-        return self._read("length") if "length" in self.array_names else np.ones(self.samples, np.int32)
+        return self._read("length") if "length" in self.array_names else np.broadcast_to(np.int32(1), self.samples)
 
     @property
     def failures(self) -> list[tuple[str, str]]:

@@ -84,7 +84,8 @@ class FeatureCache(StoredSamples):
         known = np.zeros((self.images, BYTES), np.uint8)
         for name in self.set_names("images"):
             with suppress(CacheError):  # it is damaged, and may be repaired later
-                known = np.maximum(known, ImageSet(self, name).digests)
+                if "digest" in (features := ImageSet(self, name)).array_names:
+                    np.maximum(known, features.digests, out=known)
         return known
 
     def set_paths(self, *modalities: str) -> list[str]:

@@ -5,8 +5,9 @@
 A generator writes embeddings of images and captions in clip-retrieval's form, a pair a row, float16. A hundred rows lie
 around a centre, and a caption lies beside its image. A hundredth of the rows, 1,000 at most, are validated on, a tenth,
 100,000 at most, are tested on. Each step is a process of its own that does what a command of xret does; some are timed
-inside, too. Its time begins when Python and PyTorch are loaded, which take 330 MB. Memory is the most that is not of a
-file (RssAnon), looked at each hundredth of a second: pages of mapped files are the system's to take away.
+inside, too. Its time begins when Python and PyTorch are loaded, which take 330 MB; beside that of the clock stands that
+of the processors, which the work of others changes less. Memory is the most that is not of a file (RssAnon), looked at
+each hundredth of a second: pages of mapped files are the system's to take away.
 
 Prints a table in Markdown: by size, and what the largest size takes, over what the one before takes.
 """
@@ -177,8 +178,15 @@ def steps(folder: Path, rows: int, width: int) -> Iterator[tuple[str, Callable[.
     yield "read states", read_states, (store, rows)
 
 
-def measured(work: Callable[..., Any], words: tuple[Any, ...]) -> tuple[float, float, dict[str, float]]:
-    """Return the seconds and bytes that `work` takes in a process of its own, and what it times itself."""
+def timed(work: Callable[..., Any], words: tuple[Any, ...]) -> tuple[float, float, dict[str, float]]:
+    """Return the seconds of the clock and of the processors that `work` takes, and what it times itself."""
+    began, used = time.perf_counter(), time.process_time()
+    found = work(*words)
+    return time.perf_counter() - began, time.process_time() - used, found or {}
+
+
+def measured(work: Callable[..., Any], words: tuple[Any, ...]) -> tuple[float, float, float, dict[str, float]]:
+    """Return the most bytes that `work` takes in a process of its own, and what `timed` returns."""
     done, peak, context = Event(), 0, get_context("forkserver")
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
@@ -191,13 +199,12 @@ def measured(work: Callable[..., Any], words: tuple[Any, ...]) -> tuple[float, f
                 peak = max(peak, *(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:")))
 
         (watcher := Thread(target=watch)).start()
-        began = time.perf_counter()
         try:
-            found = pool.submit(work, *words).result()
+            found = pool.submit(timed, work, words).result()
         finally:
             done.set()
             watcher.join()
-        return time.perf_counter() - began, peak, found or {}
+        return peak, *found
 
 
 def grown(folder: Path, rows: int, width: int, only: tuple[str, ...]) -> Iterator[tuple[str, float, str]]:
@@ -206,8 +213,9 @@ def grown(folder: Path, rows: int, width: int, only: tuple[str, ...]) -> Iterato
     for name, work, words in steps(folder, rows, width):
         if only and name.strip("`") not in only:
             continue
-        seconds, peak, found = measured(work, words)
+        peak, seconds, used, found = measured(work, words)
         yield name, seconds, "s"
+        yield f"{name}, processors", used, "s"
         yield f"{name}, memory", peak / 1e6, "MB"
         for inside, value in found.items():
             yield inside, value * (1e3 if inside == "query" else 1), {"query": "ms", "recall": ""}.get(inside, "s")

@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.train import train
-from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
 from xret.pipeline.reading.batches import Batches, stored_batches
 from xret.pipeline.reading.dataset import FeatureDataset
 from xret.pipeline.store import OK, FeatureCache
@@ -58,7 +58,7 @@ def make_store(folder: Path, images: int, regions: int, channels: int, val: int 
         )
         for number in range(images)
     ]
-    everything = Samples("bench", tuple(samples), splits, "0")
+    everything = Samples("bench", Images.of(samples), splits, "0")
     vocabulary = ["", *(f"word{number}" for number in range(1, VOCABULARY))]
     words = SetFacts("words", "words", {"encoder": "words"}, "int32", None, None, extra={"vocabulary": vocabulary})
     grid = SetFacts(

@@ -34,7 +34,7 @@ from sizes import say, seconds_of, small
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.train import train
-from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
 from xret.pipeline.encoders.registry import load_text
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.store import OK
@@ -68,7 +68,7 @@ def make_store(url: Path, images: int, text: str) -> str:
     vectors = SetFacts("vectors", "global", {"encoder": "generated"}, "float16", None, WIDTH)
     widths = encoder.channels, encoder.global_channels
     tokens = SetFacts(encoder.name, "tokens", encoder.identity, "float16", *widths, encoder.versions, extra=made)
-    with open_for_writing(str(url), Samples("generated", samples, edges, "0"), ["full"]) as store:
+    with open_for_writing(str(url), Samples("generated", Images.of(samples), edges, "0"), ["full"]) as store:
         features = image_set(store, vectors)
         captions = caption_set(store, tokens, np.array([len(row) for row in ids]))
         for chunk in range(features.chunks):

@@ -4,7 +4,7 @@ import numpy as np
 import small_store
 from small_store import COLOURS, THINGS
 
-from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
 from xret.pipeline.store.store import open_for_writing
 
 
@@ -27,7 +27,7 @@ def make_captioned_store(url, *, order=range(12), captions=20, dataset="small", 
         spoken = tuple(Caption(text, 100_000 - captions * number - k) for k, text in enumerate(texts))
         images.append(ImageSample(str(number), f"{number}.jpg", "test", 500 + 7 * number, spoken))
     splits = {"test": (0, len(images))}
-    with open_for_writing(str(url), Samples(dataset, tuple(images), splits, "digest"), ("full",)) as cache:
+    with open_for_writing(str(url), Samples(dataset, Images.of(images), splits, "digest"), ("full",)) as cache:
         small_store.fill_images(cache, content, kind, "a")
         texts = [caption.text for image in images for caption in image.captions]
         small_store.fill_texts(cache, "words", texts, len(texts))

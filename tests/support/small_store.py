@@ -4,7 +4,7 @@ import hashlib
 
 import numpy as np
 
-from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.store.create import SetFacts, caption_set, image_set
 from xret.pipeline.store.sets import FAILED, NOT_DONE, OK
@@ -66,7 +66,7 @@ def make_store(
             images.append(ImageSample(f"{mark}{number}", f"{mark}{number}.jpg", split, -1, captions))
             content.append((first, second))
     digest = hashlib.sha256(repr(images).encode()).hexdigest()
-    with open_for_writing(str(url), Samples(f"{mark}small", tuple(images), rows, digest), protocols) as cache:
+    with open_for_writing(str(url), Samples(f"{mark}small", Images.of(images), rows, digest), protocols) as cache:
         kinds = (image,) if isinstance(image, str) else image
         for number, kind in enumerate(kinds):
             failed = broken if number == len(kinds) - 1 else ()

@@ -18,6 +18,7 @@ import posixpath
 import re
 import sys
 import zipfile
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,12 +31,13 @@ import numpy as np
 from ...data.caption_files import caption_rows
 from ...data.manifest import Columns
 from ...data.rows import IMAGES, Entry, RowReader
+from ...data.texts import Texts, distinct
 from ...documents import reading
 from ...errors import require_pyarrow
 from ...wording import some_of
 from .source import Imported, ImportOptions, SourceError, Table, Unreadable, map_floats, require_fitting, sha256, shown
 
-_AT_ONCE = 1 << 14  # rows that are read
+_AT_ONCE = 1 << 12  # rows that are read
 _SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
 _IMAGES = (*IMAGES, "image_path", "key", "uid", "url")  # columns of a Parquet index, the first that is there
 # Of images, of captions and of their index: the names of files or folders.
@@ -84,6 +86,7 @@ class Matrix(Table):
     """A vector a row, of the parts of one file or several; SourceError if they are of several widths."""
 
     compared = False  # entries of one key with each other
+    pairs: tuple[str, Sequence[str], Sequence[str]]  # of images: where names and captions stand, and these
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts, self.channels = parts, parts[0].shape[1]
@@ -101,9 +104,17 @@ class Matrix(Table):
     def __len__(self) -> int:
         return int(self._first[-1]) if self._rows is None else len(self._rows)
 
-    def select(self, rows: list[int]) -> None:
+    def captions(self) -> Iterator[tuple[str, Sequence[str]]]:
+        """Yield where the captions of each image stand, and these."""
+        where, names, texts = self.pairs
+        of_each: dict[str, list[str]] = {}
+        for name, text in zip(names, texts, strict=True):
+            of_each.setdefault(name, []).append(text)
+        return ((where, of_each[name]) for name in self.keys)
+
+    def select(self, rows: np.ndarray) -> None:
         """Leave out all other rows."""
-        self._rows = np.array(rows, dtype=np.int64)
+        self._rows = rows
 
     def where(self, row: int) -> str:
         """Return where a row lies, for messages."""
@@ -329,29 +340,27 @@ def _normal(name: str) -> str:
 def _source(place: Path, images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Imported:
     """Match matrices with the lines of an index, which lie in these files; SourceError where they do not fit."""
     where = index[0] if len(index) == 1 else index[0].parent
-    every: list[str | None] = []
-    kept: list[int] = []
-    texts: list[str] = []
+    names, texts, kept, count = Texts(), Texts(), array("q"), 0
     splits: list[str | None] = []
-    for row, (name, text, split) in enumerate(lines):
-        every.append(name)
+    for count, (name, text, split) in enumerate(lines, 1):
         if name is not None and text is not None:
-            kept.append(row)
+            kept.append(count - 1)
+            names.append(name)
             texts.append(text)
             splits.append(split and sys.intern(split))
-    once = list(dict.fromkeys(filter(None, every)))
-    a_line = _has_row_a_line(images, captions, len(every), len(once), where)
-    gone = [captions.where(row) for row in sorted({*range(len(every))}.difference(kept))]
+    first, of_each = distinct(names)
+    a_line = _has_row_a_line(images, captions, count, len(first), where)
+    gone = [captions.where(row) for row in np.setdiff1d(np.arange(count), kept).tolist()] if len(kept) < count else []
     if gone:
         for matrix in (images, captions) if a_line else (captions,):
-            matrix.select(kept)
-    below = dict(zip(once, _within_folder(once, where), strict=True))
-    names = [below[name] for name in map(every.__getitem__, kept) if name is not None]
-    images.keys, captions.keys, captions.splits = names if a_line else list(below.values()), texts, splits
-    if a_line and len(below) < len(names):
-        _require_equal(images, names)
+            matrix.select(np.array(kept))
+    if above := _folder_of_all(names, where):
+        names = Texts(name[len(above) :].lstrip("/") for name in names)
+    images.keys = names if a_line else Texts(names[row] for row in first.tolist())
+    images.pairs, captions.keys, captions.splits = (str(where), names, texts), texts, splits
+    if a_line and len(first) < len(names):
+        _require_equal(images, first[of_each])
         images.compared = True
-    _give_captions(images, names, texts, str(where))
     _identify(place, (images, captions), index)
     return Imported(images, captions, names, [f"{place} has no image and caption" for place in gone])
 
@@ -378,18 +387,9 @@ def _has_row_a_line(images: Matrix, captions: Matrix, lines: int, names: int, wh
     return len(images) == lines
 
 
-def _give_captions(images: Matrix, names: Sequence[str], texts: Sequence[str], where: str) -> None:
-    of_each: dict[str, list[str]] = {}
-    for name, text in zip(names, texts, strict=True):
-        of_each.setdefault(name, []).append(text)
-    images.captions = [(where, of_each[name]) for name in images.keys]
-
-
-def _require_equal(images: Matrix, names: list[str]) -> None:
-    """Refuse rows of one image that differ: then its name is that of several."""
-    numbers: dict[str, int] = {}
-    first = np.array([numbers.setdefault(name, row) for row, name in enumerate(names)])
-    again = np.flatnonzero(first != np.arange(len(names)))
+def _require_equal(images: Matrix, first: np.ndarray) -> None:
+    """Refuse rows of one image, whose `first` row stands at each, that differ: then its name is that of several."""
+    again = np.flatnonzero(first != np.arange(len(first)))
     for start in range(0, len(again), _AT_ONCE):
         rows = again[start : start + _AT_ONCE]
         one, other = images.read(first[rows]), images.read(rows)
@@ -397,22 +397,21 @@ def _require_equal(images: Matrix, names: list[str]) -> None:
         if differing.any():
             row = int(rows[differing][0])
             raise SourceError(
-                f"{images.where(int(first[row]))} and {images.where(row)} are of '{names[row]}' and differ; name each"
-                " picture differently"
+                f"{images.where(int(first[row]))} and {images.where(row)} are of '{images.keys[row]}' and differ; name"
+                " each picture differently"
             )
 
 
-def _within_folder(names: list[str], where: Path) -> list[str]:
-    """Return file names below the folder that all have in common, where some lead out of any."""
+def _folder_of_all(names: Sequence[str], where: Path) -> str:
+    """Return the folder that all file names have in common, where some lead out of any; else nothing."""
     outside = next((name for name in names if name.startswith(("/", ".."))), None)
     if outside is None:
-        return names
-    folders = [posixpath.dirname(name) for name in names]
+        return ""
+    folders = {posixpath.dirname(name) for name in names}
     same_start = len({folder.startswith("/") for folder in folders}) == 1
     common = posixpath.commonpath(folders) if same_start else ""
-    below = [name[len(common) :].lstrip("/") if common else name for name in names]
-    if any(name.startswith(("/", "../")) for name in below):
+    if not common or any(name[len(common) :].lstrip("/").startswith("../") for name in names):
         raise SourceError(
             f"{where}: '{outside}' leads out of the folder of the other pictures; name all from one folder"
         )
-    return below
+    return common

@@ -38,7 +38,7 @@ class ScanRegions(RegionTable):
         self._places: list[tuple[Path, int, int]] = []  # file, first row and number of equal rows of each image
         self.keys: list[str] = []
         self.splits: list[str | None] = []
-        self.captions: list[tuple[str, list[str]]] = []
+        self._captions: list[tuple[str, list[str]]] = []
         files = [mapping] if file_names else []
         for path in paths:
             shape = map_floats(path, 2, 3).shape
@@ -47,13 +47,17 @@ class ScanRegions(RegionTable):
                 other = f"{shape[-1]} channels where {paths[0].name} has {self.channels}"
                 raise SourceError(f"{path} has {other}; keep files of one detector in a folder")
             ids, firsts, captions = _entries(path, shape[0])
-            self.captions += captions
+            self._captions += captions
             self.keys += [file_names.get(key, key) for key in ids]
             self.splits += [_SPLITS[path.name.removesuffix("_ims.npy")]] * len(ids)
             self.rows = max(self.rows, shape[1] if len(shape) == 3 else 1)
             self._places += [(path, first, end - first) for first, end in pairwise([*firsts, shape[0]])]
             files += [path, _beside(path, "ids")]
         self.identity = {"files": {path.name: sha256(path) for path in files}}
+
+    def captions(self) -> list[tuple[str, list[str]]]:
+        """Return where the captions of each image stand, and these."""
+        return self._captions
 
     def read(self, entry: int) -> Regions:
         """Return the features of one entry."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,7 +52,6 @@ class Table(ABC):
 
     keys: Sequence[str]  # what the source calls each entry; `pick` says which of several with one key is used
     splits: Sequence[str | None] = ()  # the split of each entry; None where the source does not say
-    captions: Sequence[tuple[str, Sequence[str]]] = ()  # where the source has those of an entry, and these
     rows: int = 0  # regions of an entry, the most that there are; 0: a vector each
     channels: int  # width of a feature
     extras: tuple[str, ...] = ()  # which of ``boxes``, ``classes``, ``scores`` there are
@@ -68,6 +67,10 @@ class Table(ABC):
     @abstractmethod
     def arrays(self, entry: int) -> list[np.ndarray]:
         """Return the features [n,C] of an entry, and its boxes [n,4] if there are any; Unreadable if it is damaged."""
+
+    def captions(self) -> Iterable[tuple[str, Sequence[str]]]:
+        """Return where the source has the captions of each entry, and these; nothing where it has none."""
+        return ()
 
     def pick(self, entries: Sequence[int]) -> int:
         """Return which of several entries of one sample counts: the first whole one.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from imported import assert_holds, bring, refused
 from region_sources import World
 
-from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
 from xret.pipeline.exchange import matching
 from xret.pipeline.exchange.importers.source import SourceError
 from xret.pipeline.store.inspect import verify
@@ -55,7 +55,7 @@ def test_numbers_that_count_rows_of_a_file_are_no_ids(tmp_path):
 
 def samples(keys):
     images = [ImageSample(key, name, "train", cocoid, (Caption("a", 0),)) for key, cocoid, name in keys]
-    return Samples("made", tuple(images), {"train": (0, len(images))}, "")
+    return Samples("made", Images.of(images), {"train": (0, len(images))}, "")
 
 
 @settings(deadline=None)

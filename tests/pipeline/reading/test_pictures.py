@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from xret.pipeline.data.manifest import bundled_manifests, load_manifest
-from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
 from xret.pipeline.errors import CacheError, ManifestError
 from xret.pipeline.reading.pictures import find_pictures, image_folder
 from xret.pipeline.store import FeatureCache
@@ -15,7 +15,9 @@ from xret.pipeline.store.store import open_for_writing
 def store_of(folder, dataset):
     """Make a store with the picture a/0.jpg."""
     image = ImageSample("0", "a/0.jpg", "train", -1, (Caption("a", 0),))
-    with open_for_writing(str(folder / f"{dataset}.zarr"), Samples(dataset, (image,), {"train": (0, 1)}, "x"), []):
+    with open_for_writing(
+        str(folder / f"{dataset}.zarr"), Samples(dataset, Images.of([image]), {"train": (0, 1)}, "x"), []
+    ):
         pass
     return FeatureCache.open(str(folder / f"{dataset}.zarr"))
 

@@ -180,7 +180,7 @@ def _created(cache, values, chunk):
     if path in cache.set_paths("images"):
         return cache.set_at(path)
     arrays = {
-        "local": NewArray(tuple("abcd"[: values.ndim]), values.shape, chunk, "float16", np.nan, values),
+        "local": NewArray(tuple("abcd"[: values.ndim]), values.shape, chunk, "float16", np.nan, [values]),
         "status": NewArray(("image",), (len(values),), chunk, "uint8", 255),
     }
     facts = {"kind": "grid", "fingerprint": "f", "identity": {}, "dtype": "float16", "rows": 1}
@@ -272,10 +272,10 @@ def test_maps_hold_no_file_descriptors(own):
 
 def _samples(url):
     """Return samples that `open_for_writing` takes for those of a store."""
-    from xret.pipeline.data.samples import Samples
+    from xret.pipeline.data.samples import Images, Samples
 
     cache = FeatureCache.open(url)
-    return Samples(cache.dataset, (), cache.splits, cache.manifest_sha256)
+    return Samples(cache.dataset, Images.of([]), cache.splits, cache.manifest_sha256)
 
 
 def test_one_writes_at_a_time(own):
@@ -449,3 +449,15 @@ def test_other_groups_are_refused(tmp_path, content, message):
 def test_a_file_system_without_locks_is_said(tmp_path, lockless):
     assert FeatureCache.open(make_store(tmp_path / "s")).images
     assert len(lockless()) == 1
+
+
+def test_samples_are_the_same_in_many_chunks(tmp_path, monkeypatch):
+    whole = FeatureCache.open(make_store(tmp_path / "whole.zarr", train=9, val=5))
+    monkeypatch.setattr("xret.pipeline.store.samples._SAMPLES_BYTES", 40)
+    monkeypatch.setattr("xret.pipeline.store.samples._BLOCK", 4)
+    parts = FeatureCache.open(make_store(tmp_path / "parts.zarr", train=9, val=5))
+    assert parts.array("samples/caption").nchunks > 3 < parts.array("samples/sentid").nchunks
+    for name, array in parts.group["samples"].arrays():
+        assert np.array_equal(array[:], whole.group["samples"][name][:])
+    assert parts.caption_texts(3, 11) == whole.caption_texts(3, 11)
+    assert verify(parts.url).ok

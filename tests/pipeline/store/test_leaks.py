@@ -7,7 +7,7 @@ import pytest
 from small_store import make_store
 
 from xret.pipeline.data.digests import digest
-from xret.pipeline.data.samples import Caption, ImageSample, Samples
+from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
 from xret.pipeline.store import OK, FeatureCache, leaks
 from xret.pipeline.store.create import SetFacts, image_set
 from xret.pipeline.store.leaks import find_leaks, near_pairs
@@ -25,7 +25,7 @@ def make(tmp_path):
             images.append(ImageSample(str(row), f"{row}.jpg", split, -1, spoken))
             splits[split] = (splits.get(split, (row,))[0], row + 1)
         url = str(tmp_path / "s.zarr")
-        with open_for_writing(url, Samples("small", tuple(images), splits, "digest"), ("full",)) as cache:
+        with open_for_writing(url, Samples("small", Images.of(images), splits, "digest"), ("full",)) as cache:
             facts = SetFacts("known", "grid", {}, "float32", None, 1, arrays=("digest",))
             features = image_set(cache, facts)
             for chunk in range(features.chunks):

@@ -43,8 +43,6 @@ _IMAGES = (*IMAGES, "image_path", "key", "uid", "url")  # columns of a Parquet i
 # Of images, of captions and of their index: the names of files or folders.
 _NAMES = {"image": ("images", "img_emb"), "text": ("captions", "text_emb"), "index": ("index", "metadata")}
 _WORDS = {"image": ("image", "img"), "text": ("text", "txt", "caption")}  # in the names of vectors
-Line = tuple[str | None, str | None, str | None]  # file name, caption and split; without the first two it is left out
-_NOTHING: Line = (None, None, None)
 _reading = partial(reading, advice="copy it again", errors=Exception)
 _arrow = partial(require_pyarrow, SourceError, "Parquet needs")
 
@@ -180,8 +178,11 @@ def open_embeddings(place: Path, options: ImportOptions) -> Imported:
     vectors = {part.array for part in chain(*images, *captions)}
     if options.arrays and vectors == {""}:
         raise SourceError(f"--arrays names arrays of .npz and .parquet, and {place} has .npy; leave it out")
-    lines = _lines(place, index, vectors, options.on_error == "skip")
-    return _source(place, Matrix([*chain(*images)]), Matrix([*chain(*captions)]), lines, index)
+    matrices = Matrix([*chain(*images)]), Matrix([*chain(*captions)])
+    where = index[0] if len(index) == 1 else place
+    source = _source(*matrices, _lines(where, index, vectors, options.on_error == "skip"), where)
+    _identify(place, matrices, index)
+    return source
 
 
 def _in_parts(place: Path) -> dict[str, list[Path]]:
@@ -198,7 +199,15 @@ def _in_parts(place: Path) -> dict[str, list[Path]]:
     ]
     if lacking:
         raise SourceError(f"{place} lacks {', '.join(some_of(lacking))}; complete it: images, captions and index")
-    return {role: [parts[key] for key in keys if key in parts] or [*parts.values()] for role, parts in files.items()}
+    ordered = {role: [parts[key] for key in keys if key in parts] or [*parts.values()] for role, parts in files.items()}
+    if len(ordered["index"]) == 1 and (
+        odd := next((paths for paths in ordered.values() if paths != sorted(paths)), None)
+    ):
+        raise SourceError(
+            f"{odd[0].parent}: '{odd[0].name}' to '{odd[-1].name}' are in another order by number than by name, and"
+            f" {ordered['index'][0].name} does not say which counts; give the numbers leading zeros"
+        )
+    return ordered
 
 
 def _files(place: Path, role: str, *suffixes: str) -> dict[str, Path]:
@@ -292,23 +301,20 @@ def _require_rows(index: Sequence[Path], images: Sequence[list[Part]], captions:
                 )
 
 
-def _lines(place: Path, index: Sequence[Path], vectors: set[str], skip: bool) -> Iterator[Line]:
-    """Yield image, caption and split of each row of the index."""
-    where, columns = (index[0] if len(index) == 1 else place), None
+def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) -> Iterator[Entry | None]:
+    """Yield the image of each row of the index, with one caption; None of a row that is left out."""
+    columns = None
     if index[0].suffix == ".parquet":
         with _reading(index[0]):
-            there = _arrow().parquet.read_schema(index[0]).names
-        spelt = {name.lower(): name for name in there}
+            spelt = {name.lower(): name for name in _arrow().parquet.read_schema(index[0]).names}
         columns = Columns(image=next((spelt[name] for name in _IMAGES if name in spelt), None))
     reader = RowReader(where, columns, skip=skip)
     for path in index:
         for line, row in _entries(path, reader, vectors):
-            if row is not None and not (
-                isinstance(row.file_name, str) and row.file_name.strip() and len(row.captions) == 1
-            ):
+            good = row is None or (isinstance(row.file_name, str) and row.file_name.strip() and len(row.captions) == 1)
+            if not good:
                 reader.leave_out(f"{line}: the file name is missing, or there is not one caption; correct it")
-                row = None
-            yield _NOTHING if row is None else (_normal(row.file_name), row.captions[0][0], row.split)
+            yield row if good else None
     reader.note_unread()
     if reader.lists():
         raise SourceError(f"{where}: the captions are lists, and an embedding is of one; give each its line")
@@ -337,17 +343,16 @@ def _normal(name: str) -> str:
     return name if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) else posixpath.normpath(name)
 
 
-def _source(place: Path, images: Matrix, captions: Matrix, lines: Iterable[Line], index: Sequence[Path]) -> Imported:
-    """Match matrices with the lines of an index, which lie in these files; SourceError where they do not fit."""
-    where = index[0] if len(index) == 1 else index[0].parent
+def _source(images: Matrix, captions: Matrix, lines: Iterable[Entry | None], where: Path) -> Imported:
+    """Match matrices with the lines of an index, which lie there; SourceError where they do not fit."""
     names, texts, kept, count = Texts(), Texts(), array("q"), 0
     splits: list[str | None] = []
-    for count, (name, text, split) in enumerate(lines, 1):
-        if name is not None and text is not None:
+    for count, entry in enumerate(lines, 1):
+        if entry is not None:
             kept.append(count - 1)
-            names.append(name)
-            texts.append(text)
-            splits.append(split and sys.intern(split))
+            names.append(_normal(entry.file_name))
+            texts.append(entry.captions[0][0])
+            splits.append(entry.split and sys.intern(entry.split))
     first, of_each = distinct(names)
     a_line = _has_row_a_line(images, captions, count, len(first), where)
     gone = [captions.where(row) for row in np.setdiff1d(np.arange(count), kept).tolist()] if len(kept) < count else []
@@ -361,8 +366,7 @@ def _source(place: Path, images: Matrix, captions: Matrix, lines: Iterable[Line]
     if a_line and len(first) < len(names):
         _require_equal(images, first[of_each])
         images.compared = True
-    _identify(place, (images, captions), index)
-    return Imported(images, captions, names, [f"{place} has no image and caption" for place in gone])
+    return Imported(images, captions, names, [f"{row} has no image and caption" for row in gone])
 
 
 def _identify(place: Path, matrices: Sequence[Matrix], index: Sequence[Path]) -> None:

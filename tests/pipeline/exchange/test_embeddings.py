@@ -259,6 +259,13 @@ def test_the_layouts_of_embedding_reader(tmp_path, layout, dtype):
     assert len(cache.image_set().identity["files"]) == {"npy": 4, "table": 3}.get(layout, 6)
 
 
+def test_parts_whose_order_is_not_that_of_their_names_need_an_index_in_parts(tmp_path):
+    pairs = Pairs(44)
+    refused("leading zeros", pairs.embedding_reader(tmp_path / "e", "npy", parts=11), tmp_path / "s")
+    _, cache = bring(pairs.embedding_reader(tmp_path / "f", "parquet_npy", parts=11), tmp_path / "s")
+    assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
+
+
 def test_the_shards_of_datacomp(tmp_path, caplog):
     pairs = Pairs()
     pairs.names = [f"{k * 7919:032x}" for k in range(120)]

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from .heads.training.finetuning.finetuning import finetune
     from .heads.training.train import train
     from .heads.tuning.tuning import tune
+    from .pipeline.data.manifest import Manifest
+    from .pipeline.extraction.options import Options
+    from .pipeline.extraction.plan import Plan
     from .pipeline.extraction.summary import Extraction
     from .pipeline.reading.dataset import FeatureDataset
     from .pipeline.store import FeatureCache
@@ -79,6 +82,7 @@ __all__ = [
     "losses",
     "metrics",
     "nn",
+    "plan",
     "similarities",
     "testing",
     "train",
@@ -147,21 +151,55 @@ def extract(
         StoreError: an object store does not answer; so do all functions that read a store.
     """
     given = dict(locals())
-    for name in ("dataset", "store", "data_root", "encoder"):
-        del given[name]
+    from .pipeline.extraction.extraction import extract
+
+    return extract(*_asked(**given))
+
+
+def plan(dataset: "str | Path", store: "str | Path", *, price: float | None = None, **options: Any) -> "Plan":
+    """Foresee what `extract` will take: samples, bytes, tasks, hours and cost (``xret extract --plan``).
+
+    A hundred pictures are encoded, on this machine or on a worker of the cluster; nothing is written to the store.
+
+        print(xret.plan("rsicd", "rsicd.zarr", data_root="DIR", workers="tcp://host:8786", price=0.5))
+
+    Args:
+        dataset, store: as of `extract`; what the store has already is left out.
+        price: of an hour of a worker, or of this machine.
+        options: as of `extract`.
+
+    Returns:
+        What is left to do of each side, and all together; ``print`` shows it.
+
+    Raises:
+        XretError: as `extract` does.
+    """
+    from .pipeline.extraction.plan import plan
+
+    return plan(*_asked(dataset, store, **options), price)
+
+
+def _asked(
+    dataset: "str | Path",
+    store: "str | Path",
+    *,
+    data_root: "str | Path | None" = None,
+    encoder: "str | Path | None" = None,
+    **given: Any,
+) -> "tuple[Manifest, str, Options]":
+    """Return what an extraction is asked for."""
     from pathlib import Path
 
     from .pipeline.data.manifest import load_manifest
-    from .pipeline.extraction.extraction import extract
     from .pipeline.extraction.options import build_options
 
+    run = None
     if encoder is not None and (Path(encoder) / "run.json").is_file():
         from .heads.runs.encoders import specs_of_run
 
-        options = build_options(**given, run=specs_of_run(encoder, trust))
-    else:
-        options = build_options(**given, encoder=encoder)
-    return extract(load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), options)
+        run, encoder = specs_of_run(encoder, given.get("trust", False)), None
+    options = build_options(**given, encoder=encoder, run=run)
+    return load_manifest(dataset, None if data_root is None else Path(data_root)), str(store), options
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from .parsing import FOLDER, device_option, trust_option, workers
+from .parsing import FOLDER, device_option, show, trust_option, workers
 from .summaries import print_summary
 
 
@@ -129,7 +129,14 @@ ON_ERROR = click.option(
 @ON_ERROR
 @click.option("--repair", is_flag=True, help="Compute damaged chunks and failed samples again.")
 @trust_option
-def extract(dataset: str, store: str, **options: Any) -> None:
+@click.option(
+    "--plan",
+    "planned",
+    is_flag=True,
+    help="Only print how many samples, bytes, tasks and hours are left, from a hundred pictures that are encoded now.",
+)
+@click.option("--price", type=click.FloatRange(min=0), help="Of an hour of a worker, for the cost in --plan.")
+def extract(dataset: str, store: str, planned: bool, price: float | None, **options: Any) -> None:
     """Encode images and captions once, into a feature store.
 
     DATASET is a manifest's name (coco, flickr30k, flickr8k, rsicd) or the path of a manifest. Run the same command
@@ -144,5 +151,12 @@ def extract(dataset: str, store: str, **options: Any) -> None:
         --text bert --text-weights MiniLM
     """
     from .. import extract as run
+    from .. import plan
 
+    if price is not None and not planned:
+        raise click.UsageError("--price is for --plan; give both or none")
+    if planned:
+        found = plan(dataset, store, price=price, **options)
+        show(found.to_json(), str(found))
+        return
     print_summary(run(dataset, store, **options))

@@ -4,13 +4,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .errors import CacheError, OutputError, SampleError, XretError
+from .wording import reason
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -21,18 +22,24 @@ T = TypeVar("T")
 
 @contextmanager
 def connect(address: str) -> "Iterator[Client]":
-    """Give a client of the Dask scheduler at `address`.
+    """Give a client of the Dask scheduler at `address`: the current one, which may have certificates, or a new one.
 
     CacheError: it does not answer or has no workers, or one of them has another version of xret.
     """
     from distributed import Client
 
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it would print that a connection is lost
-    try:
-        client = Client(address, set_as_default=False, timeout=PATIENCE)
-    except (OSError, ValueError) as error:
-        raise CacheError(f"no Dask scheduler answers at {address}; start one, or correct the address") from error
-    with client:
+    with ExitStack() as opened:
+        client = None
+        with suppress(ValueError):  # there is no current one
+            client = Client.current()
+        if client is None or client.scheduler.address != address:
+            try:
+                client = opened.enter_context(Client(address, set_as_default=False, timeout=PATIENCE))
+            except (OSError, ValueError, TypeError) as error:  # TypeError: without the certificates that it needs
+                raise CacheError(
+                    f"no Dask scheduler answers at {address} ({reason(error)}); start one, or correct the address"
+                ) from error
         workers = client.scheduler_info(n_workers=-1)["workers"]
         if not workers:
             raise CacheError(f"the Dask scheduler at {address} has no workers; start one with `dask worker {address}`")

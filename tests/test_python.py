@@ -35,14 +35,14 @@ COMMANDS = {
 BEHIND = {  # what each hands its arguments to
     xret.extract: (EncoderSpec, Options, build_options), xret.tune: (tune,),
 }  # fmt: skip
-PRINTED = {"diagnostics", "compare", "embeddings"}  # of the terminal alone, or functions of their own
+PRINTED = {"diagnostics", "compare", "embeddings", "planned"}  # of the terminal alone, or functions of their own
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_and_arguments_have_the_same_names_and_defaults(command):
     arguments = dict(inspect.signature(COMMANDS[command]).parameters)
     arguments |= inspect.signature(
-        {"eval": diagnose, "search": xret.load.search}.get(command, COMMANDS[command])
+        {"eval": diagnose, "search": xret.load.search, "extract": xret.plan}.get(command, COMMANDS[command])
     ).parameters
     for option in main.commands[command].params:
         if not isinstance(option, click.Option) or option.name in PRINTED:

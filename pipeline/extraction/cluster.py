@@ -24,7 +24,7 @@ Groups = Sequence[Sequence[int]]  # of chunks
 
 _TASKS = 8  # at once on this machine at most: while one encodes the others read, lay out and write
 _EACH = 2  # tasks that a worker has at once: while one begins or ends the other encodes
-_SECONDS = 10  # that a task of a cluster takes: long beside a scheduler's work, short beside what a death loses
+SECONDS = 10  # that a task of a cluster takes: long beside a scheduler's work, short beside what a death loses
 
 
 def at_once() -> int:
@@ -79,7 +79,7 @@ def fill_on_cluster(job: Job, groups: Groups, client: "Client", take: Callable[[
         nonlocal left
         while left > 0:
             workers = len(client.nthreads())
-            size = max(1, int(min(_SECONDS * count / seconds if count else 1, left / (2 * _EACH * max(1, workers)))))
+            size = max(1, int(min(SECONDS * count / seconds if count else 1, left / (2 * _EACH * max(1, workers)))))
             yield groups[len(groups) - left :][:size]
             left -= size
 

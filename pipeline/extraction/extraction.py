@@ -53,11 +53,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
         OutputError: the store cannot be written.
         CacheError: the store holds something else, or a value does not fit the dtype.
     """
-    url, reuse = str(url), options.reuse and Folder(options.reuse).absolute_url
-    samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url, reuse))
-    sides = {"visual": options.visual, "text": options.text}  # with absolute paths of weights, which are recorded
-    found: dict[str, Any] = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}
-    options = replace(options, reuse=reuse, splits=choose_splits(samples, options.splits), **found)
+    url, samples, options = settle(manifest, url, options)
     if (known := find_store(url, samples)) is not None:
         if options.visual and samples.source == FOLDER:
             _require_unchanged(known, manifest, options.repair)
@@ -66,6 +62,15 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     Folder(url).require_writable()  # a finished store may lie where nothing can be written
     with connect(options.cluster) if options.cluster else nullcontext() as client:
         return _extract(url, samples, manifest, options, known is None, client)
+
+
+def settle(manifest: Manifest, url: str | Path, options: Options) -> tuple[str, Samples, Options]:
+    """Return the URL, the samples, and options with the splits that there are and paths valid in any folder."""
+    url, reuse = str(url), options.reuse and Folder(options.reuse).absolute_url
+    samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url, reuse))
+    sides = {"visual": options.visual, "text": options.text}  # with absolute paths of weights, which are recorded
+    found: dict[str, Any] = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}
+    return url, samples, replace(options, reuse=reuse, splits=choose_splits(samples, options.splits), **found)
 
 
 def _extract(
@@ -79,19 +84,18 @@ def _extract(
         client.run(prepare, f"{__package__}.cluster", wait=False)
     # Loaded before the store is created, so that a wrong name or file leaves nothing.
     visual = load_visual_layers(options.of_layers(options.visual), device) if options.visual else []
-    text = _load_text(options.of_layers(options.text), samples, device) if options.text else []
+    text = load_text_encoders(options.of_layers(options.text), samples, device) if options.text else []
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
     if visual and new:
-        rows = [row for split in options.splits for row in range(*samples.splits[split])]
-        _require_pictures(samples, manifest, options, rows)
+        require_pictures(samples, manifest, options)
     with open_for_writing(url, samples, manifest.protocols) as cache:
         if options.visual:
-            images = _image_sets(cache, visual, options.visual, options, device)
-            summaries += _fill_all(images, samples, manifest, options, client)
+            images = image_sets(cache, visual, options.visual, options, device)
+            summaries += fill_all(images, samples, manifest, options, client)
         if options.text:
-            captions, counts = _caption_sets(cache, text, options.text, options, device)
-            summaries += _fill_all(captions, samples, manifest, options, client)
+            captions, counts = caption_sets(cache, text, options.text, options, device)
+            summaries += fill_all(captions, samples, manifest, options, client)
         return _summary(cache, summaries, counts)
 
 
@@ -100,12 +104,12 @@ def _summary(cache: FeatureCache, summaries: Sequence[SetSummary], counts: dict[
     return Extraction(cache.dataset, cache.url, *sizes, tuple(summaries), counts, find_leaks(cache))
 
 
-def _image_sets(
-    cache: FeatureCache, encoders: Sequence[Any], spec: EncoderSpec, options: Options, device: str
+def image_sets(
+    cache: FeatureCache, encoders: Sequence[Any], spec: EncoderSpec, options: Options, device: str, parts: int = _PARTS
 ) -> list[tuple[ImageSet, Any]]:
-    """Return the set of each encoder, created empty if it is not there, and the encoder."""
+    """Return the set of each encoder, created empty if it is not there, of so many chunks at least, and the encoder."""
     views, stamp = getattr(encoders[0], "views", 1), ("stamp",) if cache.source == FOLDER else ()
-    most = max(1, min(_IMAGES // views, max(8, -(-cache.images // _PARTS // 8) * 8)))
+    most = max(1, min(_IMAGES // views, max(8, -(-cache.images // parts // 8) * 8)))
     sets: list[tuple[ImageSet, Any]] = []
     # The largest first, as sets whose chunks have the same rows are filled in one pass.
     for encoder in sorted(encoders, key=lambda encoder: -encoder.rows * encoder.channels):
@@ -116,13 +120,13 @@ def _image_sets(
     return sets
 
 
-def _caption_sets(
-    cache: FeatureCache, encoders: Sequence[Any], spec: EncoderSpec, options: Options, device: str
+def caption_sets(
+    cache: FeatureCache, encoders: Sequence[Any], spec: EncoderSpec, options: Options, device: str, parts: int = _PARTS
 ) -> tuple[list[tuple[CaptionSet, Any]], dict[str, Any]]:
     """Do the same for captions; also return what tokenisation has met, see `Extraction`."""
     lengths, counts = _tokenize_all(cache, encoders[0])
     extra = {"counts": counts, "vocabulary": encoders[0].vocabulary and list(encoders[0].vocabulary)}
-    most = min(_CAPTIONS, max(8, -(-cache.captions // _PARTS // 8) * 8))
+    most = min(_CAPTIONS, max(8, -(-cache.captions // parts // 8) * 8))
     facts = [_facts(encoder, spec, options, device, **extra) for encoder in encoders]
     return [(caption_set(cache, one, lengths, most=most), of) for one, of in zip(facts, encoders, strict=True)], counts
 
@@ -159,10 +163,8 @@ def _finished(cache: FeatureCache, options: Options) -> Extraction | None:
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
     for modality, own in (("images", options.visual), ("captions", options.text)):
-        sets = [cache.set_at(path) for path in cache.set_paths(modality)]
         for spec in options.of_layers(own):
-            asked = recorded_options(spec)
-            found = [features for features in sets if features.attributes.get("options") == asked]
+            found = sets_of(cache, modality, spec)
             if len(found) != 1 or found[0].missing(options.splits):
                 return None
             chunks = {chunk for split in options.splits for chunk in found[0].chunks_of(split)}
@@ -171,7 +173,13 @@ def _finished(cache: FeatureCache, options: Options) -> Extraction | None:
     return _summary(cache, summaries, counts)
 
 
-def _load_text(specs: list[EncoderSpec], samples: Samples, device: str) -> list[Any]:
+def sets_of(cache: FeatureCache, modality: str, spec: EncoderSpec) -> list[FeatureSet]:
+    """Return the sets of a side that were made with a spec."""
+    asked, sets = recorded_options(spec), (cache.set_at(path) for path in cache.set_paths(modality))
+    return [features for features in sets if features.attributes.get("options") == asked]
+
+
+def load_text_encoders(specs: list[EncoderSpec], samples: Samples, device: str) -> list[Any]:
     """Return the caption encoder of each layer; that of ``words`` has the vocabulary of the training captions."""
     from ..encoders.registry import load_text_layers
     from ..encoders.words import WordsEncoder, without_spaces
@@ -248,7 +256,7 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, dict[s
     return lengths, found | {"words": len(encoder.vocabulary), "unknown_by_split": shares}
 
 
-def _fill_all(sets: Sequence[tuple[Any, Any]], *how: Any) -> list[SetSummary]:
+def fill_all(sets: Sequence[tuple[Any, Any]], *how: Any) -> list[SetSummary]:
     """Compute what sets lack, each with its encoder: those whose chunks have the same rows in one pass."""
     rows = dict.fromkeys(features.chunk_rows for features, _ in sets)
     return [found for count in rows for found in _fill([one for one in sets if one[0].chunk_rows == count], *how)]
@@ -297,7 +305,7 @@ def _fill_chunks(
     features: ImageSet | CaptionSet = sets[0][0]
     if isinstance(features, ImageSet):  # of a chunk at the border of two splits, the images of these splits alone
         rows = np.unique(np.concatenate([one.rows_left(options.splits) for one, _ in sets])).tolist()
-        _require_pictures(samples, manifest, options, rows)
+        require_pictures(samples, manifest, options, rows)
         total, left = sum(len(range(*features.cache.splits[split])) for split in options.splits), len(rows)
     else:
         rows = []
@@ -346,7 +354,7 @@ def _without_damage(
     damaged = [[chunk for chunk in damaged_chunks(features) if chunk in wanted] for features, _ in sets]
     for (features, _), chunks in zip(sets, damaged, strict=True):
         if isinstance(features, ImageSet):
-            _require_pictures(samples, manifest, options, _good_rows(features, chunks), repair=True)
+            require_pictures(samples, manifest, options, _good_rows(features, chunks), repair=True)
     for (features, _), chunks in zip(sets, damaged, strict=True):
         for chunk in chunks:
             features.forget(chunk)
@@ -362,12 +370,17 @@ def _good_rows(features: ImageSet, chunks: Sequence[int]) -> list[int]:
     return [row for chunk in chunks for row in range(*features.rows_in(chunk)) if status[row] == OK]
 
 
-def _require_pictures(
-    samples: Samples, manifest: Manifest, options: Options, rows: Sequence[int], *, repair: bool = False
+def require_pictures(
+    samples: Samples, manifest: Manifest, options: Options, rows: Sequence[int] | None = None, *, repair: bool = False
 ) -> None:
-    """Refuse pictures that are missing, all at once; with `repair`, those whose good features would be lost."""
+    """Refuse pictures that are missing, all at once; with `repair`, those whose good features would be lost.
+
+    `rows` are theirs, None: all of the options' splits.
+    """
     if samples.source != FOLDER or (options.on_error == "skip" and not repair):
         return
+    if rows is None:
+        rows = [row for split in options.splits for row in range(*samples.splits[split])]
     missing = missing_from(manifest.images, (samples.images[row].file_name for row in rows))
     if not missing:
         return

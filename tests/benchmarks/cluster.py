@@ -1,7 +1,7 @@
 """How extraction and ablation speed up with the workers of a Dask cluster, whose encoder or head sleeps as it computes.
 
-    python tests/benchmarks/cluster.py extract
-    python tests/benchmarks/cluster.py ablate
+    PYTHONPATH=tests/support OMP_NUM_THREADS=1 python tests/benchmarks/cluster.py extract
+    PYTHONPATH=tests/support OMP_NUM_THREADS=1 python tests/benchmarks/cluster.py ablate
 
 Workers are processes of this machine, of one thread each. What sleeps in the place of computing leaves the cores to all
 of them. Prints a line of JSON for each number of workers: seconds until workers that have just started have done a
@@ -9,13 +9,10 @@ little, seconds of the work, the efficiency against one worker, and the share of
 """
 
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,26 +20,32 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from distributed import Client
+from dask_processes import cluster
 from extraction import same_picture
 from sizes import say, small
+from small_store import make_store
 
 import xret
+from xret.heads.modules.aggregators.pooling import Average
+from xret.nn import Aggregated
 from xret.pipeline.data.images import open_image
 
+# What workers import.
+MODULES = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1] / "support")))
 PICTURE = 0.1  # seconds that a picture takes
+STEP = 0.1  # seconds that a batch of a training takes
 _computing = threading.Lock()  # a worker has one device
 
 
 class Sleeping:
-    """Encodes pictures to as many numbers as ResNet-152, and sleeps the while."""
+    """Encodes pictures to a vector, and sleeps the while."""
 
     name, kind, space = "sleeping", "grid", None
-    rows, grid, channels, global_channels = 49, (7, 7), 2048, 2048
+    rows, grid, channels, global_channels = 1, (1, 1), 512, 512
     extras = ()
 
     def __init__(self, weights: str, image_size: int, device: str) -> None:
-        self.identity = {"weights": weights, "preprocessing": {"stretch": 224}, "layer": None}
+        self.identity = {"weights": weights, "preprocessing": {"stretch": 32}, "layer": None}
         self.versions: dict[str, str] = {}
 
     def decode(self, picture: Any) -> tuple[torch.Tensor, tuple[int, int]]:
@@ -63,26 +66,6 @@ def main() -> None:
     """Benchmarks of clusters."""
 
 
-@contextmanager
-def cluster(workers: int) -> Iterator[str]:
-    """Give the address of a new scheduler, whose workers are processes that find this file."""
-    with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
-
-        def start(what: str, *options: str) -> None:
-            command = [sys.executable, "-m", "dask", what, "--scheduler-file", f"{folder}/scheduler.json", *options]
-            paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-            process = subprocess.Popen(command, cwd=folder, env=paths, stderr=subprocess.DEVNULL)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-
-        start("scheduler", "--port", "0", "--no-dashboard")
-        for _ in range(workers):
-            start("worker", "--nthreads", "1", "--no-nanny", "--no-dashboard", "--memory-limit", "0")
-        with Client(scheduler_file=f"{folder}/scheduler.json", set_as_default=False) as client:
-            client.wait_for_workers(workers)
-            yield client.scheduler.address
-
-
 def measure(numbers: list[int], work: Callable[[str, str, bool], float]) -> None:
     """Print a line for each number of workers.
 
@@ -90,7 +73,7 @@ def measure(numbers: list[int], work: Callable[[str, str, bool], float]) -> None
     """
     alone = 0.0
     for workers in numbers:
-        with cluster(workers) as address:
+        with tempfile.TemporaryDirectory() as folder, cluster(Path(folder), [MODULES] * workers) as (address, _):
             moments = [time.perf_counter()]
             for little in (True, False):
                 slept = work(address, f"{workers}-{little}", little)
@@ -108,12 +91,46 @@ def measure(numbers: list[int], work: Callable[[str, str, bool], float]) -> None
 def extract(pictures: int, numbers: list[int]) -> None:
     """Encode pictures on several numbers of workers."""
     with tempfile.TemporaryDirectory() as folder:
-        few, many = (same_picture(Path(folder, str(count)), count, side=224) for count in (20, pictures))
+        few, many = (same_picture(Path(folder, str(count)), count, side=32) for count in (64, pictures))
 
         def work(address: str, name: str, little: bool) -> float:
             store = f"{folder}/{name}.zarr"
             xret.extract(few if little else many, store, visual="cluster:Sleeping", text=None, workers=address)
             return PICTURE * pictures
+
+        measure(numbers, work)
+
+
+class SlowMean(Average):
+    """The mean of the rows, which takes a while."""
+
+    def forward(self, local: torch.Tensor, length: torch.Tensor, global_: torch.Tensor) -> Aggregated:
+        """Wait, and average."""
+        time.sleep(STEP)
+        return super().forward(local, length, global_)
+
+
+@main.command()
+@click.option("--cells", default=8)
+@click.option("--epochs", default=3)
+@click.option("--workers", "numbers", multiple=True, type=int, default=[1, 2, 4])
+@small(cells=2, epochs=1, numbers=[1, 2])
+def ablate(cells: int, epochs: int, numbers: list[int]) -> None:
+    """Train cells on several numbers of workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = make_store(f"{folder}/s.zarr", train=480)
+
+        def work(address: str, name: str, little: bool) -> float:
+            settings = {"model.dim": 8, "adapter.words.word_dim": 4, "data.batch_size": 48, "schedule.epochs": epochs}
+            settings |= {"aggregator.image": "cluster:SlowMean"}
+            vary = {"loss.triplet.margin": [(1 + cell) / 100 for cell in range(max(numbers) if little else cells)]}
+            if little:
+                settings["schedule.epochs"] = 1
+            how: dict[str, Any] = {"recipe": "vsepp", "settings": settings, "device": "cpu", "jobs": address}
+            found = xret.ablate(store, f"{folder}/{name}", vary=vary, **how)
+            if found.failed:
+                raise SystemExit(str(found))
+            return 0
 
         measure(numbers, work)
 

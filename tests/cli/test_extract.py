@@ -22,12 +22,19 @@ def extract(tiny_dataset, tmp_path):
         ("--layers 6,x", 2, "'6,x' names no layers; give one, as 9, or several, as 6,9,12"),
         ("--pool 4", 2, "'4' is no window; give height and width in cells, as 2x2"),
         ("--on-error stop", 2, "'stop' is not one of"),
+        ("--price 2", 2, "--price is for --plan"),
         ("--device cuda:77", 1, "is missing"),
         ("--visual hf:../absent --text none", 1, "'../absent': there is no such folder"),
     ],
 )
 def test_what_cannot_be_is_refused_and_leaves_nothing(words, code, sentence, extract, tmp_path):
     assert sentence in extract(*words.split(), code=code).stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_plan_is_printed_and_writes_nothing(extract, tmp_path):
+    lines = extract(*SMALL, "--plan", "--price", "2").stdout.splitlines()
+    assert "32 images" in lines[1] and lines[2].startswith("in all ") and "at 2 an hour of a worker" in lines[2]
     assert not (tmp_path / "s").exists()
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 from distributed import Client, LocalCluster
+from distributed.security import Security
 from small_ablations import DASK
 
 from xret.pipeline.errors import CacheError, OutputError, SampleError
@@ -41,3 +42,14 @@ def test_what_fails_names_the_worker(cluster, error, raised, sentence):
 
     with Client(cluster, set_as_default=False) as client, pytest.raises(raised, match=sentence):
         list(run_tasks(client, fail, [0]))
+
+
+def test_a_cluster_with_certificates_is_reached_by_the_current_client():
+    pytest.importorskip("cryptography", reason="Dask makes certificates with cryptography")
+    how = {"security": Security.temporary(), "protocol": "tls://", "dashboard_address": ":0"}
+    with LocalCluster(n_workers=1, processes=False, **how) as cluster:
+        address, sentence = cluster.scheduler_address, r"no Dask scheduler answers at tls://.* \(.*TLS"
+        with pytest.raises(CacheError, match=sentence), connect(address):
+            pass
+        with Client(cluster), connect(address) as client:
+            assert list(run_tasks(client, abs, [-1])) == [(-1, 1)]

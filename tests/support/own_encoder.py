@@ -33,10 +33,10 @@ class Quarters:
 
 
 class Slow(Quarters):
-    """Takes its time."""
+    """Takes a while for each picture."""
 
     def encode(self, pixels):
-        time.sleep(0.3)
+        time.sleep(0.03 * len(pixels))
         return super().encode(pixels)
 
 
@@ -110,6 +110,14 @@ class Letters:
     def encode(self, ids):
         states = [np.array([(one / 100, (one / 100) ** 2) for one in caption], np.float32) for caption in ids]
         return np.concatenate(states), np.stack([rows.mean(0) for rows in states])
+
+
+class SlowLetters(Letters):
+    """Takes a while for each caption."""
+
+    def encode(self, ids):
+        time.sleep(0.003 * len(ids))
+        return super().encode(ids)
 
 
 class Unsure(Letters):

@@ -119,7 +119,7 @@ def remove_set(url: str, name: str) -> tuple[str, int]:
 
 
 def verify(url: str) -> Verification:
-    """Read every chunk of the store at `url` through Zarr; CacheError if there is no store."""
+    """Read every chunk of the store at `url`; CacheError if there is no store."""
     cache = FeatureCache.open(url)
     damaged = [Damage(path or "/") for path in ("", "samples", *MODALITIES) if not is_sealed(cache.folder, path)]
     damaged += [] if damaged else _damaged_samples(cache)

@@ -9,9 +9,11 @@ The server is moto's on this machine, in a process of its own; each request wait
 - `epoch`: seconds of an epoch that `runtime.cache=stream` reads, features that are 36 x 2048 float16 an image, beside
   the same bytes in pieces of 32 MB, eight at once; rounds take turns, the fastest of each counts;
 - `extract`: seconds of an extraction whose device takes 20 ms a picture, one batch at a time, beside the same into a
-  folder; features are 49 x 2048 float16. (moto takes in far less than 100 MB/s.)
+  folder, and the share of the time from the first batch to the last for which the device had nothing to do; features
+  are 49 x 2048 float16. (moto takes in far less than 100 MB/s.)
 """
 
+import importlib
 import itertools
 import multiprocessing
 import shutil
@@ -45,7 +47,7 @@ class Busy:
 
     name, kind, space, extras, versions = "busy", "grid", None, (), {}
     rows, grid, cells, channels, global_channels = 49, (7, 7), (7, 7), CHANNELS, CHANNELS
-    device, seconds = threading.Lock(), 0.02
+    device, seconds, spans = threading.Lock(), 0.02, list[tuple[float, float]]()
 
     def __init__(self, weights: str, image_size: int, device: str) -> None:
         self.identity = {"encoder": "busy", "weights": weights, "preprocessing": {}, "layer": None}
@@ -55,7 +57,9 @@ class Busy:
 
     def encode(self, pixels: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
         with self.device:
+            began = time.monotonic()
             time.sleep(self.seconds * len(pixels))
+            self.spans.append((began, time.monotonic()))
         local = np.ones((len(pixels), self.rows, CHANNELS), np.float32)
         return local, local[:, 0]
 
@@ -151,19 +155,23 @@ def extract_both(folder: Path, bucket: str, pictures: int, rounds: int) -> None:
     """Extract into the object store and into a folder, which waits for no writes."""
     data, number = make_pictures(folder / "extract", pictures), itertools.count()
     times: dict[str, list[float]] = {"extract": [], "folder": []}
+    idle: dict[str, list[float]] = {"extract": [], "folder": []}
+    spans = importlib.import_module("object_store").Busy.spans  # of the class that is named, not of `__main__`
     for _ in range(rounds):
         for what, place in (("extract", bucket), ("folder", str(folder))):
+            spans.clear()
             url = f"{place}/e{next(number)}.zarr"
             summary = xret.extract(data, url, visual="object_store:Busy", text=None, workers=2)
             times[what].append(summary.sets[0].seconds)
+            idle[what].append(1 - sum(end - begin for begin, end in spans) / (spans[-1][1] - spans[0][0]))
         shutil.rmtree(url)
-    fastest = {what: min(found) for what, found in times.items()}
-    ratio = round(fastest["extract"] / fastest["folder"], 2)
-    say(what="extract", device=round(Busy.seconds * pictures, 2), **_rounded(fastest), ratio=ratio)
+    shares = {f"{what}_idle": min(found) for what, found in idle.items()}
+    device = Busy.seconds * pictures
+    say(what="extract", **_rounded({"device": device} | {what: min(found) for what, found in times.items()} | shares))
 
 
 def _rounded(seconds: dict[str, float]) -> dict[str, float]:
-    return {what: round(found, 2) for what, found in seconds.items()}
+    return {what: round(found, 3) for what, found in seconds.items()}
 
 
 if __name__ == "__main__":

@@ -92,12 +92,8 @@ def make_plan(
         raise refused("the ablation", faults)
     if grid is None:
         _put_paper(variants, str(recipe))
-    description = {
-        "recipes": sorted({variant.recipe.name for variant in variants}),
-        "grid": grid,
-        "set": decisive(fixed),
-        "vary": sorted(_full_keys(vary or {})),
-    }
+    recipes = sorted({variant.recipe.name for variant in variants})
+    description = {"recipes": recipes, "grid": grid, "set": decisive(fixed), "vary": sorted(_full_keys(vary or {}))}
     facts = {} if grid is None else read_grid(grid)
     return Plan(description, (*beside, *variants), split or facts.get("split", "test"), views, facts.get("source"))
 

@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -194,8 +196,8 @@ def plot(lines: Sequence[Line]) -> Any:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     measured = [line for line in lines if "rsum" in line.mean]
-    for protocol, own in _by_protocol(measured).items():
-        _draw(axes, f"protocol {protocol}", own)
+    for protocol, own in groupby(measured, attrgetter("protocol")):
+        _draw(axes, f"protocol {protocol}", list(own))
     varied = [line for line in lines if line.values]
     values = sorted({line.place for line in varied})
     if values and values[0] > 0 and values[-1] > 10 * values[0]:
@@ -224,13 +226,6 @@ def _draw(axes: Any, title: str, lines: Sequence[Line]) -> None:
         axes.axhline(line.mean["rsum"], linestyle=":", label=f"{title}: {line.label}")
 
 
-def _by_protocol(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    found: dict[str, list[Line]] = {}
-    for line in lines:
-        found.setdefault(line.protocol, []).append(line)
-    return found
-
-
 def _names(lines: Sequence[Line]) -> list[str]:
     found = dict.fromkeys(name for line in lines for name in (*line.mean, *line.paper))
     return [*(name for name in found if name not in _TITLES), *(name for name in _TITLES if name in found)]
@@ -238,7 +233,7 @@ def _names(lines: Sequence[Line]) -> list[str]:
 
 def _tables(lines: Sequence[Line]) -> Iterator[tuple[str, list[list[str]]]]:
     """Yield the title and the rows of each protocol's table, its head first."""
-    for own in _by_protocol(lines).values():
+    for own in (list(group) for _, group in groupby(lines, attrgetter("protocol"))):
         columns = [["", *(line.label for line in own)]]
         for metric in _names(own) or ["rsum"]:
             columns += _columns(metric, own)

@@ -14,7 +14,7 @@ while one trains trials, OUT/lock while one looks into the journal and changes i
 import fcntl
 import json
 import logging
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
@@ -83,9 +83,9 @@ class Trial:
         facts = max(reported.values(), default=None), len(reported), round(seconds, 3)
         return cls(trial.number, _STATUS[trial.state], trial.params, *facts, trial.user_attrs.get("error", lost))
 
-    def cells(self, keys: Iterable[str]) -> list[str]:
-        """Return what a table shows of it, with its values of these keys."""
-        rsum, values = "-" if self.rsum is None else f"{self.rsum:.2f}", (self.values.get(key) for key in keys)
+    def cells(self, space: Mapping[str, str]) -> list[str]:
+        """Return what a table shows of it, with its values of the keys of a space."""
+        rsum, values = "-" if self.rsum is None else f"{self.rsum:.2f}", (self.values.get(key) for key in space)
         shown = (f"{value:.3g}" if isinstance(value, float) else as_text(value) for value in values)
         return [str(self.number), rsum, self.status, str(self.epochs), f"{self.seconds:.1f}", *shown]
 

@@ -48,12 +48,8 @@ class WordsEncoder(TextEncoder):
             raise EncoderError(
                 f"a vocabulary begins with '{UNK}' and names no word twice; build it again from the training captions"
             )
-        self.identity = {
-            "encoder": self.name,
-            "weights": hashlib.sha256(json.dumps(self.vocabulary).encode()).hexdigest(),
-            "preprocessing": {"tokenizer": TOKENIZER},
-            "layer": None,
-        }
+        sha = hashlib.sha256(json.dumps(self.vocabulary).encode()).hexdigest()
+        self.identity = {"encoder": self.name, "weights": sha, "preprocessing": {"tokenizer": TOKENIZER}, "layer": None}
         self.versions = {}
         self.spec = EncoderSpec(self.name)
 

@@ -97,12 +97,8 @@ class ButdGridEncoder(Grid):
         self.network = network.to(device, memory_format=torch.channels_last)
         self._mean = torch.tensor(MEAN, device=device)[:, None, None]
         self._measure(torch.zeros(1, 3, size, size))
-        self.identity = {
-            "encoder": self.name,
-            "weights": weights_id,
-            "preprocessing": {**_PIXELS, "stretch": size},
-            "layer": "res5",
-        }
+        pixels = {**_PIXELS, "stretch": size}
+        self.identity = {"encoder": self.name, "weights": weights_id, "preprocessing": pixels, "layer": "res5"}
         self.versions = library_versions("torch", "torchvision", "PIL")
 
     def _run(self, pixels: Tensor, _layers: Sequence[Any]) -> list[tuple[Tensor, Tensor]]:

@@ -33,15 +33,9 @@ class DetectorEncoder(RegionEncoder):
         weights_id, network = load_network(spec, _build, _settle, FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1)
         self.device = device
         self._network = network.to(device)
-        preprocessing = {
-            "decoder": "pillow",
-            "channels": "RGB",
-            "shorter": _SHORTER,
-            "longer": _LONGER,
-            "interpolation": "bilinear without antialiasing",
-            "mean": list(network.transform.image_mean),
-            "std": list(network.transform.image_std),
-        }
+        preprocessing = {"decoder": "pillow", "channels": "RGB", "shorter": _SHORTER, "longer": _LONGER}
+        mean, std = list(network.transform.image_mean), list(network.transform.image_std)
+        preprocessing |= {"interpolation": "bilinear without antialiasing", "mean": mean, "std": std}
         super().__init__(selection, weights_id, preprocessing, "roi_heads.box_head")
 
     def decode(self, picture: AnyPicture) -> tuple[Tensor, tuple[int, int]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..data.manifest import Manifest
-from ..data.samples import Samples
+from ..data.samples import Images, Samples
 from ..device import pick_device
 from ..encoders.registry import load_visual_layers
 from ..encoders.spec import EncoderSpec
@@ -132,7 +132,7 @@ def _trial(samples: Samples, splits: Sequence[str]) -> Samples:
     images = [replace(samples.images[row], split="val" if at < warm else "train") for at, row in enumerate(rows)]
     ranges = {"train": (0, len(rows) - warm), "val": (len(rows) - warm, len(rows))}
     ranges = {split: edges for split, edges in ranges.items() if edges[0] < edges[1]}
-    return replace(samples, images=(*images[warm:], *images[:warm]), splits=ranges)
+    return replace(samples, images=Images.of([*images[warm:], *images[:warm]]), splits=ranges)
 
 
 def _measure(task: tuple[Manifest, Samples, Options]) -> dict[str, tuple[float, float]]:

@@ -165,7 +165,7 @@ def create_store(folder: Folder, samples: Samples, protocols: Sequence[str]) -> 
 def _sample_arrays(samples: Samples) -> dict[str, NewArray]:
     images, rows = samples.images, samples.images.rows
     captions = ranges(images.edges[rows], images.caption_count)
-    numbers = {
+    numbers: dict[str, tuple[tuple[str, ...], np.ndarray, str]] = {
         "split": (("image",), images.splits[rows], "uint8"),
         "cocoid": (("image",), images.cocoids[rows], "int64"),
         "sentid": (("caption",), images.sentids[captions], "int64"),

@@ -1,12 +1,13 @@
 """What a run searches: images and captions of a store, embedded when they are first asked for; and the answers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import itemgetter
+from itertools import chain
+from operator import eq, itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -17,11 +18,13 @@ from ...pipeline.data.sources import PictureReader
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.reading.pictures import find_pictures
-from ...pipeline.reading.split import begun_splits
+from ...pipeline.reading.split import begun_splits, texts_of
 from ..evaluation.calibration import Calibration
 from ..evaluation.pairs import NOT_FINITE
 from ..evaluation.scoring import BATCH, Modality, Ranker, embed_all
 from ..modules.embedding import Embedding, Gaussian, concatenate, each
+
+_LOOKED_UP = 1 << 14  # texts that are looked up together
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ class Searched(ABC):
     """Samples that a run searches, with their embeddings as `images` and, if there are any, `captions`."""
 
     @abstractmethod
-    def names(self, modality: Modality) -> tuple[list[str], list[str]]:
+    def names(self, modality: Modality) -> tuple[Sequence[str], Sequence[str]]:
         """Return the ids of a modality, and its file names or texts."""
 
     @abstractmethod
@@ -105,6 +108,34 @@ class Searched(ABC):
         return [replace(hit, probability=one) for hit, one in zip(hits, probabilities, strict=True)]
 
 
+class Looked(Sequence[str]):
+    """Texts that are looked up when they are asked for; `look` takes ascending places."""
+
+    def __init__(self, size: int, look: Callable[[np.ndarray], list[str]]) -> None:
+        self._size, self._look = size, look
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            places = np.arange(*at.indices(self._size))
+            return self._look(places) if at.step is None or at.step > 0 else self._look(places[::-1])[::-1]
+        return self._look(np.array([range(self._size)[at]]))[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self[first : first + _LOOKED_UP] for first in range(0, self._size, _LOOKED_UP))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class Gallery(Searched):
     """The usable images and captions of a store or a split of it, I and C of them, in their order there.
 
@@ -126,15 +157,24 @@ class Gallery(Searched):
         self.ranker, self._data_root, cache = ranker, data_root, ranker.cache
         self.dataset, self.splits = cache.dataset, [split] if split else begun_splits(*ranker.sets)
         self._batches = batches = ranker.batches(self.splits)
-        self.image_ids, self.file_names, self.texts = batches.ids(), batches.file_names(), batches.texts()
-        begin, end = int(batches.caption_rows[0]), int(batches.caption_rows[-1]) + 1
-        numbers = cache.sentids(begin, end)[batches.caption_rows - begin]
-        self.caption_ids = [str(number) for number in numbers]
+        images, captions = batches.image_rows, batches.caption_rows
+        self.image_ids, self.file_names = (
+            Looked(len(images), lambda at, read=read: texts_of(read, images[at]))  # type: ignore[misc]
+            for read in (cache.ids, cache.file_names)
+        )
+        self.texts = Looked(len(captions), lambda at: texts_of(cache.caption_texts, captions[at]))
+        begin, end = int(captions[0]), int(captions[-1]) + 1
+        numbers = cache.sentids(begin, end)[captions - begin]
         self.caption_image: np.ndarray = batches.caption_image
-        if self.image_ids == self.file_names or len(np.unique(numbers)) < len(numbers):
-            places = batches.caption_rows - cache.caption_start[self.owners("captions")]
-            owners = self.caption_image.tolist()
-            self.caption_ids = [f"{self.image_ids[row]}#{k}" for row, k in zip(owners, places, strict=True)]
+        self.caption_ids = Looked(len(captions), lambda at: [*map(str, numbers[at].tolist())])
+        if len(np.unique(numbers)) < len(numbers) or self.image_ids == self.file_names:
+            places = captions - cache.caption_start[self.owners("captions")]
+
+            def numbered(at: np.ndarray) -> list[str]:
+                owners = texts_of(cache.ids, images[self.caption_image[at]])
+                return [f"{owner}#{place}" for owner, place in zip(owners, places[at].tolist(), strict=True)]
+
+            self.caption_ids = Looked(len(captions), numbered)
 
     def rows_of_splits(self) -> dict[str, tuple[int, int]]:
         """Return the rows of images [first, last) of each split."""
@@ -169,7 +209,7 @@ class Gallery(Searched):
             with within_memory(self.ranker.device):
                 yield model.compare.normalised(embed_all(embed, [features]))
 
-    def names(self, modality: Modality) -> tuple[list[str], list[str]]:
+    def names(self, modality: Modality) -> tuple[Sequence[str], Sequence[str]]:
         """Return the ids of a modality, and its file names or texts."""
         return (self.image_ids, self.file_names) if modality == "images" else (self.caption_ids, self.texts)
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -325,9 +326,10 @@ class Retriever(Ranker):
 
     def index_facts(self) -> dict[str, str | None]:
         """Return what an index of the gallery depends on; rows would mean others if a failed sample was repaired."""
-        names = "\n".join((*self.gallery.image_ids, "", *self.gallery.caption_ids))
-        samples = hashlib.sha256(names.encode("utf-8", "surrogatepass")).hexdigest()
-        facts = {"store": self.cache.manifest_sha256, "weights": self.digest, "usable samples": samples}
+        samples, lines = hashlib.sha256(), chain(self.gallery.image_ids, ("",), self.gallery.caption_ids)
+        for number, line in enumerate(lines):
+            samples.update(f"\n{line}"[not number :].encode("utf-8", "surrogatepass"))
+        facts = {"store": self.cache.manifest_sha256, "weights": self.digest, "usable samples": samples.hexdigest()}
         return facts | {"split": self.split}
 
     @property

@@ -18,7 +18,7 @@ from .rows import FewRows, ranges
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
-_SAMPLES_BYTES = 64 << 20  # of a chunk of the samples
+_SAMPLES_BYTES = 16 << 20  # of a chunk of the samples
 _BLOCK = 1 << 14  # samples that are read together
 
 

@@ -21,6 +21,7 @@ from .word_vectors import read_word_vectors
 
 _WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"
 _BATCH = 256  # samples that are read together for statistics
+_ENOUGH = 1 << 20  # samples of a split that statistics are taken of; of more, as many batches evenly between them
 _log = logging.getLogger("xret")
 
 
@@ -62,8 +63,8 @@ def fit_residual(model: Model, recipe: Recipe, split: Batches, val: Batches, lev
         _log.log(level, f"closed form: ridge {found.ridge:g}, power {found.power:g}, val RSUM {found.rsum:.1f}")
 
 
-def _of_set(parts: Callable[[int], Iterator[Features]], number: int) -> Iterator[Features]:
-    return (features.parts[number] for features in parts(_BATCH))
+def _of_set(parts: Callable[[int, int], Iterator[Features]], number: int) -> Iterator[Features]:
+    return (features.parts[number] for features in parts(_BATCH, _ENOUGH))
 
 
 def take_weights(model: Model, base: Run, split: Batches) -> None:

@@ -118,16 +118,18 @@ class Batches:
             plans = opened_ahead(self._open, plans, lambda plan: self._block[plan.images], groups)
         return read_ahead(lambda plan: self._read(plan, (seed, epoch)), plans, self.device)
 
-    def image_features(self, batch_size: int) -> Iterator[Features]:
-        """Yield the features of all images, in their order."""
-        return self._in_order(self.image_source, self.images, batch_size)
+    def image_features(self, batch_size: int, most: int | None = None) -> Iterator[Features]:
+        """Yield the features of all images, in their order; of about `most` where they are more, evenly between."""
+        return self._in_order(self.image_source, self.images, batch_size, most)
 
-    def caption_features(self, batch_size: int) -> Iterator[Features]:
-        """Yield the features of all captions, in their order."""
-        return self._in_order(self.caption_source, self.captions, batch_size)
+    def caption_features(self, batch_size: int, most: int | None = None) -> Iterator[Features]:
+        """Yield the features of all captions, in their order; `most` as of `image_features`."""
+        return self._in_order(self.caption_source, self.captions, batch_size, most)
 
-    def _in_order(self, source: FeatureSource, samples: int, batch_size: int) -> Iterator[Features]:
-        items = np.split(np.arange(samples), range(batch_size, samples, batch_size))
+    def _in_order(self, source: FeatureSource, samples: int, batch_size: int, most: int | None) -> Iterator[Features]:
+        every = -(-samples // (most or samples))
+        firsts = range(0, samples, batch_size * every)
+        items = (np.arange(first, min(first + batch_size, samples)) for first in firsts)
         return read_ahead(source.fetch, items, self.device)
 
     def _units(self, unit: Unit) -> np.ndarray:

@@ -50,6 +50,7 @@ def test_features_for_evaluation_come_in_order_and_only_what_is_asked_for(cache)
     )
     got = torch.cat([features.global_ for features in batches.image_features(4)])
     assert torch.equal(got, torch.from_numpy(cache.image_set().global_(np.arange(20, 26))))
+    assert torch.equal(torch.cat([part.global_ for part in batches.image_features(2, most=3)]), got[[0, 1, 4, 5]])
     assert next(batches.image_features(4)).local is None
     lengths = torch.cat([features.length for features in batches.caption_features(4)])
     assert lengths.tolist() == cache.caption_set().length[batches.caption_rows].tolist()

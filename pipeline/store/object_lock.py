@@ -36,8 +36,7 @@ def object_lock(fs: Any, path: str, url: str) -> Iterator[None]:
     if not lock.create() and not lock.is_mine():  # it may be ours, where the first answer was lost
         lock.take_over(url)
     if lock.create():  # although it is there
-        with suppress(FileNotFoundError):
-            lock.remove()
+        lock.remove()
         log.warning("%s has no conditional writes; let only one process write there at a time", url)
         yield
         return
@@ -49,8 +48,9 @@ def object_lock(fs: Any, path: str, url: str) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-        if not lock.lost:
-            with suppress(Exception):  # what ended the block says more
+        with suppress(Exception):  # what ended the block says more
+            lock.lost = lock.lost or not lock.is_mine()
+            if not lock.lost:
                 lock.remove()
     if lock.lost:
         raise CacheError(f"the lock of {url} was taken over or removed during the work; run the same command again")
@@ -61,13 +61,17 @@ class _Lock:
 
     def __init__(self, fs: Any, path: str) -> None:
         self.fs, self.path, self.lost = fs, path, False
-        owner = f"process {os.getpid()} on {socket.gethostname()}"
-        self.facts = {"owner": owner, "since": _now("seconds"), "token": os.urandom(8).hex()}
+        self.facts: dict[str, Any] = {
+            "owner": f"process {os.getpid()} on {socket.gethostname()}",
+            "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            "token": os.urandom(8).hex(),
+            "renewals": 0,
+        }
 
     def create(self) -> bool:
         """Return whether there was no lock; also True if the store does not know that condition."""
         try:
-            self.fs.pipe_file(self.path, self._content(), mode="create")
+            self.fs.pipe_file(self.path, json.dumps(self.facts).encode(), mode="create")
         except (NotImplementedError, TypeError, ValueError):  # a file system that does not know the mode
             return True
         except OSError as error:
@@ -90,11 +94,10 @@ class _Lock:
                 break
             if now != seen:
                 raise busy
-        with suppress(FileNotFoundError):
+        else:
             self.remove()
-        if not self.create():
-            raise busy
-        time.sleep(RENEWAL / 10)  # another who took it over at the same moment has removed this lock, and has its own
+        if self.create():
+            time.sleep(RENEWAL / 10)  # who took it over at the same moment has removed this lock, and has another
         if not self.is_mine():
             raise busy
 
@@ -105,16 +108,15 @@ class _Lock:
                 if not self.is_mine():
                     self.lost = True
                     return
-                self.fs.pipe_file(self.path, self._content())
+                self.facts["renewals"] += 1
+                self.fs.pipe_file(self.path, json.dumps(self.facts).encode())
 
     def remove(self) -> None:
-        self.fs.rm_file(self.path)
+        with suppress(FileNotFoundError):
+            self.fs.rm_file(self.path)
 
     def is_mine(self) -> bool:
-        return _facts(self._read()).get("token") == self.facts["token"]
-
-    def _content(self) -> bytes:
-        return json.dumps({**self.facts, "renewed": _now()}).encode()
+        return bool(_facts(self._read()).get("token") == self.facts["token"])
 
     def _read(self) -> bytes | None:
         try:
@@ -123,12 +125,8 @@ class _Lock:
             return None
 
 
-def _facts(content: bytes | None) -> dict[str, str]:
+def _facts(content: bytes | None) -> dict[str, Any]:
     try:
         return dict(json.loads(content or b"{}"))
     except (ValueError, TypeError):
         return {}
-
-
-def _now(precision: str = "microseconds") -> str:
-    return datetime.now(UTC).isoformat(timespec=precision)

@@ -164,8 +164,12 @@ def test_a_writer_whose_lock_is_taken_over_says_so(url, quick_locks):
         time.sleep(0.5)
 
 
-@pytest.mark.parametrize("how", ["refused", "ignored"])
-def test_a_store_without_conditional_writes_is_named(server, url, caplog, how):
+@pytest.mark.parametrize("how", ["refused", "ignored", "unknown"])
+def test_a_store_without_conditional_writes_is_named(server, url, monkeypatch, caplog, how):
+    if how == "unknown":  # to the file system
+        pipe = Folder(url).fs.pipe_file
+        monkeypatch.setattr(Folder(url).fs, "pipe_file", lambda path, data: pipe(path, data))
+
     def when(environ):
         return environ.pop("HTTP_IF_NONE_MATCH", None) is not None and how == "refused"
 

@@ -45,10 +45,7 @@ class Teacher:
 
 
 def taught(recipe: Recipe, distil: str | Path | None) -> Recipe:
-    """Return the recipe with a term for what is taught; RecipeError where it has one, and there is no teacher.
-
-    RecipeError, too, where pairs are blended.
-    """
+    """Return the recipe with a term for what is taught; RecipeError where it lacks its teacher, or blends pairs."""
     if distil is not None and recipe.augment.mix:
         raise RecipeError("a teacher scores samples and no blends of them: set augment.mix=0, or leave --distil out")
     if distil is not None and _TERM not in recipe.terms:

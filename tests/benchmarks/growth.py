@@ -245,9 +245,11 @@ def main(rows: str, width: int, only: str, scratch: Path | None) -> None:
                 table.setdefault(name, []).append(value)
                 units[name] = unit
                 click.echo(f"{size:,} rows: {name} {value:.4g} {unit}".strip(), err=True)
-    click.echo("| | " + " | ".join(f"{size:,}" for size in sizes) + " | grows |\n|---|" + "---|" * (len(sizes) + 1))
+    click.echo(
+        "| step | " + " | ".join(f"{size:,}" for size in sizes) + " | grows |\n|---|" + "---|" * (len(sizes) + 1)
+    )
     for name, values in table.items():
-        growth = f"{values[-1] / values[-2]:.2f}" if len(values) > 1 else ""
+        growth = f"{values[-1] / values[-2]:.2f}" if len(values) > 1 else "–"
         cells = (f"{value:,.{2 if value < 10 else 0}f} {units[name]}".strip() for value in values)
         click.echo(f"| {name} | {' | '.join(cells)} | {growth} |")
 

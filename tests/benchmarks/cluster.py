@@ -5,7 +5,7 @@
 
 Workers are processes of this machine, of one thread each. What sleeps in the place of computing leaves the cores to all
 of them. Prints a line of JSON for each number of workers: seconds until workers that have just started have done a
-little, seconds of the work, the efficiency against one worker, and the share of the time in which each worker sleeps.
+little, those of the tasks and of the whole command, and their efficiency against one worker.
 """
 
 import os
@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from dask_processes import cluster
 from extraction import same_picture
-from sizes import say, small
+from sizes import say, seconds_of, small
 from small_store import make_store
 
 import xret
@@ -69,23 +69,22 @@ def main() -> None:
 def measure(numbers: list[int], work: Callable[[str, str, bool], float]) -> None:
     """Print a line for each number of workers.
 
-    `work` takes an address, a name, and whether to do a little alone; it returns the seconds that workers slept.
+    `work` takes an address, a name, and whether to do a little alone; it returns the seconds that tasks took.
     """
-    alone = 0.0
+    first: dict[str, float] = {}
     for workers in numbers:
         with tempfile.TemporaryDirectory() as folder, cluster(Path(folder), [MODULES] * workers) as (address, _):
-            moments = [time.perf_counter()]
-            for little in (True, False):
-                slept = work(address, f"{workers}-{little}", little)
-                moments.append(time.perf_counter())
-        start, seconds = (end - begin for begin, end in pairwise(moments))
-        alone = alone or seconds * workers
-        rates = {"efficiency": round(alone / workers / seconds, 3), "asleep": round(slept / workers / seconds, 3)}
-        say(workers=workers, start=round(start, 1), seconds=round(seconds, 1), **rates)
+            start = seconds_of(partial(work, address, f"{workers}-start", True))
+            began = time.perf_counter()
+            seconds = {"tasks": work(address, f"{workers}", False), "command": time.perf_counter() - began}
+        first = first or {name: workers * value for name, value in seconds.items()}
+        efficiency = {name: round(first[name] / workers / value, 3) for name, value in seconds.items()}
+        rounded = {name: round(value, 1) for name, value in seconds.items()}
+        say(workers=workers, start=round(start, 1), seconds=rounded, efficiency=efficiency)
 
 
 @main.command()
-@click.option("--pictures", default=640)
+@click.option("--pictures", default=1280)
 @click.option("--workers", "numbers", multiple=True, type=int, default=[1, 2, 4])
 @small(pictures=60, numbers=[1, 2])
 def extract(pictures: int, numbers: list[int]) -> None:
@@ -95,8 +94,8 @@ def extract(pictures: int, numbers: list[int]) -> None:
 
         def work(address: str, name: str, little: bool) -> float:
             store = f"{folder}/{name}.zarr"
-            xret.extract(few if little else many, store, visual="cluster:Sleeping", text=None, workers=address)
-            return PICTURE * pictures
+            data = few if little else many
+            return xret.extract(data, store, visual="cluster:Sleeping", text=None, workers=address).sets[0].seconds
 
         measure(numbers, work)
 
@@ -127,10 +126,11 @@ def ablate(cells: int, epochs: int, numbers: list[int]) -> None:
             if little:
                 settings["schedule.epochs"] = 1
             how: dict[str, Any] = {"recipe": "vsepp", "settings": settings, "device": "cpu", "jobs": address}
+            began = time.perf_counter()
             found = xret.ablate(store, f"{folder}/{name}", vary=vary, **how)
             if found.failed:
                 raise SystemExit(str(found))
-            return 0
+            return time.perf_counter() - began
 
         measure(numbers, work)
 

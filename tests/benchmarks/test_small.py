@@ -73,6 +73,12 @@ def test_what_prints_a_table(command, rows):
     assert list(table(command)) == rows
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["cluster extract", "cluster ablate"])
+def test_workers_beside_one(command):
+    assert [line["workers"] for line in lines(command)] == [1, 2]
+
+
 def test_extraction_beside_its_network(tiny_dataset, tmp_path):
     (found,) = lines("extraction images", tiny_dataset())
     assert found["samples"] == 6

@@ -4,11 +4,14 @@ import json
 import os
 import shutil
 import signal
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from dask_processes import cluster
 from small_ablations import (
     DASK,
     FAILING,
@@ -99,6 +102,24 @@ class DiesIn:
             os.kill(os.getpid(), signal.SIGKILL)
         result = Result("test", "full", 4, 8, 2.0, 0, "pessimistic", {}, {}, 5.0, 5 / 6, None, None, None)
         return Evaluation((cell.run,), ("store",), (1,), (result,))
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_loses_no_cell(stores, whole, tmp_path):
+    out = tmp_path / "out"
+    with cluster(tmp_path, [""] * 2) as (address, (_, victim, _)):
+
+        def kill():
+            until = time.monotonic() + 120
+            while not list(out.glob("*/*/metrics.jsonl")) and time.monotonic() < until:
+                time.sleep(0.01)
+            victim.kill()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        entries = ablated(stores(), varied(), out, seeds=2, jobs=address)
+        killer.join()
+    assert numbers(entries) == numbers(whole[1])
 
 
 def test_a_damaged_result_is_made_again(stores, whole, tmp_path):

@@ -138,7 +138,7 @@ def ask(run: Path, index: Path) -> dict[str, float]:
 
 def write_states(store: Path, captions: int) -> None:
     """Write states of tokens of all captions, or of the first million."""
-    cache, rng = FeatureCache.open(store, writable=True), np.random.default_rng(0)
+    cache, rng = FeatureCache.open(store), np.random.default_rng(0)
     lengths = rng.integers(TOKENS // 2, TOKENS * 3 // 2 + 1, cache.captions)
     facts = SetFacts("states", "tokens", {"encoder": "states"}, "float16", STATE, STATE)
     features = caption_set(cache, facts, lengths)
@@ -164,7 +164,7 @@ def read_states(store: Path, captions: int) -> dict[str, float]:
 def steps(folder: Path, rows: int, width: int) -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
     """Yield the steps by name, each what it calls."""
     store, run, index, dim = folder / "s.zarr", folder / "run", folder / "index", min(128, width)
-    given = ("--from", "clip-retrieval", "--source", folder / "source", "--encoder", "ViT-B/32", "--store", store)
+    given = ("--from", "embeddings", "--source", folder / "source", "--encoder", "ViT-B/32", "--store", store)
     yield "import", command, ("import", *given)
     yield "`cache info`", command, ("cache", "info", store)
     yield "`cache verify`", command, ("cache", "verify", store)

@@ -28,8 +28,10 @@ def connect(address: str) -> "Iterator[Client]":
     """
     from distributed import Client
 
-    logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it would print that a connection is lost
+    log = logging.getLogger("distributed.client")
     with ExitStack() as opened:
+        opened.callback(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL)  # it would print that a connection is lost
         client = None
         with suppress(ValueError):  # there is no current one
             client = Client.current()

@@ -18,7 +18,7 @@ FORMATS = {
     "hdf5": Format("hdf5:Hdf5Regions", "one file with arrays local, id, …, or named by --arrays", takes_arrays=True),
     "embeddings": Format(
         "embeddings:open_embeddings",
-        "folder of images, captions and their index, as of clip-retrieval, DataComp or embedding-reader",
+        "image and caption vectors: clip-retrieval, DataComp, .npy",
         pairs=True,
         takes_arrays=True,
     ),

@@ -53,10 +53,10 @@ def test_a_parquet_file_has_the_embeddings(exported, read, tmp_path):
     retriever, path = exported
     gallery, rows = retriever.gallery, read(path)
     captions = [row for row in rows if row["modality"] == "caption"]
-    assert [row["id"] for row in rows] == gallery.image_ids + gallery.caption_ids
+    assert [row["id"] for row in rows] == [*gallery.image_ids, *gallery.caption_ids]
     assert [row["caption"] for row in captions] == gallery.texts
     for key, names in (("image_id", gallery.image_ids), ("file_name", gallery.file_names)):
-        assert [row[key] for row in rows] == names + [names[row] for row in gallery.caption_image]
+        assert [row[key] for row in rows] == [*names, *(names[row] for row in gallery.caption_image)]
     for modality, some in (("images", rows[:22]), ("captions", captions)):
         embedding = gallery.of(modality)
         parts = tensors_of(embedding)

@@ -9,7 +9,6 @@ from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from ...pipeline.device import drawing, pick_device, within_memory
@@ -149,7 +148,7 @@ def _info(run: Run | None, sets: Sets, base: Run | None, *, recipe: Recipe, seed
 
 def require_negatives(split: Batches) -> None:
     """Raise RunError if a training split has a single image."""
-    if len(np.unique(split.caption_image)) < 2:
+    if (split.caption_image == split.caption_image[0]).all():
         url = split.parts[0].image_set.cache.url
         raise RunError(f"split 'train' of {url} has a single usable image, which has no negative: add images")
 

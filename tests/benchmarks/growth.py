@@ -27,7 +27,6 @@ from typing import Any
 import click
 import numpy as np
 import pyarrow as pa
-import torch
 from pyarrow import parquet
 from sizes import small
 
@@ -235,7 +234,6 @@ def grown(folder: Path, rows: int, width: int, only: tuple[str, ...]) -> Iterato
 @small(rows="200", width=16)
 def main(rows: str, width: int, only: str, scratch: Path | None) -> None:
     """Measure each step at each size."""
-    torch.set_num_threads(2)
     sizes = [int(size) for size in rows.split(",")]
     table: dict[str, list[float]] = {}
     units: dict[str, str] = {}

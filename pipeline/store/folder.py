@@ -238,7 +238,7 @@ def _in_chunks(new: NewArray) -> Iterator[tuple[int, np.ndarray]]:
     first, pending = 0, list[np.ndarray]()
     for block in new.blocks or ():
         pending.append(block)
-        while (have := sum(map(len, pending))) >= new.rows or first + have == new.shape[0] > first:
+        while (have := sum(map(len, pending))) and (have >= new.rows or first + have == new.shape[0]):
             values = np.concatenate(pending)
             yield first, values[: new.rows]
             first, pending = first + min(have, new.rows), [values[new.rows :]]

@@ -278,6 +278,16 @@ def _samples(url):
     return Samples(cache.dataset, Images.of([]), cache.splits, cache.manifest_sha256)
 
 
+def test_pictures_without_captions_make_a_store(tmp_path):
+    from xret.pipeline.data.samples import Images, ImageSample, Samples
+
+    samples = Samples("silent", Images.of([ImageSample("0", "0.jpg", "train", -1, ())]), {"train": (0, 1)}, "x")
+    with open_for_writing(str(tmp_path / "s.zarr"), samples, ()):
+        pass
+    cache = FeatureCache.open(str(tmp_path / "s.zarr"))
+    assert (cache.images, cache.captions, cache.ids(0, 1)) == (1, 0, ["0"])
+
+
 def test_one_writes_at_a_time(own):
     with open_for_writing(own, _samples(own), ()):
         with pytest.raises(CacheError, match="another process is writing"), open_for_writing(own, _samples(own), ()):

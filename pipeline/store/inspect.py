@@ -11,7 +11,7 @@ from ..errors import CacheError
 from ..progress import Progress
 from .folder import Folder, is_sealed
 from .leaks import Leaks, find_leaks
-from .rows import Rows
+from .rows import StoredArray
 from .samples import MODALITIES
 from .sets import FAILED, NOT_DONE, OK, CaptionSet, FeatureSet, ImageSet
 from .store import FeatureCache, choose_set
@@ -77,7 +77,7 @@ def _describe(features: ImageSet | CaptionSet) -> dict[str, Any]:
     return {
         **{key: getattr(features, key) for key in facts},
         "shape": (*rows, width) if width else (),  # of a sample's local features, or of a ``global`` set
-        "views": features.views if isinstance(features, ImageSet) else 1,
+        "views": features.views,
         "spec": features.attributes.get("spec"),  # what loads the encoder again; None: the set was imported
         "recorded": features.attributes["recorded"],  # versions, device and batch size of its creation
         # Chunks that hold all of their rows of a split, of all its chunks.
@@ -166,11 +166,11 @@ def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
     """Return the names of the arrays of which a chunk that is done is missing, damaged or has impossible values."""
     values: dict[str, np.ndarray] = {}
     damaged = []
-    rows = {name: Rows(features.cache.folder, features.array_of(name)) for name in features.array_names}
-    contents = features.cache.folder.read(*(of.file(chunk) for of in rows.values()))
-    for (name, of), data in zip(rows.items(), contents, strict=True):
+    arrays = [*map(features.array_of, features.array_names)]
+    contents = features.cache.folder.read(*(array.file(chunk) for array in arrays))
+    for name, array, data in zip(features.array_names, arrays, contents, strict=True):
         try:
-            values[name] = of.decoded(chunk, data)
+            values[name] = array.decoded(chunk, data)
         except CacheError:
             damaged.append(name)
     if damaged:
@@ -203,7 +203,7 @@ def _damaged_samples(cache: FeatureCache) -> list[Damage]:
     for name, array in sorted(cache.group["samples"].arrays()):  # type: ignore[union-attr]
         for chunk in range(array.nchunks):
             try:
-                Rows(cache.folder, array).whole([chunk])
+                StoredArray(cache.folder, array).whole([chunk])
             except CacheError:
                 damaged.append(Damage(f"samples/{name}", chunk))
     return damaged

@@ -1,4 +1,4 @@
-"""Rows of an array, gathered from memory maps of its chunk files, or from the chunks of an object store.
+"""Arrays of a store: rows gathered from memory maps of their chunk files, or from the chunks of an object store.
 
 A chunk is uncompressed rows and a crc32c, so that a row is one copy from a map: a random batch costs no more than a
 sequential one, where a Zarr slice would read every chunk that it touches.
@@ -26,20 +26,21 @@ _AT_ONCE = 128 << 20  # bytes of chunks that an object store sends at once, so t
 _ADVICE = "run `xret cache verify`, then the extraction with --repair"
 
 
-class Rows:
-    """Reads ranges of rows of an array, whose first axis are samples; several threads may read at once.
+class StoredArray:
+    """An array whose first axis are samples; several threads may read it at once.
 
-    Of several views, the second axis, each is a row of its own: ``sample * views + view``. `advice` ends the sentence
-    on a chunk that is missing or damaged.
+    `gather` takes each of several views, the second axis, for a row of its own: ``sample * views + view``. `advice`
+    ends the sentence on a chunk that is missing or damaged.
     """
 
     def __init__(self, folder: Folder, array: "zarr.Array[Any]", views: int = 1, advice: str = _ADVICE) -> None:
         self.folder, self.name, self.advice = folder, array.path, advice
-        self.dtype, self.row_shape = np.dtype(array.dtype), array.shape[1 if views == 1 else 2 :]
-        self.rows, self.chunk_rows, self.fill = array.shape[0] * views, array.chunks[0] * views, array.fill_value
-        self._row_bytes = math.prod(self.row_shape) * self.dtype.itemsize
-        self._suffix = ".0" * (array.ndim - 1)
-        self._chunks: OrderedDict[int, np.ndarray] = OrderedDict()  # uint8 [chunk_rows, row_bytes]
+        self.shape, self.chunk_rows = array.shape, array.chunks[0]
+        self.dtype, self.fill = np.dtype(array.dtype), array.fill_value
+        self._row_shape = array.shape[1 if views == 1 else 2 :]
+        self._rows, self._in_chunk = array.shape[0] * views, self.chunk_rows * views
+        self._row_bytes = math.prod(self._row_shape) * self.dtype.itemsize
+        self._chunks: OrderedDict[int, np.ndarray] = OrderedDict()  # uint8 [rows, row_bytes]
         self._lock = threading.Lock()
         self._spare = deque[np.ndarray](maxlen=4)  # memory of results that nobody holds any more
 
@@ -51,17 +52,17 @@ class Rows:
         """
         first = np.asarray(first, dtype=np.int64)
         counts = np.broadcast_to(np.asarray(count, dtype=np.int64), first.shape)
-        if ((first < 0) | (counts < 0) | (first > self.rows - counts)).any():
+        if ((first < 0) | (counts < 0) | (first > self._rows - counts)).any():
             raise CacheError(f"{self.folder.path(self.name)} has no such rows; extract again with --repair")
         out = self._empty(int(counts.sum()))
-        chunks, length, at = self._chunks, self.chunk_rows, 0
+        chunks, length, at = self._chunks, self._in_chunk, 0
         touched = [] if self.folder.is_local else _touched(first // length, -(-(first + counts) // length))
         # NumPy's own loop copies: for so few bytes the C library's `rep movsb` takes twice as long on AMD.
         if len(out) == len(first) and isinstance(count, int):
             numbers, places = np.divmod(first, length)
             for number, inside, copy in zip(numbers.tolist(), places.tolist(), out, strict=True):
                 np.positive((chunks[number] if number in chunks else self._open(number, touched))[inside], copy)
-            return out.view(self.dtype).reshape(-1, *self.row_shape)
+            return out.view(self.dtype).reshape(-1, *self._row_shape)
         for row, left in zip(first.tolist(), counts.tolist(), strict=True):
             while left:
                 number, inside = divmod(row, length)
@@ -70,7 +71,7 @@ class Rows:
                 taken = min(left, length - inside)
                 np.positive(rows[inside : inside + taken], out[at : at + taken])
                 at, row, left = at + taken, row + taken, left - taken
-        return out.view(self.dtype).reshape(-1, *self.row_shape)
+        return out.view(self.dtype).reshape(-1, *self._row_shape)
 
     def _empty(self, rows: int) -> np.ndarray:
         """Return rows of bytes, in the memory of an earlier result where one is spare and large enough."""
@@ -86,21 +87,36 @@ class Rows:
         return np.asarray(_Lent(memory, self._spare))[:size].reshape(shape)
 
     def whole(self, numbers: Iterable[int]) -> np.ndarray:
-        """Return all rows: those of the chunks of these numbers, and the fill value elsewhere."""
-        out = np.full((self.rows, *self.row_shape), self.fill, self.dtype)
+        """Return all samples: those of the chunks of these numbers, and the fill value elsewhere."""
+        out = self.blank(self.shape[0])
         numbers = [*numbers]
         for number, data in zip(numbers, self.folder.read(*map(self.file, numbers)), strict=True):
             out[number * self.chunk_rows : (number + 1) * self.chunk_rows] = self.decoded(number, data)
         return out
 
+    def blank(self, rows: int) -> np.ndarray:
+        """Return so many samples of the fill value."""
+        return np.full((rows, *self.shape[1:]), self.fill, self.dtype)
+
     def decoded(self, number: int, data: bytes | None) -> np.ndarray:
-        """Return the rows of a chunk, whose file has this content; CacheError: it is missing or damaged."""
-        rows = self._checked(number, data).view(self.dtype).reshape(-1, *self.row_shape)
-        return rows[: max(0, self.rows - number * self.chunk_rows)]
+        """Return the samples of a chunk, whose file has this content; CacheError: it is missing or damaged."""
+        rows = self._checked(number, data).view(self.dtype).reshape(-1, *self.shape[1:])
+        return rows[: max(0, self.shape[0] - number * self.chunk_rows)]
+
+    def encoded(self, values: np.ndarray) -> tuple[np.ndarray, bytes]:
+        """Return the content of a chunk's file, as Zarr writes it: samples filled up to its size, and their crc32c.
+
+        Zarr would write all chunks in one thread, one after the other, each synced to the disk.
+        """
+        rows = np.ascontiguousarray(values, self.dtype)
+        if len(rows) < self.chunk_rows:
+            rows = np.concatenate([rows, self.blank(self.chunk_rows - len(rows))])
+        data = rows.reshape(-1).view(np.uint8)
+        return data, google_crc32c.value(data).to_bytes(4, "little")
 
     def file(self, number: int) -> str:
         """Return the file of a chunk."""
-        return f"{self.name}/c.{number}{self._suffix}"
+        return f"{self.name}/c.{number}" + ".0" * (len(self.shape) - 1)
 
     def _open(self, number: int, touched: list[int]) -> np.ndarray:
         """Map a chunk, or fetch it together with those that are touched next."""
@@ -110,7 +126,7 @@ class Rows:
             if self.folder.is_local:
                 found = self._chunks[number] = self._checked(number, self._map(self.file(number)))
                 return found
-            size = self.chunk_rows * self._row_bytes
+            size = self._in_chunk * self._row_bytes
             lacking = [other for other in touched[touched.index(number) :] if other not in self._chunks]
             numbers = lacking[: max(1, _AT_ONCE // size)]
             for other, data in zip(numbers, self.folder.read(*map(self.file, numbers)), strict=True):
@@ -121,8 +137,8 @@ class Rows:
             return found
 
     def _checked(self, number: int, data: bytes | np.ndarray | None) -> np.ndarray:
-        """Return the rows of a chunk, uint8 [chunk_rows, row_bytes], whose checksum fits."""
-        size = self.chunk_rows * self._row_bytes
+        """Return the rows of a chunk, uint8 [rows, row_bytes], whose checksum fits."""
+        size = self._in_chunk * self._row_bytes
         if (
             data is None
             or len(data) != size + 4
@@ -130,7 +146,7 @@ class Rows:
         ):
             what = "missing" if data is None else "damaged"
             raise CacheError(f"{self.folder.path(self.file(number))} is {what}; {self.advice}")
-        return np.frombuffer(data, np.uint8, size).reshape(self.chunk_rows, -1)
+        return np.frombuffer(data, np.uint8, size).reshape(self._in_chunk, -1)
 
     def _map(self, name: str) -> np.ndarray | None:
         import torch
@@ -162,8 +178,8 @@ def _touched(first: np.ndarray, last: np.ndarray) -> list[int]:
     return [*map(int, numbers[np.argsort(places)])]
 
 
-class FewRows(Rows):
-    """Rows of an array of few chunks, which are read without torch, whose start takes seconds."""
+class FewChunks(StoredArray):
+    """An array of few chunks, which are read without torch, whose start takes seconds."""
 
     def _map(self, name: str) -> np.ndarray | None:
         try:

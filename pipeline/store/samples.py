@@ -14,7 +14,7 @@ from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..errors import CacheError
 from .folder import LOCK, Folder, NewArray, begin_group, write_group
-from .rows import FewRows, ranges
+from .rows import FewChunks, ranges
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
@@ -34,7 +34,7 @@ class StoredSamples:
         self.splits: dict[str, tuple[int, int]] = {name: (a, b) for name, (a, b) in attributes["splits"].items()}
         self.source = Source.from_json(attributes["source"]) if "source" in attributes else FOLDER
         self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))
-        self._samples: dict[str, FewRows] = {}  # arrays that were opened
+        self._samples: dict[str, FewChunks] = {}  # arrays that were opened
 
     @property
     def absolute_url(self) -> str:
@@ -112,9 +112,9 @@ class StoredSamples:
         """Return rows [first, last) of an array of the samples; CacheError if it is missing or damaged."""
         if name not in self._samples:
             about = "copy the store again, or extract into another --store"
-            self._samples[name] = FewRows(self.folder, self.array(f"samples/{name}"), advice=about)
+            self._samples[name] = FewChunks(self.folder, self.array(f"samples/{name}"), advice=about)
         rows = self._samples[name]
-        return rows.gather(np.array([first]), np.array([(rows.rows if last is None else last) - first]))
+        return rows.gather(np.array([first]), np.array([(rows.shape[0] if last is None else last) - first]))
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:
         if first >= last:

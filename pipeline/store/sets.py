@@ -15,7 +15,7 @@ import zarr
 
 from ..data.digests import BYTES
 from ..errors import CacheError
-from .rows import Rows
+from .rows import StoredArray
 from .samples import StoredSamples
 
 OK, FAILED, NOT_DONE = 0, 1, 255  # the status of a sample
@@ -44,8 +44,9 @@ class FeatureSet:
             self.channels: int | None = self.attributes["channels"]  # of a local row; None without local features
             self.global_channels: int | None = self.attributes["global_channels"]  # None for words
             self.space: str | None = self.attributes.get("space")  # global features of one space are comparable
-        self._arrays: dict[str, zarr.Array[Any]] = {}
-        self._rows: dict[str, Rows] = {}
+            self.array_names: list[str] = self.attributes["arrays"]  # ``status`` is the last
+        self.views: int = self.attributes.get("views", 1)  # of an image; the first is the image as it is
+        self._arrays: dict[str, StoredArray] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.cache, self.name)
@@ -65,7 +66,7 @@ class FeatureSet:
     @cached_property
     def chunk_rows(self) -> int:
         """How many samples a chunk has."""
-        return int(self.array_of("status").chunks[0])
+        return self.array_of("status").chunk_rows
 
     @property
     def chunks(self) -> int:
@@ -109,7 +110,7 @@ class FeatureSet:
     @cached_property
     def status(self) -> np.ndarray:
         """Status of each sample, uint8: 0 ok, 1 failed, 255 not done; `write` keeps it up to date."""
-        return Rows(self.cache.folder, self.array_of("status")).whole(self.written())
+        return self.array_of("status").whole(self.written())
 
     @cached_property
     def length(self) -> np.ndarray:
@@ -140,38 +141,25 @@ class FeatureSet:
 
     # Reading
 
-    def array_of(self, name: str) -> "zarr.Array[Any]":
-        """Return a Zarr array of the set; CacheError if the set has none of that name, or its metadata is damaged."""
+    def array_of(self, name: str) -> StoredArray:
+        """Return an array of the set; CacheError if the set has none of that name, or its metadata is damaged."""
         if name not in self._arrays:
-            self._arrays[name] = self.cache.array(f"{self.path}/{name}")
+            views = self.views if name in ("local", "global") else 1
+            self._arrays[name] = StoredArray(self.cache.folder, self.cache.array(f"{self.path}/{name}"), views)
         return self._arrays[name]
-
-    @property
-    def array_names(self) -> list[str]:
-        """Names of the arrays; ``status`` is the last."""
-        return list(self.attributes["arrays"])
 
     def _read(self, name: str) -> np.ndarray:
         """Read the chunks of an array that have samples that are done; elsewhere it has its fill value."""
-        return Rows(self.cache.folder, self.array_of(name)).whole(self._chunks_with(self.status != NOT_DONE))
-
-    def rows_in_memory(self, name: str, views: int = 1) -> Rows:
-        """Return what gathers rows of an array."""
-        if name not in self._rows:
-            self._rows[name] = Rows(self.cache.folder, self.array_of(name), views)
-        return self._rows[name]
+        return self.array_of(name).whole(self._chunks_with(self.status != NOT_DONE))
 
     # Writing
 
     def blank(self, chunk: int) -> dict[str, np.ndarray]:
         """Return the arrays of a chunk by name, filled with their fill values."""
         first, last = self.rows_in(chunk)
-        blank = {}
-        for name in self.array_names:
-            array = self.array_of(name)
-            rows = array.chunks[0] if name in ("token", "local") and self.modality == "captions" else last - first
-            blank[name] = np.full((rows, *array.shape[1:]), array.fill_value, array.dtype)
-        return blank
+        arrays = {name: self.array_of(name) for name in self.array_names}
+        packed = ("token", "local") if self.modality == "captions" else ()
+        return {name: of.blank(of.chunk_rows if name in packed else last - first) for name, of in arrays.items()}
 
     def read_chunk(self, chunk: int) -> dict[str, np.ndarray]:
         """Return the arrays of a chunk by name as they are in the store, or blank if none of its samples is done.
@@ -181,9 +169,10 @@ class FeatureSet:
         first, last = self.rows_in(chunk)
         if (self.status[first:last] == NOT_DONE).all():
             return self.blank(chunk)
-        rows = {name: Rows(self.cache.folder, self.array_of(name)) for name in self.array_names}
-        contents = self.cache.folder.read(*(of.file(chunk) for of in rows.values()))
-        return {name: of.decoded(chunk, data).copy() for (name, of), data in zip(rows.items(), contents, strict=True)}
+        arrays = [*map(self.array_of, self.array_names)]
+        contents = zip(arrays, self.cache.folder.read(*(array.file(chunk) for array in arrays)), strict=True)
+        read = [array.decoded(chunk, data).copy() for array, data in contents]
+        return dict(zip(self.array_names, read, strict=True))
 
     def write(self, chunk: int, arrays: Mapping[str, np.ndarray], failed: Mapping[int, str] = {}) -> None:
         """Write a chunk of every array, as `blank` returns them, ``status`` last, whatever lies there.
@@ -192,42 +181,27 @@ class FeatureSet:
         """
         folder = self.cache.folder
         *features, mark = self.array_names
-        files = dict(self._file(name, chunk, arrays[name]) for name in features)
+        files = {self.array_of(name).file(chunk): self.array_of(name).encoded(arrays[name]) for name in features}
         if failed:
             rows = chunk * self.chunk_rows + np.flatnonzero(arrays[mark] == FAILED)
             if {*rows.tolist()} - failed.keys():  # samples of another split have failed before
                 known = {row: reason for row, _, reason in self._read_failures([chunk])}
                 failed = {**known, **failed}
-            lines = [{"row": row, "id": self._image_id(row), "reason": reason} for row, reason in failed.items()]
+            images = {row: row if self.modality == "images" else self.cache.caption_image[row] for row in failed}
+            ids = {row: self.cache.ids(image, image + 1)[0] for row, image in images.items()}
+            lines = [{"row": row, "id": ids[row], "reason": reason} for row, reason in failed.items()]
             body = "\n".join(map(json.dumps, lines)).encode()
             files[self._failed_file(chunk)] = body, b"\n%d\n" % google_crc32c.value(body)
         folder.write(files)
         folder.sync(f"{self.path}/{name}" for name in (*features, *([mark] if failed else [])))
         self._mark(chunk, arrays[mark])
 
-    def _image_id(self, row: int) -> str:
-        image = row if self.modality == "images" else int(self.cache.caption_image[row])
-        return self.cache.ids(image, image + 1)[0]
-
     def _mark(self, chunk: int, status: np.ndarray) -> None:
-        self.cache.folder.write(dict([self._file("status", chunk, status)]))
+        mark = self.array_of("status")
+        self.cache.folder.write({mark.file(chunk): mark.encoded(status)})
         self.cache.folder.sync([f"{self.path}/status"])
         if "status" in vars(self):  # it has been read
             self.status[slice(*self.rows_in(chunk))] = status
-
-    def _file(self, name: str, chunk: int, values: np.ndarray) -> tuple[str, tuple[Any, bytes]]:
-        """Return the file of a chunk, as Zarr writes it, and its content: rows filled up to its size, and their crc32c.
-
-        Zarr would write all chunks in one thread, one after the other, each synced to the disk.
-        """
-        array = self.array_of(name)
-        rows = np.ascontiguousarray(values, array.dtype)
-        if len(rows) < array.chunks[0]:
-            rows = np.full(array.chunks, array.fill_value, array.dtype)
-            rows[: len(values)] = values
-        data = rows.reshape(-1).view(np.uint8)
-        checksum = google_crc32c.value(data).to_bytes(4, "little")
-        return f"{self.path}/{name}/{chunk_file(array, chunk)}", (data, checksum)
 
     def retry(self, splits: Iterable[str]) -> None:
         """Mark the samples of these splits that failed as not done; what else their chunks hold stays."""
@@ -243,7 +217,7 @@ class FeatureSet:
         """Delete a chunk, its mark first."""
         folder = self.cache.folder
         for name in reversed(self.array_names):
-            folder.remove(f"{self.path}/{name}/{chunk_file(self.array_of(name), chunk)}")
+            folder.remove(self.array_of(name).file(chunk))
         folder.remove(self._failed_file(chunk))
 
 
@@ -259,8 +233,8 @@ class ImageSet(FeatureSet):
     def __init__(self, cache: StoredSamples, name: str) -> None:
         super().__init__(cache, name)
         self.rows: int = self.attributes["rows"]  # local rows of an image, N; the most, where they vary
-        self.views: int = self.attributes.get("views", 1)  # of an image; the first is the image as it is
-        self.grid, self.cells = (_pair(self.attributes.get(name)) for name in ("grid", "cells"))
+        sides = (self.attributes.get(name) for name in ("grid", "cells"))
+        self.grid, self.cells = (None if pair is None else (int(pair[0]), int(pair[1])) for pair in sides)
 
     @cached_property
     def digests(self) -> np.ndarray:
@@ -295,7 +269,7 @@ class ImageSet(FeatureSet):
         return self.local(rows)[np.arange(self.rows) < self.length[rows, None]]
 
     def _features(self, name: str, rows: np.ndarray, view: np.ndarray | int) -> np.ndarray:
-        return self.rows_in_memory(name, self.views).gather(np.asarray(rows) * self.views + view)
+        return self.array_of(name).gather(np.asarray(rows) * self.views + view)
 
     def array(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return any array of these image rows.
@@ -308,7 +282,7 @@ class ImageSet(FeatureSet):
             return np.asarray(self.length[rows])
         if name in ("local", "global") and self.views > 1:
             return np.stack([self._features(name, rows, view) for view in range(self.views)], axis=1)
-        return self.rows_in_memory(name).gather(rows)
+        return self.array_of(name).gather(rows)
 
 
 class CaptionSet(FeatureSet):
@@ -327,11 +301,11 @@ class CaptionSet(FeatureSet):
 
     def local(self, rows: np.ndarray) -> np.ndarray:
         """Return the token features of these caption rows, packed [sum of lengths, C]."""
-        return self.rows_in_memory("local").gather(self._start[rows], self.length[rows])
+        return self.array_of("local").gather(self._start[rows], self.length[rows])
 
     def global_(self, rows: np.ndarray) -> np.ndarray:
         """Return the global features [B,C] of these caption rows."""
-        return self.rows_in_memory("global").gather(rows)
+        return self.array_of("global").gather(rows)
 
     def packed(self, rows: np.ndarray) -> np.ndarray:
         """Return what `local` does, or the ids of words, which have no local features."""
@@ -339,13 +313,4 @@ class CaptionSet(FeatureSet):
 
     def token(self, rows: np.ndarray) -> np.ndarray:
         """Return the token ids of these caption rows, packed int32 [sum of lengths]."""
-        return self.rows_in_memory("token").gather(self._start[rows], self.length[rows])
-
-
-def chunk_file(array: "zarr.Array[Any]", chunk: int) -> str:
-    """Return the file name of a chunk along the first axis, which has all of the others."""
-    return f"c.{chunk}" + ".0" * (array.ndim - 1)
-
-
-def _pair(values: Any) -> tuple[int, int] | None:
-    return None if values is None else (int(values[0]), int(values[1]))
+        return self.array_of("token").gather(self._start[rows], self.length[rows])

@@ -79,7 +79,7 @@ def make_store(folder: Path, images: int, regions: int, channels: int, val: int 
         texts = caption_set(cache, words, lengths)
         for chunk in range(texts.chunks):
             arrays, own = texts.blank(chunk), lengths[slice(*texts.rows_in(chunk))]
-            arrays["start"] = chunk * texts.array_of("token").chunks[0] + own.cumsum() - own
+            arrays["start"] = chunk * texts.array_of("token").chunk_rows + own.cumsum() - own
             arrays["token"] = rng.integers(1, VOCABULARY, len(arrays["token"]), dtype=np.int32)
             arrays["length"], arrays["status"][:] = own, OK
             texts.write(chunk, arrays)
@@ -140,7 +140,7 @@ def speed(
             rate, ratio = plain.nbytes / min(found) / 1e6, min(times["memmap"]) / min(found)
             say(what=name, mb_per_second=round(rate), ratio=round(ratio, 2))
         rows = np.random.default_rng(0).choice(images, 64, replace=False)
-        oindex = plain[:64].nbytes / seconds_of(lambda: sets[0].array_of("local").oindex[rows]) / 1e6
+        oindex = plain[:64].nbytes / seconds_of(lambda: sets[0].cache.array(f"{sets[0].path}/local").oindex[rows]) / 1e6
         streamed = plain.nbytes / min(times["stream"]) / 1e6
         say(what="oindex", mb_per_second=round(oindex, 1), stream_is=f"{streamed / oindex:.0f} times as fast")
         for name, batches in split.items():

@@ -133,7 +133,7 @@ def _fill_captions(cache, ids, identity, name, vocabulary, space=None, splits=No
         "token": np.zeros(tokens.shape[0], dtype=np.int32),
     }
     for chunk in range(features.chunks):
-        at = chunk * tokens.chunks[0]
+        at = chunk * tokens.chunk_rows
         for row in range(*features.rows_in(chunk)):
             arrays["start"][row] = at
             arrays["token"][at : at + len(ids[row])] = ids[row]
@@ -156,7 +156,7 @@ def write(features, arrays, splits=None):
     for chunk in features.missing(wanted):
         own, (first, last) = features.blank(chunk), features.rows_in(chunk)
         for name, values in arrays.items():
-            rows = features.array_of(name).chunks[0]
+            rows = features.array_of(name).chunk_rows
             own[name] = values[chunk * rows : chunk * rows + len(own[name])]
         failed = {row: "it is broken" for row in range(first, last) if status[row] == FAILED}
         features.write(chunk, own, failed)

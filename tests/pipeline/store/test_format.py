@@ -19,7 +19,7 @@ from xret.pipeline.errors import CacheError, OutputError
 from xret.pipeline.store import CaptionSet, FeatureCache
 from xret.pipeline.store.folder import NewArray
 from xret.pipeline.store.inspect import describe, remove_set, stores_at, verify
-from xret.pipeline.store.rows import Rows
+from xret.pipeline.store.rows import StoredArray
 from xret.pipeline.store.store import open_for_writing
 
 
@@ -146,7 +146,7 @@ def writable(tmp_path_factory):
 def test_gathered_ranges_are_those_of_numpy(writable, chunk, views, ranges):
     values = np.random.default_rng(0).normal(size=(20, *([views] if views > 1 else []), 3)).astype(np.float16)
     features = _created(writable, values, chunk)
-    rows = Rows(features.cache.folder, features.array_of("local"), views)
+    rows = StoredArray(writable.folder, writable.array(f"{features.path}/local"), views)
     flat = values.reshape(20 * views, 3)
     first = np.array([a for a, _ in ranges], dtype=np.int64)
     count = np.array([min(n, len(flat) - a) for a, n in ranges], dtype=np.int64)
@@ -160,7 +160,7 @@ def test_memory_is_used_again_when_nothing_refers_to_it(writable, monkeypatch):
     monkeypatch.setattr("xret.pipeline.store.rows._REUSED", range(1, 1 << 20))
     values = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float16)
     features = _created(writable, values, 7)
-    rows, orders = Rows(features.cache.folder, features.array_of("local")), np.random.default_rng(1)
+    rows, orders = features.array_of("local"), np.random.default_rng(1)
     held, places = [], set()
     for number in range(60):
         order = orders.permutation(20)[: orders.integers(1, 21)]
@@ -246,7 +246,7 @@ from xret import FeatureCache
 import torch
 images = FeatureCache.open({own!r}).image_set()
 images.status, images.length
-rows = images.rows_in_memory("local", 1)
+rows = images.array_of("local")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 held = []
 while True:

@@ -29,24 +29,29 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from . import errors, losses, metrics, nn, similarities, testing
-    from .heads.ablation.ablation import ablate
-    from .heads.evaluation.alignment import align
-    from .heads.evaluation.averaging import average
-    from .heads.evaluation.evaluation import evaluate
-    from .heads.fit.fit import fit
-    from .heads.retrieval.retriever import Retriever as load
-    from .heads.runs.features import batches
-    from .heads.training.callbacks import Callback
-    from .heads.training.finetuning.finetuning import finetune
-    from .heads.training.train import train
-    from .heads.tuning.tuning import tune
+    from . import errors as errors
+    from . import losses as losses
+    from . import metrics as metrics
+    from . import nn as nn
+    from . import similarities as similarities
+    from . import testing as testing
+    from .heads.ablation.ablation import ablate as ablate
+    from .heads.evaluation.alignment import align as align
+    from .heads.evaluation.averaging import average as average
+    from .heads.evaluation.evaluation import evaluate as evaluate
+    from .heads.fit.fit import fit as fit
+    from .heads.retrieval.retriever import load as load
+    from .heads.runs.features import batches as batches
+    from .heads.training.callbacks import Callback as Callback
+    from .heads.training.finetuning.finetuning import finetune as finetune
+    from .heads.training.train import train as train
+    from .heads.tuning.tuning import tune as tune
     from .pipeline.data.manifest import Manifest
     from .pipeline.extraction.options import Options
     from .pipeline.extraction.plan import Plan
     from .pipeline.extraction.summary import Extraction
-    from .pipeline.reading.dataset import FeatureDataset
-    from .pipeline.store import FeatureCache
+    from .pipeline.reading.dataset import FeatureDataset as FeatureDataset
+    from .pipeline.store import FeatureCache as FeatureCache
 
 _LAZY = {  # what is imported when it is asked for
     "Callback": "heads.training.callbacks",
@@ -65,29 +70,7 @@ _LAZY = {  # what is imported when it is asked for
 }
 _MODULES = ("errors", "losses", "metrics", "nn", "similarities", "testing")
 
-__all__ = [
-    "Callback",
-    "FeatureCache",
-    "FeatureDataset",
-    "ablate",
-    "align",
-    "average",
-    "batches",
-    "errors",
-    "evaluate",
-    "extract",
-    "finetune",
-    "fit",
-    "load",
-    "losses",
-    "metrics",
-    "nn",
-    "plan",
-    "similarities",
-    "testing",
-    "train",
-    "tune",
-]
+__all__ = [*_LAZY, *_MODULES, "extract", "plan"]
 
 
 def extract(

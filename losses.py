@@ -9,42 +9,22 @@ The last two are what the aggregators gave, `xret.nn.Aggregated`: losses on the 
 (`Diversity`, `MMD` and others), those on the similarity alone do without.
 """
 
-from typing import TYPE_CHECKING, Any
+from .heads.modules.losses import LOSSES as _PARTS
+from .heads.modules.losses.caption_generation import CaptionGeneration as CaptionGeneration
+from .heads.modules.losses.common import Loss as Loss
+from .heads.modules.losses.distillation import Distillation as Distillation
+from .heads.modules.losses.diversity import Diversity as Diversity
+from .heads.modules.losses.embedding_graph import EmbeddingGraph as EmbeddingGraph
+from .heads.modules.losses.gaussians import InformationBottleneck as InformationBottleneck
+from .heads.modules.losses.gaussians import Uniformity as Uniformity
+from .heads.modules.losses.infonce import InfoNCE as InfoNCE
+from .heads.modules.losses.matching import MatchingBCE as MatchingBCE
+from .heads.modules.losses.matching import SoftContrastive as SoftContrastive
+from .heads.modules.losses.mmd import MMD as MMD
+from .heads.modules.losses.set_regularisers import GlobalDiscriminative as GlobalDiscriminative
+from .heads.modules.losses.set_regularisers import IntraSetDivergence as IntraSetDivergence
+from .heads.modules.losses.sigmoid import Sigmoid as Sigmoid
+from .heads.modules.losses.triplet import Triplet as Triplet
 
-from .heads.modules.losses import LOSSES
-from .heads.modules.losses.caption_generation import CaptionGeneration
-from .heads.modules.losses.common import Loss
-from .heads.modules.losses.distillation import Distillation
-from .heads.modules.losses.diversity import Diversity
-from .heads.modules.losses.embedding_graph import EmbeddingGraph
-from .heads.modules.losses.gaussians import InformationBottleneck, Uniformity
-from .heads.modules.losses.infonce import InfoNCE
-from .heads.modules.losses.matching import MatchingBCE, SoftContrastive
-from .heads.modules.losses.mmd import MMD
-from .heads.modules.losses.set_regularisers import GlobalDiscriminative, IntraSetDivergence
-from .heads.modules.losses.sigmoid import Sigmoid
-from .heads.modules.losses.triplet import Triplet
-
-__all__ = [
-    "MMD",
-    "CaptionGeneration",
-    "Distillation",
-    "Diversity",
-    "EmbeddingGraph",
-    "GlobalDiscriminative",
-    "InfoNCE",
-    "InformationBottleneck",
-    "IntraSetDivergence",
-    "Loss",
-    "MatchingBCE",
-    "Sigmoid",
-    "SoftContrastive",
-    "Triplet",
-    "Uniformity",
-]
-
-if not TYPE_CHECKING:  # an editor completes what stands above
-
-    def __getattr__(name: str) -> Any:
-        """Return a bundled part that does not stand above."""
-        return LOSSES.class_of(name, __name__)
+# Bundled parts that do not stand above; out of sight of type checkers, which would take any name for one.
+globals()["__getattr__"] = lambda name: _PARTS.class_of(name, __name__)

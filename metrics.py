@@ -9,39 +9,21 @@ answer too many queries, by the scores of a bank of training queries; `skewness`
 that derives from `Protocol` is what `xret eval --protocol module:Class` measures by.
 """
 
-from .heads.evaluation.hubness import inverted_softmax, skewness
-from .heads.evaluation.metrics import (
-    Ranks,
-    Recalls,
-    Table,
-    Ties,
-    chance,
-    log_circular_variance,
-    median_rank,
-    ranks,
-    recall,
-    recalls,
-)
-from .heads.evaluation.precision import best_ranks, map_at_r, plausible_matches, r_precision
-from .heads.evaluation.protocols import Protocol, relevance
-
-__all__ = [
-    "Protocol",
-    "Ranks",
-    "Recalls",
-    "Table",
-    "Ties",
-    "best_ranks",
-    "chance",
-    "inverted_softmax",
-    "log_circular_variance",
-    "map_at_r",
-    "median_rank",
-    "plausible_matches",
-    "r_precision",
-    "ranks",
-    "recall",
-    "recalls",
-    "relevance",
-    "skewness",
-]
+from .heads.evaluation.hubness import inverted_softmax as inverted_softmax
+from .heads.evaluation.hubness import skewness as skewness
+from .heads.evaluation.metrics import Ranks as Ranks
+from .heads.evaluation.metrics import Recalls as Recalls
+from .heads.evaluation.metrics import Table as Table
+from .heads.evaluation.metrics import Ties as Ties
+from .heads.evaluation.metrics import chance as chance
+from .heads.evaluation.metrics import log_circular_variance as log_circular_variance
+from .heads.evaluation.metrics import median_rank as median_rank
+from .heads.evaluation.metrics import ranks as ranks
+from .heads.evaluation.metrics import recall as recall
+from .heads.evaluation.metrics import recalls as recalls
+from .heads.evaluation.precision import best_ranks as best_ranks
+from .heads.evaluation.precision import map_at_r as map_at_r
+from .heads.evaluation.precision import plausible_matches as plausible_matches
+from .heads.evaluation.precision import r_precision as r_precision
+from .heads.evaluation.protocols import Protocol as Protocol
+from .heads.evaluation.protocols import relevance as relevance

@@ -9,63 +9,38 @@ features, an aggregator makes a vector, a set, a `Gaussian` or a `Sequence` of t
 those.
 """
 
-from typing import TYPE_CHECKING, Any
+from .heads.modules.adapters import Adapted as Adapted
+from .heads.modules.adapters import Adapter as Adapter
+from .heads.modules.adapters import RowsAdapter as RowsAdapter
+from .heads.modules.adapters import WordsAdapter as WordsAdapter
+from .heads.modules.aggregators import AGGREGATORS as _PARTS
+from .heads.modules.aggregators import Aggregated as Aggregated
+from .heads.modules.aggregators.aggregated import Aggregator as Aggregator
+from .heads.modules.aggregators.element_slots import ElementSlots as ElementSlots
+from .heads.modules.aggregators.fspool import FSPool as FSPool
+from .heads.modules.aggregators.gaussian import TwinBranches as TwinBranches
+from .heads.modules.aggregators.gem import GeM as GeM
+from .heads.modules.aggregators.gpo import GPO as GPO
+from .heads.modules.aggregators.pcme import PCME as PCME
+from .heads.modules.aggregators.pcme import PCMEPlusPlus as PCMEPlusPlus
+from .heads.modules.aggregators.pie_net import PIENet as PIENet
+from .heads.modules.aggregators.pooling import Average as Average
+from .heads.modules.aggregators.pooling import First as First
+from .heads.modules.aggregators.pooling import Global as Global
+from .heads.modules.aggregators.pooling import KMax as KMax
+from .heads.modules.aggregators.pooling import Last as Last
+from .heads.modules.aggregators.pooling import Max as Max
+from .heads.modules.aggregators.pooling import Rows as Rows
+from .heads.modules.aggregators.region_graph import RegionGraph as RegionGraph
+from .heads.modules.aggregators.row_transformer import RowTransformer as RowTransformer
+from .heads.modules.aggregators.sequence_pooling import SelfAttention as SelfAttention
+from .heads.modules.aggregators.sequence_pooling import Seq2Seq as Seq2Seq
+from .heads.modules.embedding import Embedding as Embedding
+from .heads.modules.embedding import Gaussian as Gaussian
+from .heads.modules.embedding import Sequence as Sequence
+from .heads.modules.joined_adapter import JoinedAdapter as JoinedAdapter
+from .heads.modules.padding import valid_rows as valid_rows
+from .heads.modules.projections import projection as projection
 
-from .heads.modules.adapters import Adapted, Adapter, RowsAdapter, WordsAdapter
-from .heads.modules.aggregators import AGGREGATORS, Aggregated
-from .heads.modules.aggregators.aggregated import Aggregator
-from .heads.modules.aggregators.element_slots import ElementSlots
-from .heads.modules.aggregators.fspool import FSPool
-from .heads.modules.aggregators.gaussian import TwinBranches
-from .heads.modules.aggregators.gem import GeM
-from .heads.modules.aggregators.gpo import GPO
-from .heads.modules.aggregators.pcme import PCME, PCMEPlusPlus
-from .heads.modules.aggregators.pie_net import PIENet
-from .heads.modules.aggregators.pooling import Average, First, Global, KMax, Last, Max, Rows
-from .heads.modules.aggregators.region_graph import RegionGraph
-from .heads.modules.aggregators.row_transformer import RowTransformer
-from .heads.modules.aggregators.sequence_pooling import SelfAttention, Seq2Seq
-from .heads.modules.embedding import Embedding, Gaussian, Sequence
-from .heads.modules.joined_adapter import JoinedAdapter
-from .heads.modules.padding import valid_rows
-from .heads.modules.projections import projection
-
-__all__ = [
-    "GPO",
-    "PCME",
-    "Adapted",
-    "Adapter",
-    "Aggregated",
-    "Aggregator",
-    "Average",
-    "ElementSlots",
-    "Embedding",
-    "FSPool",
-    "First",
-    "Gaussian",
-    "GeM",
-    "Global",
-    "JoinedAdapter",
-    "KMax",
-    "Last",
-    "Max",
-    "PCMEPlusPlus",
-    "PIENet",
-    "RegionGraph",
-    "RowTransformer",
-    "Rows",
-    "RowsAdapter",
-    "SelfAttention",
-    "Seq2Seq",
-    "Sequence",
-    "TwinBranches",
-    "WordsAdapter",
-    "projection",
-    "valid_rows",
-]
-
-if not TYPE_CHECKING:  # an editor completes what stands above
-
-    def __getattr__(name: str) -> Any:
-        """Return a bundled part that does not stand above."""
-        return AGGREGATORS.class_of(name, __name__)
+# Bundled parts that do not stand above; out of sight of type checkers, which would take any name for one.
+globals()["__getattr__"] = lambda name: _PARTS.class_of(name, __name__)

@@ -7,35 +7,21 @@
 `in_blocks` compares whole galleries in bounded memory.
 """
 
-from typing import TYPE_CHECKING, Any
+from .heads.modules.similarity import SIMILARITIES as _PARTS
+from .heads.modules.similarity import in_blocks as in_blocks
+from .heads.modules.similarity.attention import CrossAttention as CrossAttention
+from .heads.modules.similarity.gaussian import KL as KL
+from .heads.modules.similarity.gaussian import MinKL as MinKL
+from .heads.modules.similarity.gaussian import SampledDistance as SampledDistance
+from .heads.modules.similarity.gaussian import Wasserstein as Wasserstein
+from .heads.modules.similarity.matching import Assignment as Assignment
+from .heads.modules.similarity.samples import MatchProbability as MatchProbability
+from .heads.modules.similarity.samples import MonteCarloMatch as MonteCarloMatch
+from .heads.modules.similarity.sets import MIL as MIL
+from .heads.modules.similarity.sets import Chamfer as Chamfer
+from .heads.modules.similarity.sets import Cosine as Cosine
+from .heads.modules.similarity.sets import SmoothChamfer as SmoothChamfer
+from .heads.modules.similarity.shared import Similarity as Similarity
 
-from .heads.modules.similarity import SIMILARITIES, in_blocks
-from .heads.modules.similarity.attention import CrossAttention
-from .heads.modules.similarity.gaussian import KL, MinKL, SampledDistance, Wasserstein
-from .heads.modules.similarity.matching import Assignment
-from .heads.modules.similarity.samples import MatchProbability, MonteCarloMatch
-from .heads.modules.similarity.sets import MIL, Chamfer, Cosine, SmoothChamfer
-from .heads.modules.similarity.shared import Similarity
-
-__all__ = [
-    "KL",
-    "MIL",
-    "Assignment",
-    "Chamfer",
-    "Cosine",
-    "CrossAttention",
-    "MatchProbability",
-    "MinKL",
-    "MonteCarloMatch",
-    "SampledDistance",
-    "Similarity",
-    "SmoothChamfer",
-    "Wasserstein",
-    "in_blocks",
-]
-
-if not TYPE_CHECKING:  # an editor completes what stands above
-
-    def __getattr__(name: str) -> Any:
-        """Return a bundled part that does not stand above."""
-        return SIMILARITIES.class_of(name, __name__)
+# Bundled parts that do not stand above; out of sight of type checkers, which would take any name for one.
+globals()["__getattr__"] = lambda name: _PARTS.class_of(name, __name__)

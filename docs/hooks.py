@@ -69,7 +69,7 @@ def _names() -> Iterator[tuple[str, str, str, str]]:
         if name in PARTED:
             text = f"# xret.{name}\n\n::: xret.{name}\n    options: {{members: false, show_root_heading: false}}\n"
             yield name, f"xret.{name}", path, text
-            for part in sorted(module.__all__):
+            for part in sorted(name for name in vars(module) if name[0] != "_"):
                 yield name, part, f"reference/python/{name}/{part}.md", f"::: xret.{name}.{part}\n{alone}"
         else:
             yield "", f"xret.{name}", path, f"::: xret.{name}\n{alone}"

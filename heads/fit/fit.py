@@ -254,7 +254,7 @@ class _Fitting:
     def __init__(self, sets: Sets, root: Path, seed: int, device: str, end: float | None) -> None:
         self.sets, self.store = sets, sets[0].cache.absolute_url
         self.root, self.seed, self.device, self.end = root, seed, device, end
-        self.images = len(Split.of(*self.sets, "train").image_rows)
+        self.images = len(Split.of(*self.sets, "train").images)
         self.runs: dict[str, Path] = {}
         self.parts: dict[int, Path] = {}  # those of the curve, by training pictures; none if one was stopped
         self.complete: dict[str, bool] = {}

@@ -45,7 +45,7 @@ def refusal(recipe: Recipe, store: str) -> str | None:
     if recipe.runtime.precision == "float16":
         return "float16 cannot be, which scales the loss"
     if recipe.data.chunk is not None:
-        units = len(Split.of(*sets, "train").drawn(recipe.data.share).image_rows)
+        units = len(Split.of(*sets, "train").drawn(recipe.data.share).images)
         if recipe.data.unit == "caption" or min(units, recipe.data.batch_size) > recipe.data.chunk:
             return "data.chunk embeds batches in parts"
     for side, features, drops in (("image", sets[0], recipe.augment.image), ("text", sets[1], recipe.augment.text)):

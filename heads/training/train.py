@@ -148,7 +148,7 @@ def _info(run: Run | None, sets: Sets, base: Run | None, *, recipe: Recipe, seed
 
 def require_negatives(split: Batches) -> None:
     """Raise RunError if a training split has a single image."""
-    if (split.caption_image == split.caption_image[0]).all():
+    if len(split.units("image")) < 2:
         url = split.parts[0].image_set.cache.url
         raise RunError(f"split 'train' of {url} has a single usable image, which has no negative: add images")
 

@@ -1,9 +1,10 @@
 """From the store to batches: usable samples of a split, shuffled, in the order that training or evaluation wants."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,8 +17,8 @@ from ..wording import counted
 from .features import Draws, Features, FeatureSource, Joined, SideBySide, Stored
 from .joined_sets import Captions, Images, parts_of
 from .placement import Placement, Resident, choose_placement
-from .prefetch import block_order, opened_ahead, read_ahead
-from .split import Split, texts_of
+from .prefetch import block_order, opened_ahead, read_ahead, shuffled
+from .split import Ascending, Split, texts_of
 
 Unit = Literal["image", "caption"]
 Fields = set[str] | tuple[set[str], ...]  # of a feature set, or of each of several
@@ -62,17 +63,29 @@ class Batches:
         first, self.parts, self.device = parts[0], tuple(parts), device
         self.image_source, self.caption_source = image_source, caption_source
         self.image_set, self.caption_set = first.image_set, first.caption_set
-        self.image_rows, self.caption_rows = first.image_rows, first.caption_rows
-        images, captions = [len(part.image_rows) for part in parts], [len(part.caption_rows) for part in parts]
+        images, captions = [len(part.images) for part in parts], [len(part.captions) for part in parts]
         self.images, self.captions, self.skipped = sum(images), sum(captions), sum(part.skipped for part in parts)
-        self.caption_image = _counted_on([part.caption_image for part in parts], images)
         self.placement = "stream" if any(part.placement == "stream" for part in parts) else first.placement
         self.shuffled = " and ".join(dict.fromkeys(part.shuffled for part in parts))
-        blocks = [part.blocks() for part in parts]
-        self._block = _counted_on(blocks, [int(block.max()) + 1 for block in blocks])
+        self._blocks = _counted_on([part.blocks() for part in parts])
         self._by_chunk = any(part.by_chunk for part in parts)
-        self._first_caption = np.searchsorted(self.caption_image, np.arange(self.images + 1))
+        self._first_caption = _counted_on([part.first_caption for part in parts])
         self._part_ends = {"image": np.cumsum(images), "caption": np.cumsum(captions)}
+
+    @property
+    def image_rows(self) -> np.ndarray:
+        """Image rows of the first part."""
+        return self.parts[0].image_rows
+
+    @property
+    def caption_rows(self) -> np.ndarray:
+        """Caption rows of the first part."""
+        return self.parts[0].caption_rows
+
+    @cached_property
+    def caption_image(self) -> np.ndarray:
+        """The image of each caption, int64."""
+        return np.repeat(np.arange(self.images), np.diff(self._first_caption))
 
     def ids(self) -> list[str]:
         """Return the ids of the images."""
@@ -90,7 +103,7 @@ class Batches:
 
     def steps(self, unit: Unit, batch_size: int) -> int:
         """Return how many batches an epoch has."""
-        return sum(1 for _ in cut(self._units(unit), batch_size))
+        return sum(1 for _ in cut(range(len(self.units(unit))), batch_size))
 
     def epoch(
         self, *, unit: Unit, batch_size: int, seed: int, epoch: int, captions: int | None = None, first: int = 0
@@ -107,15 +120,16 @@ class Batches:
         """
         rng = np.random.default_rng([seed, epoch])
         groups: list[np.ndarray] = []
-        units = self._units(unit)
+        units = self.units(unit)
         if self.placement == "stream":
-            block = self._block if unit == "image" else self._block[self.caption_image]
-            order, groups = block_order(block[units], rng)
+            edges = self._blocks if unit == "image" else self._first_caption[self._blocks]
+            order, groups = block_order(np.diff(units.places(edges)), rng)
         else:
-            order = rng.permutation(len(units))
-        plans: Iterator[_Plan] = islice(self._plans(unit, units[order], batch_size, captions, rng), first, None)
+            order = shuffled(len(units), rng)
+        drawn = (units[places] for places in cut(order, batch_size))
+        plans: Iterator[_Plan] = islice(self._plans(unit, drawn, captions, rng), first, None)
         if groups and self._by_chunk:
-            plans = opened_ahead(self._open, plans, lambda plan: self._block[plan.images], groups)
+            plans = opened_ahead(self._open, plans, self._blocks_of, groups)
         return read_ahead(lambda plan: self._read(plan, (seed, epoch)), plans, self.device)
 
     def image_features(self, batch_size: int, most: int | None = None) -> Iterator[Features]:
@@ -132,19 +146,21 @@ class Batches:
         items = (np.arange(first, min(first + batch_size, samples)) for first in firsts)
         return read_ahead(source.fetch, items, self.device)
 
-    def _units(self, unit: Unit) -> np.ndarray:
+    def units(self, unit: Unit) -> Ascending:
         """Return what an epoch has, in order: the images that have captions, or the captions."""
-        return np.flatnonzero(np.diff(self._first_caption)) if unit == "image" else np.arange(self.captions)
+        first = self._first_caption
+        return Ascending(0, first[1:] > first[:-1] if unit == "image" else np.ones(self.captions, bool))
 
     def _plans(
-        self, unit: Unit, order: np.ndarray, batch_size: int, captions: int | None, rng: np.random.Generator
+        self, unit: Unit, batches: Iterable[np.ndarray], captions: int | None, rng: np.random.Generator
     ) -> Iterator[_Plan]:
         first = self._first_caption
-        for drawn in cut(order, batch_size):
+        for drawn in batches:
             part = np.searchsorted(self._part_ends[unit], drawn, side="right")
             units = drawn[np.argsort(part, kind="stable")]  # joined data sets one after the other
             if unit == "caption":
-                images, caption_image = np.unique(self.caption_image[units], return_inverse=True)
+                owners = np.searchsorted(first, units, side="right") - 1
+                images, caption_image = np.unique(owners, return_inverse=True)
                 yield _Plan(images, units, caption_image)
                 continue
             count = first[units + 1] - first[units]
@@ -166,9 +182,12 @@ class Batches:
             torch.from_numpy(plan.captions),
         )
 
+    def _blocks_of(self, plan: _Plan) -> np.ndarray:
+        return np.searchsorted(self._blocks, plan.images, side="right") - 1
+
     def _open(self, blocks: np.ndarray) -> None:
         """Read one sample of each block, whereby its chunks are fetched."""
-        images = np.searchsorted(self._block, np.sort(blocks))
+        images = self._blocks[np.sort(blocks)]
         self.image_source.fetch(images)
         self.caption_source.fetch(np.unique(self._first_caption[images].clip(max=self.captions - 1)))
 
@@ -197,13 +216,13 @@ def stored_batches(
     names = [split] if isinstance(split, str) else split
     samples, cache = Split.of(image_set, caption_set, *names).drawn(share), image_set.cache
     device = torch.device(device)
-    images = _stored(image_set, samples.image_rows, image_fields, views)
-    captions = _stored(caption_set, samples.caption_rows, caption_fields, (0,))
+    images = _stored(image_set, samples.images, image_fields, views)
+    captions = _stored(caption_set, samples.captions, caption_fields, (0,))
     resident = Resident() if resident is None else resident
     columns = [column for part in (*images, *captions) for column in part.columns.values()]
     if not columns:
         placement = "stream"
-    counts = f"{counted(len(samples.image_rows), 'image')} and {counted(len(samples.caption_rows), 'caption')}"
+    counts = f"{counted(len(samples.images), 'image')} and {counted(len(samples.captions), 'caption')}"
     what = f"the features of {counts} ({cache.dataset}, {', '.join(names)})"
     place, where = choose_placement(placement, columns, device, cache.folder.is_local, what, resident)
     for part in (*images, *captions):
@@ -212,7 +231,7 @@ def stored_batches(
     return Batches([replace(samples, placement=place)], image_source, caption_source, device)
 
 
-def _stored(features: Images | Captions, rows: np.ndarray, fields: Fields, views: Sequence[int]) -> list[Stored]:
+def _stored(features: Images | Captions, rows: Ascending, fields: Fields, views: Sequence[int]) -> list[Stored]:
     parts: Sequence[ImageSet | CaptionSet] = parts_of(features)
     of_each = fields if isinstance(fields, tuple) else (fields,) * len(parts)
     return [Stored(part, rows, own, views) for part, own in zip(parts, of_each, strict=True)]
@@ -233,13 +252,15 @@ def joined_batches(batches: Sequence[Batches]) -> Batches:
     return Batches(parts, images, captions, batches[0].device)
 
 
-def _counted_on(numbers: Sequence[np.ndarray], sizes: Sequence[int]) -> np.ndarray:
-    """Return all numbers one part after the other, each part's raised by the sizes of the parts before it."""
-    starts = np.cumsum([0, *sizes[:-1]])
-    return np.concatenate([part + start for part, start in zip(numbers, starts, strict=True)])
+def _counted_on(edges: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the edges of all parts, each of which begins with 0, one part after the other."""
+    whole = edges[0]
+    for more in edges[1:]:
+        whole = np.concatenate([whole, np.int64(whole[-1]) + more[1:]])
+    return whole
 
 
-def cut(order: np.ndarray, batch_size: int) -> Iterator[np.ndarray]:
+def cut(order: Any, batch_size: int) -> Iterator[Any]:
     """Cut `order` into batches; a last batch of one unit, which has no negative, is left out."""
     for start in range(0, len(order), batch_size):
         units = order[start : start + batch_size]

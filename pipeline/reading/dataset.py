@@ -72,11 +72,11 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         self._again = partial(again, cache.absolute_url, split)
         images, captions = cache.image_set(image), cache.caption_set(text)
         self._split = Split.of(images, captions, split)
-        self._count = np.bincount(self._split.caption_image)  # captions of each image, but of the last without any
+        self._count = np.diff(self._split.first_caption)  # captions of each image
         self._with_captions = np.flatnonzero(self._count)
         (of_images,), (of_captions,) = fields_there(images, captions, fields)
-        self._images = Stored(images, self._split.image_rows, of_images)
-        self._captions = Stored(captions, self._split.caption_rows, of_captions)
+        self._images = Stored(images, self._split.images, of_images)
+        self._captions = Stored(captions, self._split.captions, of_captions)
         for source in (self._images, self._captions):
             source.place("store", torch.device("cpu"), Resident())
 
@@ -84,7 +84,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return self._again, ()
 
     def __len__(self) -> int:
-        return len(self._with_captions if self.unit == "image" else self._split.caption_rows)
+        return len(self._with_captions if self.unit == "image" else self._split.captions)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
         if not -len(self) <= item < len(self):
@@ -98,7 +98,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
             images, captions = self._split.caption_image[numbers], numbers
         else:
             images = self._with_captions[numbers]
-            captions = ranges((np.cumsum(self._count) - self._count)[images], self._count[images])
+            captions = ranges(self._split.first_caption[images], self._count[images])
         batch = {"image_index": torch.from_numpy(images), "caption_index": torch.from_numpy(captions)}
         batch |= self._padded("image", self._images, images) | self._padded("text", self._captions, captions)
         if self.unit == "image":
@@ -143,9 +143,9 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         Blocks of neighbours in the store are drawn, some thousand samples at a time, and of these the items, so that a
         store that is larger than the memory is read once an epoch, and not in many small pieces.
         """
-        block = self._split.blocks()
-        of_items = block[self._with_captions] if self.unit == "image" else block[self._split.caption_image]
-        return BlockSampler(of_items, batch_size, seed)
+        edges = self._split.blocks()
+        by_item = self._with_captions if self.unit == "image" else self._split.caption_image
+        return BlockSampler(np.diff(np.searchsorted(by_item, edges)), batch_size, seed)
 
     @cached_property
     def ids(self) -> list[str]:
@@ -210,19 +210,20 @@ class BlockSampler(Sampler[list[int]]):
     A last batch of one item, which has no negative, is left out.
     """
 
-    def __init__(self, block: np.ndarray, batch_size: int, seed: int) -> None:
+    def __init__(self, sizes: np.ndarray, batch_size: int, seed: int) -> None:
+        """Take the items in each block, which follow one another."""
         if batch_size < 2:
             raise CacheError(f"batch_size is {batch_size}; give at least 2, because one item has no negative")
-        self.block, self.batch_size, self.seed, self.epoch = block, batch_size, seed, 0
+        self.sizes, self.batch_size, self.seed, self.epoch = sizes, batch_size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be this epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return sum(1 for _ in cut(self.block, self.batch_size))
+        return sum(1 for _ in cut(range(self.sizes.sum()), self.batch_size))
 
     def __iter__(self) -> Iterator[list[int]]:
-        order, _ = block_order(self.block, np.random.default_rng([self.seed, self.epoch]))
+        order, _ = block_order(self.sizes, np.random.default_rng([self.seed, self.epoch]))
         self.epoch += 1
         return (items.tolist() for items in cut(order, self.batch_size))

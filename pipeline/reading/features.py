@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from hashlib import sha256
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn.functional import pad as pad_after
 from ..device import on_host, send
 from ..store import CaptionSet, ImageSet
 from .placement import Column, Resident, Where
+from .split import Ascending
 
 Draws = tuple[int, int]  # seed and epoch, from which every random choice about a sample follows
 _OF_VIEW = 3  # so that it draws numbers of its own
@@ -76,31 +76,21 @@ class Stored:
     """
 
     def __init__(
-        self, features: ImageSet | CaptionSet, rows: np.ndarray, fields: set[str], views: Sequence[int] = (0,)
+        self, features: ImageSet | CaptionSet, rows: Ascending, fields: set[str], views: Sequence[int] = (0,)
     ) -> None:
-        self.length, self.grid = features.length[rows].astype(np.int64), getattr(features, "grid", None)
+        self._features, self._rows, self.grid = features, rows, getattr(features, "grid", None)
         is_image = isinstance(features, ImageSet)
         views = list(dict.fromkeys(view % (features.views if isinstance(features, ImageSet) else 1) for view in views))
         self.views = len(views)
         words = features.vocabulary if isinstance(features, CaptionSet) else None  # it may be another store's
-        which = (
-            features.cache.url,
-            features.modality,
-            features.name,
-            words,
-            sha256(rows.tobytes()).digest(),
-            tuple(views),
-        )
-        if is_image:
-            rows = np.concatenate([rows + view * features.cache.images for view in views])
+        which = features.cache.url, features.modality, features.name, words, rows.key, tuple(views)
         self.columns = {}
         for field in sorted(fields):
-            ragged = not is_image and field != "global"
-            count = features.length[rows].astype(np.int64) if ragged else np.ones(len(rows), dtype=np.int64)
+            count = None if is_image or field == "global" else features.length[rows.whole()]
             read = getattr(features, "global_" if field == "global" else field)
-            if is_image:
-                read = partial(_read_views, read, features.cache.images)
-            self.columns[field] = Column((*which, field), read, rows, count, ragged, _row_bytes(features, field))
+            read = _in_views(read, rows, views) if is_image else _of_rows(read, rows)
+            samples = len(rows) * self.views
+            self.columns[field] = Column((*which, field), read, samples, count, _row_bytes(features, field))
 
     def place(self, where: Where, device: torch.device, resident: Resident) -> None:
         """Put the columns where `choose_placement` said, unless `resident` has them, for batches on a device."""
@@ -111,14 +101,16 @@ class Stored:
 
     def fetch(self, items: np.ndarray, draws: Draws | None = None) -> Callable[[], Features]:
         """Read or gather the rows of these samples; of several views one is drawn, without `draws` it is the first."""
-        length = torch.from_numpy(self.length[items])
-        at = items
+        length = torch.from_numpy(self._features.length[self._rows[items]].astype(np.int64))
+        at, samples = items, len(self._rows)
         if draws is not None and self.views > 1:
-            at = items + len(self.length) * drawn_views(draws, self.views, len(self.length))[items]
+            at = items + samples * drawn_views(draws, self.views, samples)[items]
         rows = {field: column.fetch(at) for field, column in self.columns.items()}
 
         def finish() -> Features:
-            parts = {field: pad(own(), length) if self.columns[field].ragged else own() for field, own in rows.items()}
+            parts = {
+                field: own() if self.columns[field].count is None else pad(own(), length) for field, own in rows.items()
+            }
             token = parts["token"].long() if "token" in parts else None
             return Features(send(length, self.device), parts.get("local"), parts.get("global"), token, grid=self.grid)
 
@@ -162,9 +154,16 @@ class Joined:
                 yield source, items[a:b] - start
 
 
-def _read_views(read: Callable[..., np.ndarray], images: int, rows: np.ndarray) -> np.ndarray:
-    """Read rows of images that are counted on from view to view."""
-    return read(rows % images, rows // images)
+def _of_rows(read: Callable[..., np.ndarray], rows: Ascending) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda items: read(rows[items])
+
+
+def _in_views(
+    read: Callable[..., np.ndarray], rows: Ascending, views: Sequence[int]
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return what reads images that are counted on from view to view."""
+    number = np.array(views)
+    return lambda items: read(rows[items % len(rows)], number[items // len(rows)])
 
 
 def _row_bytes(features: ImageSet | CaptionSet, field: str) -> int:

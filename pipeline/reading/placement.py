@@ -40,10 +40,9 @@ class Column:
     """One array of a feature set for the samples of a split, which are counted from 0; `place` puts it somewhere."""
 
     name: Hashable  # what tells it from all others
-    read: Callable[[np.ndarray], np.ndarray]  # returns the rows of samples, packed, from their rows in the store
-    rows: np.ndarray  # the samples' rows in the cache, int64 [S]
-    count: np.ndarray  # rows of the array that belong to each sample, int64 [S]
-    ragged: bool  # whether `count` varies, so that a batch has to be padded
+    read: Callable[[np.ndarray], np.ndarray]  # returns the rows of samples, packed, from the store
+    samples: int
+    count: np.ndarray | None  # rows of the array that belong to each sample, [S]; None: one, so that nothing is padded
     row_bytes: int  # of a row of the array
     device: torch.device = _CPU  # where batches go
     table: Tensor | None = None  # in memory, the rows of all samples, one sample after the other
@@ -51,12 +50,20 @@ class Column:
     @property
     def nbytes(self) -> int:
         """Bytes of all rows."""
-        return self.row_bytes * int(self.count.sum())
+        return self.row_bytes * self._rows
 
     @cached_property
-    def start(self) -> np.ndarray:
-        """First row of each sample in a table, int64 [S]."""
+    def _rows(self) -> int:
+        return self.samples if self.count is None else int(self.count.sum())
+
+    @cached_property
+    def _start(self) -> np.ndarray:
+        """First row of each sample in a table, int64 [S], where they are several."""
+        assert self.count is not None, "else it is the sample"
         return np.asarray(np.cumsum(self.count) - self.count)
+
+    def _rows_of(self, items: np.ndarray) -> np.ndarray:
+        return items if self.count is None else ranges(self._start[items], self.count[items])
 
     def key(self, where: Where, device: torch.device) -> Hashable:
         """Return what a `Resident` calls it."""
@@ -66,7 +73,7 @@ class Column:
         """Put it there, unless `resident` has it, for batches on `device`."""
         self.device = device
         if where == "store":
-            self.read(self.rows[:1])  # opens it before two threads do
+            self.read(np.arange(1))  # opens it before two threads do
             return
         key = self.key(where, device)
         if key not in resident:
@@ -81,9 +88,9 @@ class Column:
         """
         pinned = self.device.type == "cuda"
         if self.table is None:
-            found = torch.from_numpy(self.read(self.rows[items]))
+            found = torch.from_numpy(self.read(items))
             return partial((found.pin_memory() if pinned else found).to, self.device, non_blocking=True)
-        table, rows = self.table, ranges(self.start[items], self.count[items])
+        table, rows = self.table, self._rows_of(items)
         if table.is_cuda:
             return lambda: table.index_select(0, torch.from_numpy(rows).to(table.device, non_blocking=True))
         out = torch.empty((len(rows), *table.shape[1:]), dtype=table.dtype, pin_memory=pinned)
@@ -92,11 +99,11 @@ class Column:
         return partial(out.to, self.device, non_blocking=True)
 
     def _filled(self, device: torch.device) -> Tensor:
-        row = self.read(self.rows[:1])[:1]
-        table = torch.empty((int(self.count.sum()), *row.shape[1:]), dtype=torch.from_numpy(row).dtype, device=device)
-        samples, end = max(1, int(_PART / max(1, row.nbytes * self.count.mean()))), 0
-        for first in range(0, len(self.rows), samples):
-            part = torch.from_numpy(self.read(self.rows[first : first + samples]))
+        row = self.read(np.arange(1))[:1]
+        table = torch.empty((self._rows, *row.shape[1:]), dtype=torch.from_numpy(row).dtype, device=device)
+        samples, end = max(1, int(_PART / max(1, row.nbytes * self._rows / self.samples))), 0
+        for first in range(0, self.samples, samples):
+            part = torch.from_numpy(self.read(np.arange(first, min(first + samples, self.samples))))
             table[end : end + len(part)].copy_(part)
             end += len(part)
         return table

@@ -14,31 +14,49 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..store.rows import ranges
+
 R = TypeVar("R")
 T = TypeVar("T")
 
 RUN = 64  # neighbouring images that are a block of a local store; of an object store a block is a chunk
 GROUP = 8  # blocks whose samples are mixed with one another, or more where these hold fewer than
 MIXED = 4096  # samples
+_AT_ONCE = 1 << 20  # samples whose order is found together
 _READERS = 2  # threads that read for a CPU: the memory of a machine is faster than one of its cores can copy
 
 
+def shuffled(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return 0 … count - 1 in the order of ``rng.permutation``, as int32 where they fit."""
+    order = np.arange(count, dtype=np.result_type(np.int32, np.min_scalar_type(-count)))
+    rng.shuffle(order)
+    return order
+
+
 def block_order(
-    block: np.ndarray, rng: np.random.Generator, group: int | None = None
+    sizes: np.ndarray, rng: np.random.Generator, group: int | None = None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return an order that visits shuffled blocks in groups and shuffles the samples of each, and the groups.
 
-    `block` has the block of each sample, int64 [S]; a group has `GROUP` blocks, or as many as hold `MIXED` samples. The
-    order is a permutation of 0 … S - 1; each group is an array of blocks.
+    `sizes` are the samples in each block, which follow one another; a group has `GROUP` blocks, or as many as hold
+    `MIXED` samples. The order is a permutation of 0 … S - 1; each group is an array of blocks, none of them empty.
     """
-    blocks, position = np.unique(block, return_inverse=True)
-    group = group or max(GROUP, -(-MIXED * len(blocks) // len(block)))
-    shuffled = rng.permutation(len(blocks))
-    group_of = np.empty(len(blocks), dtype=np.int64)
-    group_of[shuffled] = np.arange(len(blocks)) // group
-    order = rng.permutation(len(block))
-    order = order[np.argsort(group_of[position[order]], kind="stable")]
-    return order, [blocks[shuffled[first : first + group]] for first in range(0, len(blocks), group)]
+    blocks, ends = np.flatnonzero(sizes), np.cumsum(sizes)
+    group = group or max(GROUP, -(-MIXED * len(blocks) // int(ends[-1])))
+    drawn = blocks[rng.permutation(len(blocks))]
+    groups = [drawn[first : first + group] for first in range(0, len(drawn), group)]
+    group_of = np.zeros(len(sizes), dtype=np.int64)
+    group_of[drawn] = np.arange(len(drawn)) // group
+    order = shuffled(int(ends[-1]), rng)
+    grouped, place = np.empty_like(order), np.cumsum([0, *(sizes[some].sum() for some in groups)])
+    for first in range(0, len(order), _AT_ONCE):  # a stable sort by group, which holds no more than a part at a time
+        part = order[first : first + _AT_ONCE]
+        of_part = group_of[np.searchsorted(ends, part, side="right")]
+        by_group = np.argsort(of_part, kind="stable")
+        count = np.bincount(of_part, minlength=len(groups))
+        grouped[ranges(place[:-1], count)] = part[by_group]
+        place[:-1] += count
+    return grouped, groups
 
 
 @contextmanager

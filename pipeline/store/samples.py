@@ -35,6 +35,7 @@ class StoredSamples:
         self.source = Source.from_json(attributes["source"]) if "source" in attributes else FOLDER
         self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))
         self._samples: dict[str, FewChunks] = {}  # arrays that were opened
+        self._before = {0: 0}  # captions before an image
 
     @property
     def absolute_url(self) -> str:
@@ -64,12 +65,16 @@ class StoredSamples:
     @cached_property
     def captions(self) -> int:
         """How many captions the data set has."""
-        return int(self.caption_count.sum())
+        return int(self.array("samples/sentid").shape[0])
 
     def captions_of(self, first: int, last: int) -> tuple[int, int]:
         """Return the caption rows [start, stop) of the image rows [first, last)."""
-        start, stop = np.append(self.caption_start, self.captions)[[first, last]].tolist()
-        return start, stop
+        return self._captions_before(first), self._captions_before(last)
+
+    def _captions_before(self, image: int) -> int:
+        if image not in self._before:
+            self._before[image] = int(self.sample_array("caption_count", 0, image).sum())
+        return self._before[image]
 
     def caption_texts(self, first: int, last: int) -> list[str]:
         """Return the texts of caption rows [first, last)."""

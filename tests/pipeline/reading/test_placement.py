@@ -1,6 +1,5 @@
 """Where features lie while a head is trained."""
 
-import numpy as np
 import pytest
 import torch
 from small_batches import ALL, EPOCHS, as_remote, assert_equal, batches_of, large, rows_of
@@ -52,7 +51,7 @@ def test_batches_that_are_kept_stay_as_they_are(cache):
 
 def of_size(size):
     """Return an array of so many bytes, in a list."""
-    return [Column("these", None, np.arange(1), np.ones(1, np.int64), False, size)]
+    return [Column("these", None, 1, None, size)]
 
 
 @pytest.mark.parametrize(
@@ -127,11 +126,11 @@ def test_what_torch_keeps_of_a_gpu_s_memory_is_free(monkeypatch):
 def test_the_bytes_are_those_of_the_arrays(cache):
     batches = batches_of(cache, "memory")
     for features, rows, fields in (
-        (cache.image_set(), batches.image_rows, {"local", "global"}),
-        (cache.caption_set(), batches.caption_rows, {"local", "global", "token"}),
+        (cache.image_set(), batches.parts[0].images, {"local", "global"}),
+        (cache.caption_set(), batches.parts[0].captions, {"local", "global", "token"}),
     ):
         for field, column in Stored(features, rows, fields).columns.items():
-            assert column.nbytes == getattr(features, "global_" if field == "global" else field)(rows).nbytes
+            assert column.nbytes == getattr(features, "global_" if field == "global" else field)(rows.whole()).nbytes
 
 
 def test_what_does_not_fit_is_a_sentence(cache, monkeypatch):

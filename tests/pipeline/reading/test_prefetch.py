@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from small_batches import EPOCHS, as_remote, assert_equal, batches_of, large, rows_of
 
 from xret.pipeline.errors import CacheError
+from xret.pipeline.reading import prefetch
 from xret.pipeline.reading.batches import Batch
 from xret.pipeline.reading.features import Features
 from xret.pipeline.reading.prefetch import block_order, opened_ahead, read_ahead
@@ -94,10 +95,10 @@ def test_a_stream_mixes_neighbours_on_a_disk_and_whole_chunks_of_an_object_store
         assert len(np.unique(block_of[images])) == 2  # of which a group has 12 to 16
 
 
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=60), st.integers(1, 5), st.integers(0, 99))
-def test_a_block_order_visits_whole_groups(block, group, seed):
-    block = np.array(sorted(block))
-    order, groups = block_order(block, np.random.default_rng(seed), group)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=20).filter(any), st.integers(1, 5), st.integers(0, 99))
+def test_a_block_order_visits_whole_groups(sizes, group, seed):
+    block = np.repeat(np.arange(len(sizes)), sizes)
+    order, groups = block_order(np.array(sizes), np.random.default_rng(seed), group)
     assert sorted(order.tolist()) == list(range(len(block)))
     assert sorted(b for blocks in groups for b in blocks.tolist()) == sorted(set(block.tolist()))
     assert all(len(blocks) == group for blocks in groups[:-1])
@@ -108,16 +109,27 @@ def test_a_block_order_visits_whole_groups(block, group, seed):
         at += inside
 
 
+def test_a_block_order_is_one_stable_sort_by_group(monkeypatch):
+    monkeypatch.setattr(prefetch, "_AT_ONCE", 7)
+    sizes, again = np.array([3, 0, 9, 1, 12, 4, 0, 8]), np.random.default_rng(5)
+    order, groups = block_order(sizes, np.random.default_rng(5), 2)
+    drawn = np.flatnonzero(sizes)[again.permutation(6)]
+    assert [blocks.tolist() for blocks in groups] == drawn.reshape(3, 2).tolist()
+    group_of = {block: at // 2 for at, block in enumerate(drawn.tolist())}
+    block_of = np.repeat(np.arange(8), sizes).tolist()
+    assert order.tolist() == sorted(again.permutation(37).tolist(), key=lambda row: group_of[block_of[row]])
+
+
 def test_a_group_mixes_some_thousand_samples():
     for samples, blocks, expected in ((512, 20, 8), (64, 200, 64), (8, 600, 512), (8, 20, 20), (2560, 9, 8)):
-        _, groups = block_order(np.repeat(np.arange(blocks), samples), np.random.default_rng(0))
+        _, groups = block_order(np.full(blocks, samples), np.random.default_rng(0))
         assert len(groups[0]) == expected
 
 
 def test_a_block_order_draws_groups_and_places_evenly():
     block = np.repeat(np.arange(6), 3)
     rng = np.random.default_rng(0)
-    orders = np.stack([block_order(block, rng, 2)[0] for _ in range(6000)])
+    orders = np.stack([block_order(np.full(6, 3), rng, 2)[0] for _ in range(6000)])
     for place in (0, 5, 6, 17):  # every sample is as likely in every place
         share = np.bincount(orders[:, place], minlength=18) / len(orders)
         assert share == pytest.approx(np.full(18, 1 / 18), abs=5 * (1 / 18 / len(orders)) ** 0.5)

@@ -1,28 +1,35 @@
 """The embeddings of a gallery, exported whole, smaller, or as far as earlier exports have them not."""
 
 import logging
-from collections.abc import Sequence
-from itertools import compress
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 
 from ...pipeline.errors import QueryError, RunError
-from ...pipeline.files import making, making_file, require_new
+from ...pipeline.files import locked, making, making_file, require_new
 from ...pipeline.wording import counted, option, some_of
 from ..average import NO_VECTOR
 from ..evaluation.scoring import MODALITIES, Modality
-from ..modules.embedding import Embedding, kind_of, tensors_of
-from .export_files import READERS, WRITERS, About, Export, Rows, as_text, pyarrow
-from .gallery import Gallery
+from ..modules.embedding import Embedding, concatenate, kind_of, tensors_of
+from .export_files import READERS, WRITERS, About, Arrays, Export, Row, Side, as_text, pyarrow
+from .gallery import Gallery, Looked
+from .index import Items
+from .indexing import learn_bias, make_smaller
 from .retriever import Retriever
-from .smaller import made_smaller, mean_recall, require_cosines, rotation
+from .smaller import mean_recall, require_cosines, rotation
 
 log = logging.getLogger("xret")
 
 _FORMAT = "xret-embeddings"
+BATCHES = 32  # embedded before they are written, 8,192 samples
 _SAME = 1e-3  # of its length, by which an embedding may differ from an earlier one of the same sample
+Known = dict[str, tuple[str | Path, int]]  # of a sample by its id: an earlier export, and the row there
 
 
 def export_embeddings(
@@ -34,6 +41,8 @@ def export_embeddings(
     since: Sequence[str | Path] = (),
 ) -> About:
     """Write the embeddings of a gallery's images and captions, and what they belong to; whole, or not at all.
+
+    Some thousand samples are in memory at a time.
 
     `out` is a new ``.parquet`` or ``.safetensors`` file, or a folder (without a suffix, or ending in ``.npy``).
 
@@ -67,43 +76,62 @@ def export_embeddings(
     if retriever.model.compare.embedding == "joint":
         raise QueryError(NO_VECTOR)
     earlier = {place: _read(Path(place), retriever) for place in since}
-    export = _embedded(retriever, dims, dtype)
-    if earlier:
-        export = _only_new(export, earlier)
-    with (making if folder else making_file)(out, RunError, "choose another --out") as partial:
-        WRITERS[out.suffix](partial, export)
+    with (
+        (making if folder else making_file)(out, RunError, "choose another --out") as partial,
+        TemporaryDirectory(".partial", f".{out.name}.", partial.parent) as scratch,
+        locked(scratch),
+    ):
+        export = _of_gallery(retriever, dims, dtype, Path(scratch))
+        if earlier:
+            export = _only_new(retriever.gallery, export, earlier)
+        WRITERS[out.suffix](partial, export, Path(scratch))
     return export.about | {
         "out": str(out),
-        "images": len(export.rows["images"]),
-        "captions": len(export.rows["captions"]),
-        "shapes": {name: list(array.shape) for name, array in export.arrays.items()},
+        "images": len(export.sides["images"].rows),
+        "captions": len(export.sides["captions"].rows),
+        "shapes": export.shapes,
         "bytes": sum(file.stat().st_size for file in (out.iterdir() if folder else [out])),
     }
 
 
-def _embedded(retriever: Retriever, dims: int | None, dtype: str) -> Export:
-    """Return what an export of the whole gallery holds; RunError where a number is not finite."""
-    gallery, about = retriever.gallery, _about(retriever, dtype)
-    both: list[Embedding] = [gallery.images, gallery.captions]
-    turn = None if dims is None else rotation(retriever, dims)
-    if dims is not None or dtype != "float32":
-        before, both = mean_recall(gallery, *both), [made_smaller(one, turn, dtype) for one in both]
-        recalls = {"split": gallery.splits[-1], "before": before, "after": mean_recall(gallery, *both)}
-        about |= {"dtype": dtype, "mean_recall": recalls}
-    arrays = {
-        modality if name == "embedding" else f"{modality}.{name}": part.cpu().numpy()
-        for modality, embedding in zip(MODALITIES, both, strict=True)
-        for name, part in tensors_of(embedding).items()
-    }
-    arrays |= {} if turn is None else {"rotation": turn.cpu().numpy()}
-    if retriever.scale is not None:
-        about["hubness"] = retriever.scale
+def _of_gallery(retriever: Retriever, dims: int | None, dtype: str, scratch: Path) -> Export:
+    """Return what an export of the whole gallery holds.
+
+    What follows from all embeddings, or is padded to the longest, lies in the folder `scratch` until it is written.
+    """
+    gallery, about, turn = retriever.gallery, _about(retriever, dtype), None
+    blocks: dict[Modality, Iterator[Arrays]] = {side: _blocks(_embedded(retriever, side)) for side in MODALITIES}
+    smaller, facts, items = dims is not None or dtype != "float32", dict[Modality, Any](), dict[Modality, Items]()
+    if smaller or retriever.scale is not None or about["kind"] == "sequence":
+        turn = None if dims is None else rotation(retriever, dims)
         for side in MODALITIES:
-            bias = retriever.bias_of(side, gallery.of(side), gallery.owners(side), turn)
-            arrays[f"{side}.bias"] = bias.cpu().numpy()
-    if not all(np.isfinite(array).all() for array in arrays.values()):
-        raise RunError(f"{retriever.name} gives embeddings that are not finite: it is damaged, train it again")
-    return Export(about, _rows(gallery), arrays)
+            facts[side] = Items.write(scratch / side, _embedded(retriever, side))
+            learn_bias(retriever, scratch / side, side, Items(scratch / side, facts[side]), turn)
+            items[side] = Items(scratch / side, facts[side])
+        if smaller:
+            before = mean_recall(gallery, *items.values())
+            for side in MODALITIES:
+                items[side] = Items(scratch / side, make_smaller(scratch / side, facts[side], turn, dtype))
+            recalls = {"split": gallery.splits[-1], "before": before, "after": mean_recall(gallery, *items.values())}
+            about |= {"dtype": dtype, "mean_recall": recalls}
+        if retriever.scale is not None:
+            about["hubness"] = retriever.scale
+        blocks = {side: items[side].arrays() for side in MODALITIES}
+    sides = {side: Side(_rows(gallery, side), blocks[side]) for side in MODALITIES}
+    return Export(about, sides, None if turn is None else turn.cpu().numpy())
+
+
+def _embedded(retriever: Retriever, side: Modality) -> Iterator[Embedding]:
+    """Yield the embeddings of a modality batch by batch; RunError where a number is not finite."""
+    for batch in retriever.gallery.embedded(side):
+        if not all(part.isfinite().all() for part in tensors_of(batch).values()):
+            raise RunError(f"{retriever.name} gives embeddings that are not finite: it is damaged, train it again")
+        yield batch
+
+
+def _blocks(batches: Iterator[Embedding]) -> Iterator[Arrays]:
+    while some := [*islice(batches, BATCHES)]:
+        yield {part: tensor.cpu().numpy() for part, tensor in tensors_of(concatenate(some)).items()}
 
 
 def _about(retriever: Retriever, dtype: str) -> About:
@@ -125,71 +153,80 @@ def _about(retriever: Retriever, dtype: str) -> About:
         "manifest_sha256": retriever.cache.manifest_sha256,
         "split": retriever.split,  # None: all
         "splits": gallery.rows_of_splits(),  # the rows of images of each, [first, last)
-        "kind": kind_of(gallery.images),
+        "kind": kind_of(next(gallery.embedded("images"))),
         "unit": unit,  # whether vectors, elements, rows or means have unit length
         "measure": measure if compare.dot_product else f"{similarity['name']}: {compare.score}",
     }
 
 
-def _rows(gallery: Gallery) -> Rows:
-    names = list(zip(gallery.image_ids, gallery.file_names, strict=True))
-    captions = zip(gallery.caption_ids, gallery.caption_image.tolist(), gallery.texts, strict=True)
-    return {
-        "images": [{"id": id_, "file_name": name} for id_, name in names],
-        "captions": [
-            {"id": id_, "image_id": names[row][0], "file_name": names[row][1], "caption": text}
-            for id_, row, text in captions
-        ],
-    }
+def _rows(gallery: Gallery, side: Modality, places: np.ndarray | None = None) -> Looked[Row]:
+    """Return the rows of a modality, or those in some places."""
 
-
-def _only_new(export: Export, earlier: dict[str | Path, Export]) -> Export:
-    about, rows, arrays = dict(export.about), dict(export.rows), dict(export.arrays)
-    about |= {"since": [Path(place).resolve().name for place in earlier], "gone": {}}
-    for side in MODALITIES:
-        new, about["gone"][side] = _new_and_gone(side, export, earlier)
-        rows[side] = [*compress(export.rows[side], new)]
-        arrays |= {name: array[new] for name, array in arrays.items() if name.partition(".")[0] == side}
+    def look(at: np.ndarray) -> list[Row]:
+        at = at if places is None else places[at]
+        owners = at if side == "images" else gallery.caption_image[at]
+        images = zip(gallery.image_ids.look(owners), gallery.file_names.look(owners), strict=True)
         if side == "images":
+            return [{"id": id_, "file_name": name} for id_, name in images]
+        captions = zip(gallery.caption_ids.look(at), images, gallery.texts.look(at), strict=True)
+        return [{"id": id_, "image_id": of, "file_name": name, "caption": text} for id_, (of, name), text in captions]
+
+    return Looked(len(gallery.names(side)[0] if places is None else places), look)
+
+
+def _only_new(gallery: Gallery, export: Export, earlier: dict[str | Path, Export]) -> Export:
+    about, sides = dict(export.about), dict[Modality, Side]()
+    about |= {"since": [Path(place).resolve().name for place in earlier], "gone": {}}
+    for name in MODALITIES:
+        known, ids = _known(name, earlier), gallery.names(name)[0]
+        new, there = np.array([id_ not in known for id_ in ids], dtype=bool), {*ids}
+        about["gone"][name] = gone = [id_ for id_ in known if id_ not in there]
+        if gone:
+            log.warning("no longer in the store, to be deleted from what grows: %s", _listed(name, gone))
+        blocks = _new_blocks(name, export, new, known, earlier)
+        sides[name] = Side(_rows(gallery, name, np.flatnonzero(new)), blocks)
+        if name == "images":
             edges = np.append(0, np.cumsum(new)).tolist()
-            about["splits"] = {name: (edges[a], edges[b]) for name, (a, b) in export.about["splits"].items()}
-    return Export(about, rows, arrays)
+            about["splits"] = {split: (edges[a], edges[b]) for split, (a, b) in export.about["splits"].items()}
+    return Export(about, sides)
 
 
-def _new_and_gone(side: Modality, export: Export, earlier: dict[str | Path, Export]) -> tuple[np.ndarray, list[str]]:
-    """Return which samples no earlier export has, and which of theirs are gone; RunError where one has changed."""
-    row_of = {row["id"]: number for number, row in enumerate(export.rows[side])}
-    known = _known(side, earlier)
-    for place, other in earlier.items():
-        ids = {id_: number for id_, (last, number) in known.items() if last == place and id_ in row_of}
-        if changed := _changed(side, other, [*ids.values()], export, [row_of[id_] for id_ in ids]):
+def _new_blocks(
+    name: Modality, export: Export, new: np.ndarray, known: Known, earlier: dict[str | Path, Export]
+) -> Iterator[Arrays]:
+    """Yield what is new of each block; RunError at the end where samples that are known have changed."""
+    changed, first = defaultdict[str | Path, list[str]](list), 0
+    for rows, arrays in export.blocks(name):
+        for place, other in earlier.items():
+            here = [at for at, row in enumerate(rows) if known.get(row["id"], ("", 0))[0] == place]
+            there = [known[rows[at]["id"]][1] for at in here]
+            changed[place] += _changed(other.sides[name], there, rows, arrays, here)
+        yield {part: array[new[first : first + len(rows)]] for part, array in arrays.items()}
+        first += len(rows)
+    for place, ids in changed.items():
+        if ids:
             raise RunError(
-                f"{_listed(side, changed)} of {place} had another text, picture or embedding under the same"
+                f"{_listed(name, ids)} of {place} had another text, picture or embedding under the same"
                 f" id; write all without {option('since')} (new captions of a picture belong behind its old ones)"
             )
-    gone = [id_ for id_ in known if id_ not in row_of]
-    if gone:
-        log.warning("no longer in the store, to be deleted from what grows: %s", _listed(side, gone))
-    return np.array([id_ not in known for id_ in row_of], dtype=bool), gone
 
 
-def _known(side: Modality, earlier: dict[str | Path, Export]) -> dict[str, tuple[str | Path, int]]:
+def _known(side: Modality, earlier: dict[str | Path, Export]) -> Known:
     """Return which export and row has each sample, by its id; without those that a later export says are gone."""
-    known: dict[str, tuple[str | Path, int]] = {}
+    known: Known = {}
     for place, export in earlier.items():
         for id_ in export.about.get("gone", {}).get(side, ()):
             known.pop(id_, None)
-        known |= {row["id"]: (place, number) for number, row in enumerate(export.rows[side])}
+        known |= {row["id"]: (place, number) for number, row in enumerate(export.sides[side].rows)}
     return known
 
 
-def _changed(side: Modality, before: Export, there: list[int], now: Export, here: list[int]) -> list[str]:
+def _changed(before: Side, there: list[int], rows: list[Row], arrays: Arrays, here: list[int]) -> list[str]:
     """Return the ids of samples that are not what they were; they were in rows `there`, and are in rows `here`."""
-    pairs = [(before.rows[side][old], now.rows[side][new]) for old, new in zip(there, here, strict=True)]
+    pairs = [(before.rows[old], rows[new]) for old, new in zip(there, here, strict=True)]
     changed = np.array([any(new[key] != old[key] for key in old) for old, new in pairs], dtype=bool)
-    later = now.of(side)
-    for part, values in before.of(side).items() if pairs else ():
-        one, other = (array.reshape(len(pairs), -1) for array in (values[there], later[part][here]))
+    for part, values in chain.from_iterable(block.items() for block in before.blocks) if pairs else ():
+        one, other = (array.reshape(len(pairs), -1) for array in (values[there], arrays[part][here]))
         width = min(one.shape[1], other.shape[1])  # sequences are padded to the longest of their export
         apart = np.linalg.norm(other[:, :width] - one[:, :width].astype(np.float64), axis=1)
         changed |= apart > _SAME * np.linalg.norm(one, axis=1).clip(1e-12)
@@ -207,8 +244,9 @@ def _read(path: Path, retriever: Retriever) -> Export:
         told, now = export.about, _about(retriever, "float32")
         others = [key for key in ("weights", "dataset", "split") if as_text(told.get(key)) != as_text(now[key])]
         names = {key: told["run" if key == "weights" else key] for key in others}
-        if any({len(array) for array in export.of(side).values()} != {len(export.rows[side])} for side in MODALITIES):
-            raise ValueError("an array is not there")
+        for side in export.sides.values():
+            if any({*map(len, arrays.values())} != {len(side.rows)} for arrays in side.blocks):
+                raise ValueError("an array is not there")
     except (OSError, AttributeError, KeyError, TypeError, ValueError, SafetensorError) as error:
         raise RunError(f"{path} is no export, or damaged; name a file or folder that `xret export` wrote") from error
     if others:

@@ -14,8 +14,9 @@ and ``captions``; of a Gaussian ``images.mean`` and ``images.log_variance``, of 
 """
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,27 +59,45 @@ what made them.
 
 Arrays = dict[str, np.ndarray]
 About = dict[str, Any]
-Rows = dict[Modality, list[dict[str, str]]]
+Row = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The samples of a modality.
+
+    Attributes:
+        rows: of images `id` and `file_name`; of captions `id`, `image_id`, `file_name` and `caption`.
+        blocks: their arrays by the names of `tensors_of`, and `bias`, some samples at a time; of a file all at once.
+    """
+
+    rows: Sequence[Row]
+    blocks: Iterable[Arrays]
 
 
 @dataclass(frozen=True)
 class Export:
-    """What an export holds.
-
-    Attributes:
-        about: what it says of itself.
-        rows: of images `id` and `file_name`; of captions `id`, `image_id`, `file_name` and `caption`.
-        arrays: see the module; those of a modality have a row for each of `rows`.
-    """
+    """What an export holds: what it says of itself, its samples, and the `shapes` of the arrays given so far."""
 
     about: About
-    rows: Rows
-    arrays: Arrays
+    sides: dict[Modality, Side]
+    rotation: np.ndarray | None = None
+    shapes: dict[str, list[int]] = field(default_factory=dict)
 
-    def of(self, modality: Modality) -> Arrays:
-        """Return the arrays of a modality by what follows it in their names."""
-        named = ((name.partition("."), array) for name, array in self.arrays.items())
-        return {part: array for (side, _, part), array in named if side == modality}
+    def blocks(self, modality: Modality) -> Iterator[tuple[list[Row], Arrays]]:
+        """Yield the rows and arrays of a modality, some samples at a time."""
+        side, first = self.sides[modality], 0
+        for arrays in side.blocks:
+            last = first + len(next(iter(arrays.values())))
+            for part, array in arrays.items():
+                self.shapes[name_of(modality, part)] = [len(side.rows), *array.shape[1:]]
+            yield [*side.rows[first:last]], arrays
+            first = last
+
+
+def name_of(modality: Modality, part: str) -> str:
+    """Return the name of an array of a modality."""
+    return modality if part == "embedding" else f"{modality}.{part}"
 
 
 def as_text(value: Any) -> str:
@@ -86,30 +105,49 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _write_folder(folder: Path, export: Export) -> None:
-    for name, array in export.arrays.items():
-        np.save(folder / f"{name}.npy", array)
-    for modality, rows in export.rows.items():
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (folder / f"{modality}.jsonl").write_text(text, encoding="utf-8")
+def _write_arrays(folder: Path, export: Export) -> Iterator[tuple[Modality, list[Row]]]:
+    """Write each array as .npy, some samples at a time, and yield the rows of these samples."""
+    for modality in MODALITIES:
+        for rows, arrays in export.blocks(modality):
+            for part, array in arrays.items():
+                name = name_of(modality, part)
+                with (folder / f"{name}.npy").open("ab") as file:
+                    if not file.tell():
+                        facts = {"descr": array.dtype.str, "fortran_order": False, "shape": tuple(export.shapes[name])}
+                        np.lib.format.write_array_header_1_0(file, facts)
+                    file.write(np.ascontiguousarray(array).data)
+            yield modality, rows
+    if export.rotation is not None:
+        np.save(folder / "rotation.npy", export.rotation)
+        export.shapes["rotation"] = [*export.rotation.shape]
+
+
+def _write_folder(folder: Path, export: Export, _scratch: Path) -> None:
+    for modality, rows in _write_arrays(folder, export):
+        with (folder / f"{modality}.jsonl").open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     (folder / "about.json").write_text(json.dumps(export.about, indent=1) + "\n", encoding="utf-8")
-    files = "\n".join(
-        f"| `{name}.npy` | {' × '.join(map(str, array.shape))} |" for name, array in export.arrays.items()
-    )
+    files = "\n".join(f"| `{name}.npy` | {' × '.join(map(str, shape))} |" for name, shape in export.shapes.items())
     card = _CARD.format(**export.about, part=", ".join(export.about["splits"]), files=files)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def _read_folder(folder: Path) -> Export:
-    rows: Rows = {}
+    rows: dict[Modality, list[Row]] = {}
     for modality in MODALITIES:
         with (folder / f"{modality}.jsonl").open(encoding="utf-8") as lines:
             rows[modality] = list(map(json.loads, lines))
     arrays = {file.stem: np.load(file, mmap_mode="r") for file in folder.glob("*.npy")}
-    return Export(json.loads((folder / "about.json").read_text(encoding="utf-8")), rows, arrays)
+    return _as_export(json.loads((folder / "about.json").read_text(encoding="utf-8")), rows, arrays)
 
 
-# What of `rows` the metadata of a safetensors file have as lists.
+def _as_export(about: About, rows: dict[Modality, list[Row]], arrays: Arrays) -> Export:
+    named = [(*name.partition("."), array) for name, array in arrays.items()]
+    parts = {side: {part or "embedding": array for of, _, part, array in named if of == side} for side in MODALITIES}
+    return Export(about, {side: Side(rows[side], [parts[side]]) for side in MODALITIES})
+
+
+# What of the rows the metadata of a safetensors file have as lists.
 _LISTS: dict[str, tuple[Modality, str]] = {
     "image_ids": ("images", "id"),
     "file_names": ("images", "file_name"),
@@ -119,44 +157,51 @@ _LISTS: dict[str, tuple[Modality, str]] = {
 }
 
 
-def _write_safetensors(path: Path, export: Export) -> None:
-    lists = {name: [row[key] for row in export.rows[modality]] for name, (modality, key) in _LISTS.items()}
-    metadata = {name: as_text(value) for name, value in {**export.about, **lists}.items()}
-    if len(json.dumps(metadata)) > _HEADER:
-        dataset = export.about["dataset"]
-        raise RunError(f"{dataset} has too many captions for the header of a safetensors file; take .parquet")
+def _write_safetensors(path: Path, export: Export, scratch: Path) -> None:
+    lists: dict[str, list[str]] = {name: [] for name in _LISTS}
+    size = len(json.dumps(export.about))
+    for modality, rows in _write_arrays(scratch, export):
+        for name, (of, key) in _LISTS.items():
+            if of == modality:
+                lists[name] += (values := [row[key] for row in rows])
+                size += len(json.dumps(json.dumps(values)))
+        if size > _HEADER:
+            dataset = export.about["dataset"]
+            raise RunError(f"{dataset} has too many captions for the header of a safetensors file; take .parquet")
     row_of = {id_: row for row, id_ in enumerate(lists["image_ids"])}
     owners = np.array([row_of.get(id_, -1) for id_ in lists["caption_image_ids"]], dtype=np.int64)
-    save_file({**export.arrays, "caption_image": owners}, path, metadata=metadata)
+    arrays = {name: np.load(scratch / f"{name}.npy", mmap_mode="r") for name in export.shapes}
+    metadata = {name: as_text(value) for name, value in {**export.about, **lists}.items()}
+    save_file({**arrays, "caption_image": owners}, path, metadata=metadata)
 
 
 def _read_safetensors(path: Path) -> Export:
     with safe_open(path, "numpy") as file:
         about, arrays = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    rows: Rows = {}
+    rows: dict[Modality, list[Row]] = {}
     for modality in MODALITIES:
         lists = {key: json.loads(about[name]) for name, (of, key) in _LISTS.items() if of == modality}
         rows[modality] = [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
-    return Export({**about, "gone": json.loads(about.get("gone", "{}"))}, rows, arrays)
+    return _as_export({**about, "gone": json.loads(about.get("gone", "{}"))}, rows, arrays)
 
 
 _COLUMNS = {"images": ("id", "file_name"), "captions": ("id", "image_id", "file_name", "caption")}
 
 
-def _write_parquet(path: Path, export: Export) -> None:
-    pa, about = pyarrow(), export.about
-    rows = [
-        {"modality": modality.removesuffix("s"), "image_id": row["id"], **row}
-        for modality in MODALITIES
-        for row in export.rows[modality]
-    ]
+def _write_parquet(path: Path, export: Export, _scratch: Path) -> None:
+    pa, about, writer = pyarrow(), export.about, None
+    if export.rotation is not None:
+        about, export.shapes["rotation"] = about | {"rotation": export.rotation.tolist()}, [*export.rotation.shape]
     names = ("modality", "id", "image_id", "file_name", "caption")
-    table = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
-    sides = [_columns(pa, export.of(modality)) for modality in MODALITIES]
-    table |= {name: pa.chunked_array([side[name] for side in sides]) for name in sides[0]}
-    if "rotation" in export.arrays:
-        about = about | {"rotation": export.arrays["rotation"].tolist()}
-    pa.parquet.write_table(pa.table(table).replace_schema_metadata({"xret": json.dumps(about)}), path)
+    with ExitStack() as opened:
+        for modality in MODALITIES:
+            for rows, arrays in export.blocks(modality):
+                of_side = {"modality": modality.removesuffix("s")}
+                rows = [of_side | {"image_id": row["id"]} | row for row in rows]
+                columns = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+                table = pa.table(columns | _columns(pa, arrays)).replace_schema_metadata({"xret": json.dumps(about)})
+                writer = writer or opened.enter_context(pa.parquet.ParquetWriter(path, table.schema))
+                writer.write_table(table)
 
 
 def _columns(pa: Any, arrays: Arrays) -> dict[str, Any]:
@@ -173,14 +218,15 @@ def _columns(pa: Any, arrays: Arrays) -> dict[str, Any]:
             offsets = np.append(0, np.cumsum(length)).astype(np.int32)
             columns["embedding"] = pa.ListArray.from_arrays(offsets, lists(array[valid]))
         elif name != "length":
-            columns[name or "embedding"] = lists(array) if array.ndim == 2 else pa.array(array)
+            columns[name] = lists(array) if array.ndim == 2 else pa.array(array)
     return columns
 
 
 def _read_parquet(path: Path) -> Export:
     pa = pyarrow()
     table = pa.parquet.read_table(path)
-    about, rows, arrays = json.loads(table.schema.metadata[b"xret"]), Rows(), Arrays()
+    about, arrays = json.loads(table.schema.metadata[b"xret"]), Arrays()
+    rows: dict[Modality, list[Row]] = {}
     for modality in MODALITIES:
         number = [row for row, name in enumerate(table["modality"].to_pylist()) if modality.startswith(name)]
         part = table.take(pa.array(number, pa.int64()))
@@ -196,11 +242,11 @@ def _read_parquet(path: Path) -> Export:
                 column.flatten().flatten().to_numpy().reshape(-1, width)
             )
             arrays |= {key: values} if about["kind"] == "set" else {f"{key}.rows": values, f"{key}.length": length}
-    return Export(about, rows, arrays)
+    return _as_export(about, rows, arrays)
 
 
-# By the suffix of a file; folders have none, or .npy.
-WRITERS: dict[str, Callable[[Path, Export], None]] = {
+# By the suffix of a file; folders have none, or .npy. A writer may put files into another folder meanwhile.
+WRITERS: dict[str, Callable[[Path, Export, Path], None]] = {
     ".parquet": _write_parquet,
     ".safetensors": _write_safetensors,
     "": _write_folder,

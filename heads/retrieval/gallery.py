@@ -7,7 +7,7 @@ from functools import cached_property
 from itertools import chain
 from operator import eq, itemgetter
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from ..evaluation.pairs import NOT_FINITE
 from ..evaluation.scoring import BATCH, Modality, Ranker, embed_all
 from ..modules.embedding import Embedding, Gaussian, concatenate, each
 
+T = TypeVar("T")
 _LOOKED_UP = 1 << 14  # texts that are looked up together
 
 
@@ -108,26 +109,26 @@ class Searched(ABC):
         return [replace(hit, probability=one) for hit, one in zip(hits, probabilities, strict=True)]
 
 
-class Looked(Sequence[str]):
-    """Texts that are looked up when they are asked for; `look` takes ascending places."""
+class Looked(Sequence[T]):
+    """Texts, or rows of them, that are looked up when they are asked for; `look` takes ascending places."""
 
-    def __init__(self, size: int, look: Callable[[np.ndarray], list[str]]) -> None:
-        self._size, self._look = size, look
+    def __init__(self, size: int, look: Callable[[np.ndarray], list[T]]) -> None:
+        self._size, self.look = size, look
 
     def __len__(self) -> int:
         return self._size
 
     @overload
-    def __getitem__(self, at: int) -> str: ...
+    def __getitem__(self, at: int) -> T: ...
     @overload
-    def __getitem__(self, at: slice) -> list[str]: ...
-    def __getitem__(self, at: int | slice) -> str | list[str]:
+    def __getitem__(self, at: slice) -> list[T]: ...
+    def __getitem__(self, at: int | slice) -> T | list[T]:
         if isinstance(at, slice):
             places = np.arange(*at.indices(self._size))
-            return self._look(places) if at.step is None or at.step > 0 else self._look(places[::-1])[::-1]
-        return self._look(np.array([range(self._size)[at]]))[0]
+            return self.look(places) if at.step is None or at.step > 0 else self.look(places[::-1])[::-1]
+        return self.look(np.array([range(self._size)[at]]))[0]
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[T]:
         return chain.from_iterable(self[first : first + _LOOKED_UP] for first in range(0, self._size, _LOOKED_UP))
 
     def __eq__(self, other: object) -> bool:

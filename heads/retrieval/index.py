@@ -96,6 +96,17 @@ class Items:
             return Sequence(pad_sequence(parts, batch_first=True), torch.tensor([len(part) for part in parts]))
         return embedding_of({name: torch.from_numpy(array[rows]).float() for name, array in self._arrays.items()})
 
+    def arrays(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yield what the files hold, in blocks; sequences are padded to the longest of all."""
+        longest = 0 if self._starts is None else int(np.diff(self._starts).max())
+        for first, block in self.blocks():
+            rows = slice(first, first + shape_of(block)[0])
+            arrays = {name: array[rows] for name, array in self._arrays.items()}
+            if isinstance(block, Sequence):
+                padded = functional.pad(block.rows, (0, 0, 0, longest - block.rows.shape[1]))
+                arrays = {"rows": padded.numpy(), "length": block.length.numpy()}
+            yield arrays if self.bias is None else {**arrays, "bias": self.bias[rows]}
+
     def biased(self, scores: np.ndarray, rows: np.ndarray | slice) -> np.ndarray:
         """Return the scores of the samples in some rows with their biases, if there are any."""
         return scores if self.bias is None else scores + self.bias[rows]

@@ -4,6 +4,8 @@ The rotation is that of a principal component analysis without a mean, of unit e
 of so many dimensions it keeps most of the squared products.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from ..evaluation.hubness import LEARN
 from ..evaluation.metrics import block_ranks, recall_table
 from ..evaluation.pairs import Pairs, Part
 from ..evaluation.scoring import BATCH, Ranker, embed_all, representatives
-from ..modules.embedding import Embedding, each
+from ..modules.embedding import Embedding
 from .gallery import Gallery
 
 
@@ -54,13 +56,15 @@ def made_smaller(
     return rows
 
 
-def mean_recall(gallery: Gallery, images: Embedding, captions: Embedding) -> float:
-    """Return the mean of the six recalls (%) of the last split of a gallery, by the run's similarity of embeddings."""
+def mean_recall(gallery: Gallery, images: Any, captions: Any) -> float:
+    """Return the mean of the six recalls (%) of the last split of a gallery, by the run's similarity of embeddings.
+
+    `images` and `captions` give embeddings when they are sliced.
+    """
     ranker, device = gallery.ranker, gallery.ranker.device
     first, last = gallery.rows_of_splits()[gallery.splits[-1]]
     begin, end = np.searchsorted(gallery.caption_image, (first, last))
-    images = each(lambda t: t[first:last].to(device).float(), images)
-    captions = each(lambda t: t[begin:end].to(device).float(), captions)
+    images, captions = images[first:last].to(device), captions[begin:end].to(device)
     owner = torch.from_numpy(gallery.caption_image[begin:end] - first).to(device)
     same = representatives(captions, gallery.texts[begin:end])
     pairs = Pairs((Part(ranker.model, (images,), captions),), owner, same)

@@ -1,6 +1,7 @@
 """Exported embeddings, read back by other libraries: the gallery's numbers, and what they belong to."""
 
 import json
+import resource
 import shutil
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from small_runs import make_pictures, make_store
 
 from xret.heads.modules.embedding import Sequence, tensors_of
 from xret.heads.modules.padding import valid_rows
+from xret.heads.retrieval import export, gallery, index
 from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import RunError
@@ -83,13 +85,15 @@ def test_length_is_one_where_only_the_direction_counts(made, tmp_path, recipe):
 
 
 @first_only
-def test_it_is_written_whole_or_not_at_all(retriever, tmp_path, monkeypatch):
-    def full(*_arguments, **_options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "save", full)
-    with pytest.raises(RunError, match="out cannot be written: No space left on device"):
-        export_embeddings(retriever, tmp_path / "out")
+def test_it_is_written_whole_or_not_at_all(retriever, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name in ("out", "out.safetensors", "out.parquet"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
+        try:
+            with pytest.raises(RunError, match=f"{name} cannot be written: .*File too large"):
+                export_embeddings(retriever, tmp_path / name)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
     with pytest.raises(RunError, match=r"x\.safetensors cannot be written: .*choose another --out"):
         export_embeddings(retriever, Path("/proc/x.safetensors"))
     damaged = Retriever(retriever.run.path, split="test", device="cpu")
@@ -113,7 +117,7 @@ def content(path):
         assert all(row < 0 or ids["images"][row] == id_ for id_, row in owners)
         lines = {"images": json.loads(about["file_names"]), "captions": json.loads(about["captions"])}
     else:
-        arrays = {file.stem: np.load(file) for file in path.glob("*.npy")}
+        arrays = {file.stem: np.load(file) for file in path.glob("*.npy") if file.stem != "rotation"}
         names = ("images", "captions")
         lines = {name: [*map(json.loads, (path / f"{name}.jsonl").read_text().splitlines())] for name in names}
         ids = {name: [line["id"] for line in lines[name]] for name in names}
@@ -123,6 +127,27 @@ def content(path):
         for id_, line, values in zip(ids[side], lines[side], array, strict=True):
             found.setdefault((side, id_), {"line": line})[name] = values
     return found
+
+
+@pytest.mark.parametrize("options", [{}, {"dims": 3, "dtype": "int8"}], ids=["whole", "smaller"])
+@pytest.mark.parametrize(("recipe", "suffix"), [(recipe, suffix) for recipe in KINDS for suffix in ("", ".parquet")])
+def test_blocks_are_written_as_the_whole_is(made, tmp_path, monkeypatch, recipe, suffix, options):
+    if options and KINDS[recipe] not in ("vector", "set"):
+        pytest.skip("only cosines of vectors and sets are made smaller")
+    run, whole, blocks = made.run(recipe), tmp_path / f"whole{suffix}", tmp_path / f"blocks{suffix}"
+    told = export_embeddings(Retriever(run, device="cpu"), whole, **options)
+    for module, name, value in ((gallery, "BATCH", 4), (export, "BATCHES", 2), (index, "VALUES", 500)):
+        monkeypatch.setattr(module, name, value)
+    again = export_embeddings(Retriever(run, device="cpu"), blocks, **options)
+    assert again["shapes"] == told["shapes"]
+    one, other = content(whole), content(blocks)
+    assert one.keys() == other.keys()
+    for key, expected in one.items():
+        for name, values in expected.items():
+            if isinstance(values, str | dict | None):
+                assert other[key][name] == values
+            else:
+                np.testing.assert_allclose(other[key][name], values, rtol=0, atol=1 if options else 1e-6)
 
 
 @pytest.fixture(scope="module")

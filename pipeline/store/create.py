@@ -4,13 +4,13 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..data.digests import BYTES
 from ..errors import CacheError
-from .folder import NewArray
+from .folder import NewArray, begin_group, write_group
 from .regions import REGION_ARRAYS
 from .sets import NOT_DONE, CaptionSet, ImageSet
 from .store import FeatureCache
@@ -18,6 +18,12 @@ from .store import FeatureCache
 CHUNK_BYTES = 8 << 20  # of a chunk
 GLOBAL_CHUNK_BYTES = 32 << 20  # the same where a sample has a single vector, so that a million make few files
 DTYPES = ("float16", "float32")
+_OfImage: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], str, float]  # its dimensions, shape, dtype and fill
+_PICTURE_ARRAYS: dict[str, _OfImage] = {  # which a set may have
+    "size": (("side",), (2,), "int32", -1),
+    "digest": (("byte",), (BYTES,), "uint8", 0),
+    "stamp": (("bytes_and_time",), (2,), "int64", 0),
+}
 
 
 def require_dtype(dtype: str) -> None:
@@ -70,19 +76,13 @@ class SetFacts:
     space: str | None = None
     rows: int = 1  # of images: local rows; the most, where they vary
     views: int = 1  # of an image; above one, features have an axis of views after that of the images
-    arrays: tuple[str, ...] = ()  # of images: also ``size``, ``digest``, ``stamp``, and names in `REGION_ARRAYS`
+    arrays: tuple[str, ...] = ()  # of images: also names in `_PICTURE_ARRAYS` and `REGION_ARRAYS`
     extra: dict[str, Any] = field(default_factory=dict)  # further attributes; those that are None are left out
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of identity and dtype."""
         return fingerprint(self.identity, self.dtype)
-
-    def name_in(self, cache: FeatureCache, modality: str) -> tuple[str, bool]:
-        """Return the name of the set in a store, where its weights may have another name, and whether it is there."""
-        sets = map(cache.set_at, cache.set_paths(modality))
-        found = next((found.name for found in sets if found.fingerprint == self.fingerprint), None)
-        return found or f"{self.encoder}@{self.fingerprint[:8]}", found is not None
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes of a new set."""
@@ -96,35 +96,28 @@ def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) 
 
     Without channels there are no local features.
     """
-    name, there = facts.name_in(cache, "images")
-    if not there:
-        views, view = ((facts.views,), ("view",)) if facts.views > 1 else ((), ())
-        values = (facts.global_channels or 0) + facts.rows * (facts.channels or 0)
-        image_bytes = facts.views * values * np.dtype(facts.dtype).itemsize
-        chunk = _chunk_rows(image_bytes, cache.images, most, facts.channels is None)
-        arrays: dict[str, NewArray] = {}
-
-        def add(array: str, dimensions: tuple[str, ...], row: tuple[int, ...], dtype: str, fill: float) -> None:
-            arrays[array] = NewArray(("image", *dimensions), (cache.images, *row), chunk, dtype, fill)
-
-        if facts.channels is not None:
-            add("local", (*view, "row", "channel"), (*views, facts.rows, facts.channels), facts.dtype, np.nan)
-            add("length", (), (), "int32", -1)
-        add("global", (*view, "global_channel"), (*views, facts.global_channels or 0), facts.dtype, np.nan)
-        for extra in facts.arrays:
-            if extra == "size":
-                add("size", ("side",), (2,), "int32", -1)
-            elif extra == "digest":
-                add("digest", ("byte",), (BYTES,), "uint8", 0)
-            elif extra == "stamp":
-                add("stamp", ("bytes_and_time",), (2,), "int64", 0)
-            else:
-                shape, dtype, fill = REGION_ARRAYS[extra]
-                add(extra, ("row", *("corner" for _ in shape)), (facts.rows, *shape), dtype, fill)
-        add("status", (), (), "uint8", NOT_DONE)
-        attributes = {**facts.attributes(), "rows": facts.rows, **({"views": facts.views} if views else {})}
-        cache.create_set(f"images/{name}", attributes, arrays)
-    return ImageSet(cache, name)
+    views, view = ((facts.views,), ("view",)) if facts.views > 1 else ((), ())
+    values = (facts.global_channels or 0) + facts.rows * (facts.channels or 0)
+    image_bytes = facts.views * values * np.dtype(facts.dtype).itemsize
+    chunk = _chunk_rows(image_bytes, cache.images, most, facts.channels is None)
+    of_image: dict[str, _OfImage] = {}
+    if facts.channels is not None:
+        of_image["local"] = (*view, "row", "channel"), (*views, facts.rows, facts.channels), facts.dtype, np.nan
+        of_image["length"] = (), (), "int32", -1
+    of_image["global"] = (*view, "global_channel"), (*views, facts.global_channels or 0), facts.dtype, np.nan
+    for name in facts.arrays:
+        if name in REGION_ARRAYS:
+            shape, dtype, fill = REGION_ARRAYS[name]
+            of_image[name] = ("row", *("corner" for _ in shape)), (facts.rows, *shape), dtype, fill
+        else:
+            of_image[name] = _PICTURE_ARRAYS[name]
+    of_image["status"] = (), (), "uint8", NOT_DONE
+    arrays = {
+        name: NewArray(("image", *dimensions), (cache.images, *shape), chunk, dtype, fill)
+        for name, (dimensions, shape, dtype, fill) in of_image.items()
+    }
+    counts = {"rows": facts.rows, **({"views": facts.views} if views else {})}
+    return ImageSet(cache, _create("images", cache, facts, counts, arrays))
 
 
 def caption_set(
@@ -134,29 +127,47 @@ def caption_set(
 
     `lengths` are the tokens of each caption, int [M]; None: there are global features alone.
     """
-    name, there = facts.name_in(cache, "captions")
-    if not there:
-        item, captions = np.dtype(facts.dtype).itemsize, cache.captions
-        mean = float(lengths.mean()) if lengths is not None and len(lengths) else 0.0
-        bytes_of_caption = mean * (4 + (facts.channels or 0) * item) + (facts.global_channels or 0) * item
-        chunk = _chunk_rows(bytes_of_caption, captions, most, lengths is None)
-        arrays: dict[str, NewArray] = {}
-        if lengths is not None:
-            starts = np.arange(0, captions, chunk)
-            tokens = max(1, int(np.add.reduceat(lengths.astype(np.int64), starts).max())) if captions else 1
-            total = tokens * len(starts)
-            arrays["token"] = NewArray(("token",), (total,), tokens, "int32")
-            if facts.channels is not None:
-                shape = (total, facts.channels)
-                arrays["local"] = NewArray(("token", "channel"), shape, tokens, facts.dtype, np.nan)
-            arrays["start"] = NewArray(("caption",), (captions,), chunk, "int64", -1)
-            arrays["length"] = NewArray(("caption",), (captions,), chunk, "int32", -1)
-        if facts.global_channels is not None:
-            shape = (captions, facts.global_channels)
-            arrays["global"] = NewArray(("caption", "global_channel"), shape, chunk, facts.dtype, np.nan)
-        arrays["status"] = NewArray(("caption",), (captions,), chunk, "uint8", NOT_DONE)
-        cache.create_set(f"captions/{name}", facts.attributes(), arrays)
-    return CaptionSet(cache, name)
+    item, captions = np.dtype(facts.dtype).itemsize, cache.captions
+    mean = float(lengths.mean()) if lengths is not None and len(lengths) else 0.0
+    bytes_of_caption = mean * (4 + (facts.channels or 0) * item) + (facts.global_channels or 0) * item
+    chunk = _chunk_rows(bytes_of_caption, captions, most, lengths is None)
+    arrays: dict[str, NewArray] = {}
+    if lengths is not None:
+        starts = np.arange(0, captions, chunk)
+        tokens = max(1, int(np.add.reduceat(lengths.astype(np.int64), starts).max())) if captions else 1
+        total = tokens * len(starts)
+        arrays["token"] = NewArray(("token",), (total,), tokens, "int32")
+        if facts.channels is not None:
+            shape = (total, facts.channels)
+            arrays["local"] = NewArray(("token", "channel"), shape, tokens, facts.dtype, np.nan)
+        arrays["start"] = NewArray(("caption",), (captions,), chunk, "int64", -1)
+        arrays["length"] = NewArray(("caption",), (captions,), chunk, "int32", -1)
+    if facts.global_channels is not None:
+        shape = (captions, facts.global_channels)
+        arrays["global"] = NewArray(("caption", "global_channel"), shape, chunk, facts.dtype, np.nan)
+    arrays["status"] = NewArray(("caption",), (captions,), chunk, "uint8", NOT_DONE)
+    return CaptionSet(cache, _create("captions", cache, facts, {}, arrays))
+
+
+def _create(
+    modality: str, cache: FeatureCache, facts: SetFacts, counts: dict[str, int], arrays: Mapping[str, NewArray]
+) -> str:
+    """Return the name of a set, where its weights may have had another one; created empty if it is not there.
+
+    ``fingerprint`` among the attributes marks it as whole.
+    """
+    digest, folder = facts.fingerprint, cache.folder
+    for path in cache.set_paths(modality):
+        if (features := cache.set_at(path)).fingerprint == digest:
+            return features.name
+    name = f"{facts.encoder}@{digest[:8]}"
+    path = f"{modality}/{name}"
+    if name in folder.names(modality):  # a creation was stopped
+        folder.remove(path)
+    begin_group(folder, path)
+    folder.sync([modality])
+    write_group(folder, path, {**facts.attributes(), **counts, "arrays": [*arrays]}, arrays)
+    return name
 
 
 def _chunk_rows(row_bytes: float, rows: int, most: int | None, is_global: bool) -> int:

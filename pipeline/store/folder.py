@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -49,17 +49,16 @@ class Folder:
             way = "give a local path, or a URL that fsspec can write"
             raise CacheError(f"{url} cannot be a store ({reason(error)}); {way}") from error
         self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
-        if not self.is_local:
-            self.fs, self._objects = _connect(self.url, os.getpid())
+        self.zarr: ZarrStore  # the folder as Zarr reads it
+        if self.is_local:
+            self.zarr = LocalStore(self.root, read_only=True)
+        else:
+            self.fs, self.zarr = _connect(self.url, os.getpid())
 
     @property
     def absolute_url(self) -> str:
         """The URL, valid in any working folder."""
         return str(self.root) if self.is_local else self.url
-
-    def zarr(self) -> ZarrStore:
-        """Return the folder as a store of Zarr, to be read."""
-        return LocalStore(self.root, read_only=True) if self.is_local else self._objects
 
     def path(self, name: str) -> str:
         """Return the path of `name` on the file system."""
@@ -168,9 +167,17 @@ class Folder:
         except (*DAMAGED, FileNotFoundError) as error:
             raise CacheError(f"{self.url}/{what} is missing or damaged; {advice}") from error
 
-    def answering(self) -> Any:
-        """Return a context that turns what an object store raises into one `StoreError`."""
-        return nullcontext() if self.is_local else _one_sentence(self.url)
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Turn what an object store raises into one `StoreError`."""
+        try:
+            yield
+        except (CacheError, StoreError, FileNotFoundError, NotADirectoryError):
+            raise
+        except Exception as error:  # each kind of object store has errors of its own
+            if self.is_local:
+                raise
+            raise StoreError(f"{self.url} does not answer ({reason(error)}); run the same command again") from error
 
 
 def drop_locks() -> None:
@@ -290,13 +297,3 @@ def _connect(url: str, _process: int) -> tuple[fsspec.AbstractFileSystem, Fsspec
         if hasattr(fs, "max_concurrency"):
             fs.max_concurrency = 1  # with more, s3fs asks for the size of an object before it reads it
     return ours, zarrs
-
-
-@contextmanager
-def _one_sentence(where: str) -> Iterator[None]:
-    try:
-        yield
-    except (CacheError, StoreError, FileNotFoundError, NotADirectoryError):
-        raise
-    except Exception as error:  # each kind of object store has errors of its own
-        raise StoreError(f"{where} does not answer ({reason(error)}); run the same command again") from error

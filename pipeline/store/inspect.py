@@ -114,7 +114,8 @@ def remove_set(url: str, name: str) -> tuple[str, int]:
     path = choose_set(url, name, paths, [path for path in paths if name in (path, path.partition("/")[2])])
     size = cache.folder.size(path)
     with cache.folder.one_writer():
-        cache.remove_set(path)
+        cache.folder.remove(f"{path}/zarr.json")  # its attributes first: a stopped removal leaves an unfinished set
+        cache.folder.remove(path)
     return path, size
 
 

@@ -103,7 +103,7 @@ class StoredArray:
         rows = self._checked(number, data).view(self.dtype).reshape(-1, *self.shape[1:])
         return rows[: max(0, self.shape[0] - number * self.chunk_rows)]
 
-    def encoded(self, values: np.ndarray) -> tuple[np.ndarray, bytes]:
+    def encoded(self, values: np.ndarray) -> tuple[Any, bytes]:
         """Return the content of a chunk's file, as Zarr writes it: samples filled up to its size, and their crc32c.
 
         Zarr would write all chunks in one thread, one after the other, each synced to the disk.

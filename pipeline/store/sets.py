@@ -82,11 +82,8 @@ class FeatureSet:
         rows = self.rows_of(split)
         return range(rows.start // self.chunk_rows, -(-rows.stop // self.chunk_rows))
 
-    def rows_left(self, splits: Iterable[str]) -> np.ndarray:
-        """Return the rows of these splits that are not done, int64."""
-        return self._rows_with(NOT_DONE, splits)
-
-    def _rows_with(self, status: int, splits: Iterable[str]) -> np.ndarray:
+    def rows_left(self, splits: Iterable[str], status: int = NOT_DONE) -> np.ndarray:
+        """Return the rows of these splits that are not done, or have another `status`, int64."""
         rows = np.concatenate([np.arange(self.samples)[self.rows_of(split)] for split in splits])
         return np.asarray(rows[self.status[rows] == status])
 
@@ -205,7 +202,7 @@ class FeatureSet:
 
     def retry(self, splits: Iterable[str]) -> None:
         """Mark the samples of these splits that failed as not done; what else their chunks hold stays."""
-        rows, status, folder = self._rows_with(FAILED, splits), self.status.copy(), self.cache.folder
+        rows, status, folder = self.rows_left(splits, FAILED), self.status.copy(), self.cache.folder
         status[rows] = NOT_DONE
         for chunk in np.unique(rows // self.chunk_rows).tolist():
             first, last = self.rows_in(chunk)

@@ -16,7 +16,7 @@ Layout (format "xret", version 2):
 Values are uncompressed, a crc32c at the end of each chunk. All arrays have ``dimension_names``.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from ..data.digests import BYTES
 from ..data.samples import Samples
 from ..errors import CacheError, OutputError, nearest
 from ..files import no_store
-from .folder import LOCK, Folder, NewArray, begin_group, write_group
+from .folder import LOCK, Folder
 from .samples import FORMAT, MODALITIES, VERSION, StoredSamples, create_store
 from .sets import NOT_DONE, CaptionSet, ImageSet
 
@@ -61,7 +61,7 @@ class FeatureCache(StoredSamples):
         if not folder.exists("zarr.json"):
             raise no_store(url)
         with folder.reading("zarr.json", "extract into another --store"):
-            group = zarr.open_group(folder.zarr(), mode="r", zarr_format=3)
+            group = zarr.open_group(folder.zarr, mode="r", zarr_format=3)
             attributes = dict(group.attrs)
             if not attributes:
                 raise UnfinishedError(f"{url} is unfinished; run the same `xret extract` again")
@@ -82,16 +82,19 @@ class FeatureCache(StoredSamples):
     def known_digests(self) -> np.ndarray:
         """Return the digest of each picture that a set has features of now, uint8 [I,16]; zeros of the others."""
         known = np.zeros((self.images, BYTES), np.uint8)
-        for name in self.set_names("images"):
+        for path in self.set_paths("images"):
             with suppress(CacheError):  # it is damaged, and may be repaired later
-                if "digest" in (features := ImageSet(self, name)).array_names:
-                    np.maximum(known, features.digests, out=known)
+                np.maximum(known, ImageSet(self, path.partition("/")[2]).digests, out=known)
         return known
 
     def set_paths(self, *modalities: str) -> list[str]:
         """Return ``images/NAME`` and ``captions/NAME`` of the feature sets, or those of some modalities only."""
-        paths = [f"{modality}/{name}" for modality in modalities or MODALITIES for name in self.folder.names(modality)]
-        return [path for path in paths if not path.endswith("/zarr.json") and self._fingerprint(path)]
+        paths = []
+        for path in (f"{side}/{name}" for side in modalities or MODALITIES for name in self.folder.names(side)):
+            with suppress(CacheError), self.folder.reading(path):
+                if not path.endswith("/zarr.json") and "fingerprint" in self.group[path].attrs:  # it is finished
+                    paths.append(path)
+        return paths
 
     def set_names(self, modality: str) -> list[str]:
         """Return the names of the feature sets of `modality`, ``images`` or ``captions``."""
@@ -168,31 +171,6 @@ class FeatureCache(StoredSamples):
         else:
             fitting = [path for path in paths if self.fits(path, prefix)]
         return choose_set(self.url, prefix, paths, fitting, f" with {key}").partition("/")[2]
-
-    def _fingerprint(self, path: str) -> str | None:
-        """Return the fingerprint of a set; None of an unfinished one."""
-        with suppress(CacheError), self.folder.reading(path):
-            return str(self.group[path].attrs["fingerprint"])
-        return None
-
-    # Writing
-
-    def create_set(self, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, NewArray]) -> None:
-        """Create an empty feature set at ``images/NAME`` or ``captions/NAME``; what lies there is replaced.
-
-        Of the `attributes` ``fingerprint`` marks it as whole; of the `arrays` ``status`` is the last.
-        """
-        modality, _, name = path.partition("/")
-        if name in self.folder.names(modality):
-            self.folder.remove(path)
-        begin_group(self.folder, path)
-        self.folder.sync([modality])
-        write_group(self.folder, path, {**attributes, "arrays": list(arrays)}, arrays)
-
-    def remove_set(self, path: str) -> None:
-        """Delete a feature set, its attributes first, so that a stopped removal leaves an unfinished set."""
-        self.folder.remove(f"{path}/zarr.json")
-        self.folder.remove(path)
 
 
 @contextmanager

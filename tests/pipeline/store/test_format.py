@@ -17,7 +17,7 @@ from small_store import make_store
 
 from xret.pipeline.errors import CacheError, OutputError
 from xret.pipeline.store import CaptionSet, FeatureCache
-from xret.pipeline.store.folder import NewArray
+from xret.pipeline.store.folder import NewArray, write_group
 from xret.pipeline.store.inspect import describe, remove_set, stores_at, verify
 from xret.pipeline.store.rows import StoredArray
 from xret.pipeline.store.store import open_for_writing
@@ -184,7 +184,8 @@ def _created(cache, values, chunk):
         "status": NewArray(("image",), (len(values),), chunk, "uint8", 255),
     }
     facts = {"kind": "grid", "fingerprint": "f", "identity": {}, "dtype": "float16", "rows": 1}
-    cache.create_set(path, {**facts, "channels": 3, "global_channels": 3}, arrays)
+    facts |= {"channels": 3, "global_channels": 3, "arrays": [*arrays]}
+    write_group(cache.folder, path, facts, arrays)
     return cache.set_at(path)
 
 

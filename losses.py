@@ -12,18 +12,18 @@ The last two are what the aggregators gave, `xret.nn.Aggregated`: losses on the 
 from .heads.modules.losses import LOSSES as _PARTS
 from .heads.modules.losses.caption_generation import CaptionGeneration as CaptionGeneration
 from .heads.modules.losses.common import Loss as Loss
-from .heads.modules.losses.distillation import Distillation as Distillation
-from .heads.modules.losses.diversity import Diversity as Diversity
+from .heads.modules.losses.contrastive import Distillation as Distillation
+from .heads.modules.losses.contrastive import InfoNCE as InfoNCE
+from .heads.modules.losses.contrastive import Sigmoid as Sigmoid
 from .heads.modules.losses.embedding_graph import EmbeddingGraph as EmbeddingGraph
-from .heads.modules.losses.gaussians import InformationBottleneck as InformationBottleneck
-from .heads.modules.losses.gaussians import Uniformity as Uniformity
-from .heads.modules.losses.infonce import InfoNCE as InfoNCE
 from .heads.modules.losses.matching import MatchingBCE as MatchingBCE
 from .heads.modules.losses.matching import SoftContrastive as SoftContrastive
-from .heads.modules.losses.mmd import MMD as MMD
-from .heads.modules.losses.set_regularisers import GlobalDiscriminative as GlobalDiscriminative
-from .heads.modules.losses.set_regularisers import IntraSetDivergence as IntraSetDivergence
-from .heads.modules.losses.sigmoid import Sigmoid as Sigmoid
+from .heads.modules.losses.regularisers import MMD as MMD
+from .heads.modules.losses.regularisers import Diversity as Diversity
+from .heads.modules.losses.regularisers import GlobalDiscriminative as GlobalDiscriminative
+from .heads.modules.losses.regularisers import InformationBottleneck as InformationBottleneck
+from .heads.modules.losses.regularisers import IntraSetDivergence as IntraSetDivergence
+from .heads.modules.losses.regularisers import Uniformity as Uniformity
 from .heads.modules.losses.triplet import Triplet as Triplet
 
 # Bundled parts that do not stand above; out of sight of type checkers, which would take any name for one.

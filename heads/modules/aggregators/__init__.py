@@ -1,4 +1,4 @@
-"""From local and global features to an embedding: one file a mechanism.
+"""From local and global features to an embedding: one file a family.
 
 Every one is an `Aggregator`, made as `Class(local_dim, dim, **parameters)`.
 

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from ..adapters import Adapted
 from ..embedding import Gaussian
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
-from .region_graph import Normalise
+from .relations import Normalise
 
 Of = Literal["global", "average", "max", "gpo", "seq2seq", "region-graph"]
 LOWEST, HIGHEST = 0.1, 10.0  # bounds of every variance (section 4.2); at a bound it has no gradient

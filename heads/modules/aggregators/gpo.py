@@ -17,8 +17,7 @@ from ..padding import softmax, valid_rows
 from ..positions import sinusoids
 from ..recurrence import run_packed
 from .aggregated import AGGREGATORS
-from .fspool import PIECES, interpolation
-from .pooling import Pooling, sorted_rows
+from .pooling import PIECES, Pooling, interpolation, sorted_rows
 
 Generator = Literal["cos-sin-bigru", "cos-sin-mlp", "index-bigru", "interpolation"]
 

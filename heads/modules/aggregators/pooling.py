@@ -1,18 +1,26 @@
-"""Aggregators without weights: the global feature as it is, and what can be read off the local rows.
+"""Aggregators of rows by themselves: the global feature as it is, means and maxima, sorted values, powers.
 
-Source: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-infinity, CVPR 2021), sections 3.2
-and 5.2.
+Sources: *Learning the Best Pooling Strategy for Visual Semantic Embedding* (VSE-infinity, CVPR 2021), sections 3.2 and
+5.2; for its baselines Zhang, Hare, Pruegel-Bennett: *FSPool: Learning Set Representations with Featurewise Sort
+Pooling* (ICLR 2020), section 3, and Radenovic, Tolias, Chum: *Fine-tuning CNN Image Retrieval with No Human Annotation*
+(TPAMI 2019), eq. 3, whose code VSE-infinity finds unstable: its gradients explode.
 """
 
+import math
 from abc import abstractmethod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
 from ..embedding import Sequence
 from ..padding import last_row, max_rows, mean_rows, valid_rows, zero_padding
 from ..parameters import Few
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
+
+PIECES = 20  # of each function of FSPool, as published
+BEGIN = 3.0  # GeM's exponent at first, as published
+FLOOR = 1e-6  # GeM's mean is one of positive values: what lies below counts as this, as in the published code
 
 
 def sorted_rows(local: Tensor, length: Tensor) -> Tensor:
@@ -115,3 +123,92 @@ class Rows(Aggregator):
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
         """Return `local [B, N, C]` with its lengths."""
         return Aggregated(Sequence(local, length))
+
+
+def interpolation(length: Tensor, number: int, pieces: int, dtype: torch.dtype) -> Tensor:
+    """Return the share of each knot of a piecewise linear function on [0, 1] at each place.
+
+    Of L rows, the first stands at 0 and the last at 1; a single row at 0. Times the values at the knots
+    `[pieces + 1, W]` it gives the function `[B, number, W]` at the rows.
+
+    Args:
+        length: L of each sample, `[B]`.
+        number: rows N to evaluate at; those after L count as the last.
+        pieces: number of linear pieces.
+        dtype: of the result.
+
+    Returns:
+        `[B, N, pieces + 1]`.
+    """
+    exact = torch.promote_types(dtype, torch.float32)
+    rank = torch.arange(number, device=length.device, dtype=exact)
+    knot = torch.arange(pieces + 1, device=length.device, dtype=exact)
+    place = (rank / (length[:, None] - 1).clamp(min=1)).clamp(max=1)
+    return (1 - (place[..., None] * pieces - knot).abs()).clamp(min=0).to(dtype)
+
+
+@AGGREGATORS.register("fspool", "sorted values with learned weights; samples with many rows")
+class FSPool(Pooling):
+    """A weighted sum of each feature's sorted values; the weights are a learned function of the relative rank.
+
+    Every feature has its own piecewise linear function, so that sets of any size can be pooled. The weights need
+    not add up to one.
+    """
+
+    def __init__(self, local_dim: int, dim: int) -> None:
+        super().__init__(local_dim, dim)
+        self.weight = nn.Parameter(torch.randn(PIECES + 1, dim))
+
+    def pool(self, local: Tensor, length: Tensor) -> Tensor:
+        """Return the weighted sum of the sorted rows."""
+        rows = sorted_rows(local, length)
+        shares = interpolation(length.to(local.device), local.shape[1], len(self.weight) - 1, rows.dtype)
+        # Summed over the rows first: as many terms as there are knots remain, however long the sample.
+        return ((shares.transpose(1, 2) @ rows) * self.weight).sum(1)
+
+
+def generalised_mean(local: Tensor, length: Tensor, p: Tensor) -> Tensor:
+    """Return `(mean of x^p)^(1/p)` over the first `length[b]` rows of each feature, `[B, C]`; zeros for no rows.
+
+    Values below 1e-6, all negative ones among them, count as 1e-6 and get no gradient. The largest value of a
+    feature is divided out before the power is taken and multiplied back after the root, which changes neither
+    value nor gradient: no power overflows, and the mean lies between 1/N and 1, however large p is.
+
+    Args:
+        local: `[B, N, C]`.
+        length: `[B]`.
+        p: exponent, a scalar above 0.
+    """
+    valid = valid_rows(local, length)
+    # Roots and powers need float32.
+    dtype = torch.promote_types(local.dtype, torch.float32)
+    rows = local.to(dtype).masked_fill(~valid[..., None], 0).clamp(min=FLOOR)
+    largest = rows.amax(1, keepdim=True).detach()
+    powers = (rows / largest).pow(p.to(dtype)).masked_fill(~valid[..., None], 0)
+    empty = ~valid.any(1)[:, None]
+    # An empty sample has the mean 0, whose root has no finite slope.
+    mean = (powers.sum(1) / length.to(powers).clamp(min=1)[:, None]).masked_fill(empty, 1)
+    return (largest[:, 0] * mean.pow(1 / p.to(dtype))).masked_fill(empty, 0).to(local.dtype)
+
+
+@AGGREGATORS.register("gem", "a learned power between mean and maximum")
+class GeM(Pooling):
+    """Generalised mean pooling: one learned exponent, from the average (p = 1) to the maximum (p to infinity).
+
+    The exponent is 1 + softplus of the weight, so that it stays above 1, where no slope grows without bound.
+    """
+
+    def __init__(self, local_dim: int, dim: int) -> None:
+        super().__init__(local_dim, dim)
+        self.weight = nn.Parameter(
+            torch.tensor(BEGIN - 1 + math.log(-math.expm1(1 - BEGIN)))
+        )  # the inverse of softplus
+
+    @property
+    def p(self) -> Tensor:
+        """The exponent, a scalar."""
+        return 1 + functional.softplus(self.weight)
+
+    def pool(self, local: Tensor, length: Tensor) -> Tensor:
+        """Return the generalised mean."""
+        return generalised_mean(local, length, self.p)

@@ -1,6 +1,6 @@
 """Training losses: each gives a scalar from the similarity matrix, the positives and both sides' embeddings.
 
-One file an idea. Weights are the recipe's: nothing is weighted in here. What a mean runs over follows the papers'
+One file a family. Weights are the recipe's: nothing is weighted in here. What a mean runs over follows the papers'
 public code, as the recorded reference values do. A loss without anything to compare is zero and still attached to the
 graph, as long as one of its inputs is.
 

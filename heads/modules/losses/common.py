@@ -1,17 +1,13 @@
-"""What several losses need."""
+"""What every loss is."""
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from typing import ClassVar, TypeVar
 
-import torch
 from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..parameters import Part
 from ..registry import Registry
-from ..similarity.shared import unit
 
 T = TypeVar("T")
 
@@ -62,34 +58,3 @@ class Loss(Part):
 
 
 LOSSES: Registry[Loss] = Registry("loss", Loss, "xret.losses")
-
-
-class SideLoss(Loss, ABC):
-    """Base of losses that look at each side by itself: the sum of the image side's term and the text side's."""
-
-    def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of both sides, a scalar; ValueError where a side does not give what it needs."""
-        return self.of("image", images) + self.of("text", captions)
-
-    @abstractmethod
-    def of(self, side: str, aggregated: Aggregated) -> Tensor:
-        """Return the term of one side, ``image`` or ``text``."""
-
-
-def set_of(aggregated: Aggregated) -> Tensor | None:
-    """Return an embedding set `[B, K, D]`; None where it is anything else."""
-    embedding = aggregated.embedding
-    return embedding if isinstance(embedding, Tensor) and embedding.ndim == 3 else None
-
-
-def cosines_within(elements: Tensor) -> Tensor:
-    """Return the cosines of all elements within each set `[B, K, D]`, `[B, K, K]`."""
-    rows = unit(elements)
-    return torch.bmm(rows, rows.transpose(1, 2))
-
-
-def mean_exponential_within(elements: Tensor, scale: float, margin: float) -> Tensor:
-    """Return the mean of exp(scale (cosine - margin)) over all pairs k < k' within sets; zero for sets of one."""
-    pairs = len(elements) * math.comb(elements.shape[1], 2)
-    powers = (scale * cosines_within(elements)).exp().triu(1)
-    return powers.sum() * (math.exp(-scale * margin) / max(pairs, 1))

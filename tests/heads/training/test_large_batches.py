@@ -12,7 +12,7 @@ from small_store import make_store
 from small_trainings import learner
 
 from xret.heads.modules.aggregators import AGGREGATORS
-from xret.heads.modules.aggregators.region_graph import RegionGraphLayer
+from xret.heads.modules.aggregators.relations import RegionGraphLayer
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.losses.blocks import compared_pairs
 from xret.heads.recipes.names import recipe_names

@@ -8,9 +8,8 @@ from torch.nn.functional import normalize
 
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.losses.blocks import BlockLoss, Pairs, in_blocks, pairs_of
-from xret.heads.modules.losses.common import SideLoss
-from xret.heads.modules.losses.infonce import InfoNCE
-from xret.heads.modules.losses.sigmoid import Sigmoid
+from xret.heads.modules.losses.contrastive import InfoNCE, Sigmoid
+from xret.heads.modules.losses.regularisers import SideLoss
 
 KINDS = {
     "infonce": lambda: InfoNCE(scale=7),

@@ -5,13 +5,17 @@ import torch
 
 from xret.heads.modules.aggregators import Aggregated
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.modules.losses.caption_generation import CaptionGeneration
-from xret.heads.modules.losses.diversity import Diversity
-from xret.heads.modules.losses.gaussians import InformationBottleneck, Uniformity
-from xret.heads.modules.losses.infonce import InfoNCE
-from xret.heads.modules.losses.mmd import MMD
-from xret.heads.modules.losses.set_regularisers import GlobalDiscriminative, IntraSetDivergence
-from xret.heads.modules.losses.sigmoid import Sigmoid
+from xret.losses import (
+    MMD,
+    CaptionGeneration,
+    Diversity,
+    GlobalDiscriminative,
+    InfoNCE,
+    InformationBottleneck,
+    IntraSetDivergence,
+    Sigmoid,
+    Uniformity,
+)
 
 GRAM, PCME = Diversity(form="gram"), InformationBottleneck(form="pcme")
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import normalize
 
 from xret.heads.modules.embedding import Gaussian
-from xret.heads.modules.losses.infonce import InfoNCE
+from xret.heads.modules.losses.contrastive import InfoNCE
 from xret.heads.modules.losses.matching import MatchingBCE, SoftContrastive
 from xret.heads.modules.similarity.gaussian import SampledDistance
 from xret.heads.modules.similarity.samples import monte_carlo_log_odds

@@ -1,11 +1,53 @@
-"""The region graph against recorded values, and padding that must not count."""
+"""Aggregators whose rows see each other: against recorded values, torch's own layers and loops, each sample alone."""
 
 import pytest
 import torch
 from recorded import DTYPES, assert_near, assert_recorded, bits, leaf, near
 from torch import nn
 
-from xret.heads.modules.aggregators.region_graph import RegionGraph, RegionGraphLayer
+from xret.heads.modules.aggregators.relations import (
+    RegionGraph,
+    RegionGraphLayer,
+    RowTransformer,
+    SelfAttention,
+    Seq2Seq,
+)
+
+LENGTH = torch.tensor([5, 3, 1])
+
+
+def local_rows():
+    torch.manual_seed(1)
+    return torch.randn(3, 5, 8, dtype=torch.float64)
+
+
+def test_self_attention_is_that_of_torch():
+    module, local = SelfAttention(8, 8).double(), local_rows()
+    reference = nn.MultiheadAttention(8, 1, bias=False, batch_first=True, dtype=torch.float64)
+    with torch.no_grad():
+        reference.in_proj_weight.copy_(torch.cat([module.query.weight, module.key.weight, module.value.weight]))
+        reference.out_proj.weight.copy_(torch.eye(8))
+    aggregated = module(local, LENGTH, None)
+    for b, rows in enumerate(LENGTH.tolist()):
+        sample = local[b : b + 1, :rows]
+        expected = sample + reference(sample, sample, sample)[0]
+        torch.testing.assert_close(aggregated.rows.rows[b, :rows], expected[0])
+        torch.testing.assert_close(aggregated.embedding[b], expected[0].mean(0))
+        assert (aggregated.rows.rows[b, rows:] == 0).all()
+
+
+def test_seq2seq_is_the_last_state_of_a_gru():
+    module, local = Seq2Seq(8, 4).double(), local_rows()
+    embedding = module(local, LENGTH, None).embedding
+    for b, rows in enumerate(LENGTH.tolist()):
+        torch.testing.assert_close(embedding[b], module.gru(local[b, :rows])[1][0])
+
+
+@pytest.mark.parametrize(("part", "millions"), [(SelfAttention, 3.15), (Seq2Seq, 6.30)])
+def test_number_of_weights_is_that_of_the_paper(part, millions):
+    with torch.device("meta"):
+        module = part(1024, 1024)
+    assert sum(weight.numel() for weight in module.parameters()) / 1e6 == pytest.approx(millions, abs=0.01)
 
 
 def recorded_layer(data, case, dtype, divide=True):
@@ -110,3 +152,41 @@ def test_number_of_weights_of_the_published_table():
         graph = RegionGraph(1024, 1024)
     assert [round(sum(p.numel() for p in g.parameters()) / 1e6, 1) for g in (graph.layers[0], graph)] == [4.2, 23.1]
     RegionGraph(4, 4).to(torch.bfloat16)(torch.randn(2, 3, 4).bfloat16(), torch.tensor([3, 2]), None)
+
+
+@pytest.mark.parametrize("head_dim", [2, 64])
+def test_row_transformer_against_the_library(head_dim):
+    torch.manual_seed(0)
+    ours = RowTransformer(8, 8, head_dim=head_dim, residual=0.7).double().eval()
+    heads = max(1, 8 // head_dim)
+    theirs = nn.TransformerEncoderLayer(8, heads, dim_feedforward=8, batch_first=True).double().eval()
+    theirs.load_state_dict(
+        dict(zip(ORDER, (ours.state_dict()[f"layer.{name}"] for name in ORDER.values()), strict=True))
+    )
+    local = torch.randn(3, 5, 8).double()
+    made = ours(local, LENGTH, torch.zeros(3, 8)).embedding
+    for vector, rows, length in zip(made, local, LENGTH, strict=True):
+        rows = rows[:length]
+        largest = rows.sort(0, descending=True).values[:2].mean(0)
+        torch.testing.assert_close(vector, 0.7 * largest + 0.3 * theirs(rows[None])[0].mean(0))
+
+
+ORDER = {
+    "self_attn.in_proj_weight": "project.weight",
+    "self_attn.in_proj_bias": "project.bias",
+    "self_attn.out_proj.weight": "out.weight",
+    "self_attn.out_proj.bias": "out.bias",
+    "linear1.weight": "mlp.0.weight",
+    "linear1.bias": "mlp.0.bias",
+    "linear2.weight": "mlp.3.weight",
+    "linear2.bias": "mlp.3.bias",
+    "norm1.weight": "norms.0.weight",
+    "norm1.bias": "norms.0.bias",
+    "norm2.weight": "norms.1.weight",
+    "norm2.bias": "norms.1.bias",
+}
+
+
+def test_heads_that_do_not_divide_the_width_are_refused():
+    with pytest.raises(ValueError, match="heads of width 64 do not divide rows of width 100: set head_dim"):
+        RowTransformer(100, 100)

@@ -1,7 +1,10 @@
-"""InfoNCE: cross-entropy over a batch's similarities.
+"""Losses over all pairs of a batch: InfoNCE, the sigmoid loss, and distillation.
 
-Source: van den Oord et al., *Representation Learning with Contrastive Predictive Coding*, eq. 4, in both directions
-as CLIP has it. MaxMatch eq. 5 adds it as its contrastive term.
+Sources: van den Oord et al., *Representation Learning with Contrastive Predictive Coding*, eq. 4, in both directions as
+CLIP has it (MaxMatch eq. 5 adds it as its contrastive term); Zhai et al., *Sigmoid Loss for Language Image
+Pre-Training* (SigLIP, ICCV 2023), eq. 1 and algorithm 1; Hinton et al., *Distilling the Knowledge in a Neural Network*,
+eq. 1 and section 2, the divergence of softened distributions: here over the captions of an image, and over the images
+of a caption.
 """
 
 import math
@@ -12,12 +15,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
+from ..aggregators.aggregated import Aggregated
 from ..parameters import Positive
 from .blocks import BlockLoss, Pairs, Parts, joined
-from .common import LOSSES
+from .common import LOSSES, Loss
 
 LARGEST_SCALE = 100.0  # of a scale that is learned by its logarithm, as in CLIP
 SPREAD = 70.0  # exp(-87) is float32's smallest: what is lost of a row is below exp(-17) of it, its rounding
+BIAS = -10.0  # what the sigmoid loss adds at first, as published: most pairs are negative
 
 
 @LOSSES.register("infonce", "large batches, and strong frozen encoders")
@@ -121,3 +126,86 @@ class _LogSumExps(torch.autograd.Function):
             gradient = (matrix - rows[:, None]).exp_().mul_(of_rows[:, None])
             gradient.add_((matrix - columns).exp_().mul_(of_columns))
         return gradient.index_put_(ctx.some, of_own), None, None
+
+
+@LOSSES.register("sigmoid", "very large batches: each pair is judged alone")
+class Sigmoid(BlockLoss):
+    """The sum over all pairs of -log sigmoid(+-(scale * similarity + bias)), divided by the number of captions.
+
+    The sign is that of a positive or of a negative pair. Pairs whose similarity is -inf are left out.
+
+    Args:
+        scale: what similarities are multiplied with at first; its logarithm is learned.
+    """
+
+    def __init__(self, *, scale: Positive = 10.0) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.tensor(math.log(scale)))
+        self.bias = nn.Parameter(torch.tensor(BIAS))
+
+    def factor(self) -> Tensor:
+        """Return the scale."""
+        return self.log_scale.exp()
+
+    def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Parts:
+        """Return, of a block of scaled similarities `[R, C]`, which is overwritten, each image's sum over captions."""
+        logits += self.bias
+        # -log sigmoid(-x) is softplus(x): positives change their sign, and softplus of the lowest number is zero.
+        lowest = logits.new_full(ignored.rows.shape, torch.finfo(logits.dtype).min)
+        changed = torch.cat([-logits[positives], lowest])
+        terms = softplus(logits.index_put_(joined(positives, ignored), changed))
+        return Parts(logits.new_zeros(len(positives.rows)), terms.sum(1), logits.new_zeros(logits.shape[1]))
+
+    def total(self, parts: Parts, positives: Pairs) -> Tensor:
+        """Return the loss, a scalar."""
+        return parts.images.sum() / parts.captions.shape[1]
+
+    def of_matrix(self, logits: Tensor, positives: Tensor) -> Tensor:
+        """Return the loss of the logits `[I, C]` of all pairs."""
+        logits = logits + self.bias
+        return softplus(torch.where(positives, -logits, logits)).sum() / logits.shape[1]
+
+
+@LOSSES.register("distillation", "the scores of a better run: --distil")
+class Distillation(Loss):
+    """The Kullback-Leibler divergence of softmax(scale * similarity) from the teacher's, both directions averaged.
+
+    Pairs whose similarity is -inf are left out of both. Where there is no teacher, all positives of a row or column are
+    equally likely, and nothing else is.
+
+    Args:
+        scale: what similarities, ours and the teacher's, are multiplied with: the inverse of a temperature.
+    """
+
+    uses_teacher = True
+
+    def __init__(self, *, scale: Positive = 30.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(
+        self,
+        similarity: Tensor,
+        positives: Tensor,
+        images: Aggregated,
+        captions: Aggregated,
+        *,
+        taught: Tensor | None = None,
+    ) -> Tensor:
+        """Return the loss, a scalar, in nats; `taught [I, C]` are the teacher's similarities."""
+        ignored = similarity == -torch.inf
+        if taught is None:
+            logits = torch.zeros_like(similarity).masked_fill(~positives, -torch.inf)
+        else:
+            logits = (self.scale * taught.to(similarity)).masked_fill(ignored, -torch.inf)
+        ours = self.scale * similarity
+        return (_divergence(ours, logits, ignored) + _divergence(ours.T, logits.T, ignored.T)) / 2
+
+
+def _divergence(ours: Tensor, theirs: Tensor, ignored: Tensor) -> Tensor:
+    """Return the mean over rows of the divergence of our distributions from theirs; rows that have none count zero."""
+    empty = theirs.amax(1, keepdim=True) == -torch.inf
+    teacher = theirs.masked_fill(empty, 0.0).log_softmax(1)
+    student = ours.log_softmax(1).masked_fill(ignored, 0.0)
+    shares = teacher.exp().masked_fill(empty, 0.0)
+    return (shares * (teacher.masked_fill(shares == 0, 0.0) - student)).sum(1).mean()

@@ -4,10 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dask.threaded import get
 
@@ -32,23 +32,12 @@ def at_once() -> int:
     return min(_TASKS, max(2, cores() // 2))
 
 
-def fill_here(filler: Filler, groups: Groups, take: Callable[[Tally], None]) -> None:
+def fill_here(filler: Filler, groups: Groups, take: Callable[[Tally], None], *, on_worker: bool = False) -> None:
     """Fill groups of chunks by threads of this process, and call `take` with what each part of the work has done.
 
-    What a task raises is raised here; no other part is begun then, and those that run have ended.
+    What a task raises is raised here; no other part is begun then, and those that run have ended. The filler is closed;
+    a worker of a cluster keeps it, has other tasks beside this one, and may not fork.
     """
-    _fill(filler, groups, take, at_once(), closing(filler), fork=True)
-
-
-def _fill(
-    filler: Filler,
-    groups: Groups,
-    take: Callable[[Tally], None],
-    threads: int,
-    ending: AbstractContextManager[Any],
-    *,
-    fork: bool,
-) -> None:
     turn, taking = threading.Lock(), threading.Lock()
 
     def task() -> None:
@@ -59,8 +48,9 @@ def _fill(
             with taking:
                 take(done)
 
-    parts, pool = filler.read_ahead(groups, fork=fork), ThreadPoolExecutor(threads, "xret-task")
-    with closing(parts), pool, ending:
+    threads = max(2, at_once() // _EACH) if on_worker else at_once()
+    parts, pool = filler.read_ahead(groups, fork=not on_worker), ThreadPoolExecutor(threads, "xret-task")
+    with closing(parts), pool, nullcontext() if on_worker else closing(filler):
         tasks = {("fill", number): (task,) for number in range(filler.parts(groups))}
         get(tasks, [*tasks], pool=pool)  # `dask.compute` would merge as many graphs, in the square of their number
 
@@ -107,7 +97,7 @@ def _fill_on_worker(job: Job, groups: Groups) -> Tally:
             _fillers[job.key] = Filler(job)
         filler = _fillers[job.key]
     began, tally = time.monotonic_ns(), Tally()
-    _fill(filler, groups, tally.update, max(2, at_once() // _EACH), nullcontext(), fork=False)
+    fill_here(filler, groups, tally.update, on_worker=True)
     tally["task"] = time.monotonic_ns() - began
     return tally
 

@@ -9,10 +9,10 @@ import uuid
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ..encoders.registry import is_own
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, ManifestError
 from ..progress import Progress
-from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..store import FAILED, OK, FeatureCache, FeatureSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set
 from ..store.folder import Folder
 from ..store.inspect import damaged_chunks
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
 log = logging.getLogger("xret")
+
+Sets: TypeAlias = list[tuple[Any, Any]]  # a feature set, and the encoder that fills it
 
 _PARTS = 16  # chunks that a set has at least, so that a kill loses little and every thread has work
 _IMAGES, _CAPTIONS = 2048, 16384  # in a chunk at most
@@ -61,7 +63,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
             return finished
     Folder(url).require_writable()  # a finished store may lie where nothing can be written
     with connect(options.cluster) if options.cluster else nullcontext() as client:
-        return _extract(url, samples, manifest, options, known is None, client)
+        return _extract(url, Extractor(samples, manifest, options, client), known is None)
 
 
 def settle(manifest: Manifest, url: str | Path, options: Options) -> tuple[str, Samples, Options]:
@@ -73,29 +75,24 @@ def settle(manifest: Manifest, url: str | Path, options: Options) -> tuple[str, 
     return url, samples, replace(options, reuse=reuse, splits=choose_splits(samples, options.splits), **found)
 
 
-def _extract(
-    url: str, samples: Samples, manifest: Manifest, options: Options, new: bool, client: "Client | None"
-) -> Extraction:
+def _extract(url: str, extractor: "Extractor", new: bool) -> Extraction:
     from ..device import pick_device
-    from ..encoders.registry import load_visual_layers
 
+    samples, options, client = extractor.samples, extractor.options, extractor.client
     device = str(pick_device(options.device))
     if client is not None:  # what takes workers seconds to import, they do while this process loads its encoders
         client.run(prepare, f"{__package__}.cluster", wait=False)
     # Loaded before the store is created, so that a wrong name or file leaves nothing.
-    visual = load_visual_layers(options.of_layers(options.visual), device) if options.visual else []
-    text = load_text_encoders(options.of_layers(options.text), samples, device) if options.text else []
+    encoders = load_encoders(options, samples, device)
+    if options.visual and new:
+        extractor.require_pictures()
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
-    if visual and new:
-        require_pictures(samples, manifest, options)
-    with open_for_writing(url, samples, manifest.protocols) as cache:
-        if options.visual:
-            images = image_sets(cache, visual, options.visual, options, device)
-            summaries += fill_all(images, samples, manifest, options, client)
-        if options.text:
-            captions, counts = caption_sets(cache, text, options.text, options, device)
-            summaries += fill_all(captions, samples, manifest, options, client)
+    with open_for_writing(url, samples, extractor.manifest.protocols) as cache:
+        for side, of_side in encoders.items():
+            sets = create_sets(cache, side, of_side, options, device)
+            summaries += extractor.fill(sets)
+            counts = sets[0][0].attributes.get("counts", {})
         return _summary(cache, summaries, counts)
 
 
@@ -104,31 +101,30 @@ def _summary(cache: FeatureCache, summaries: Sequence[SetSummary], counts: dict[
     return Extraction(cache.dataset, cache.url, *sizes, tuple(summaries), counts, find_leaks(cache))
 
 
-def image_sets(
-    cache: FeatureCache, encoders: Sequence[Any], spec: EncoderSpec, options: Options, device: str, parts: int = _PARTS
-) -> list[tuple[ImageSet, Any]]:
+def create_sets(
+    cache: FeatureCache, side: str, encoders: Sequence[Any], options: Options, device: str, parts: int = _PARTS
+) -> Sets:
     """Return the set of each encoder, created empty if it is not there, of so many chunks at least, and the encoder."""
-    views, stamp = getattr(encoders[0], "views", 1), ("stamp",) if cache.source == FOLDER else ()
-    most = max(1, min(_IMAGES // views, max(8, -(-cache.images // parts // 8) * 8)))
-    sets: list[tuple[ImageSet, Any]] = []
-    # The largest first, as sets whose chunks have the same rows are filled in one pass.
-    for encoder in sorted(encoders, key=lambda encoder: -encoder.rows * encoder.channels):
-        arrays = ("size", "digest", *stamp, *encoder.extras)
-        facts = replace(_facts(encoder, spec, options, device), rows=encoder.rows, views=views, arrays=arrays)
-        sets.append((image_set(cache, facts, most=most), encoder))
-        most = min(most, sets[-1][0].chunk_rows)
-    return sets
-
-
-def caption_sets(
-    cache: FeatureCache, encoders: Sequence[Any], spec: EncoderSpec, options: Options, device: str, parts: int = _PARTS
-) -> tuple[list[tuple[CaptionSet, Any]], dict[str, Any]]:
-    """Do the same for captions; also return what tokenisation has met, see `Extraction`."""
+    sets: Sets = []
+    if side == "images":
+        views, stamp = getattr(encoders[0], "views", 1), ("stamp",) if cache.source == FOLDER else ()
+        most = max(1, min(_IMAGES // views, max(8, -(-cache.images // parts // 8) * 8)))
+        # The largest first, as sets whose chunks have the same rows are filled in one pass.
+        for encoder in sorted(encoders, key=lambda encoder: -encoder.rows * encoder.channels):
+            arrays = ("size", "digest", *stamp, *encoder.extras)
+            facts = replace(
+                _facts(encoder, options.visual, options, device), rows=encoder.rows, views=views, arrays=arrays
+            )
+            sets.append((image_set(cache, facts, most=most), encoder))
+            most = min(most, sets[-1][0].chunk_rows)
+        return sets
     lengths, counts = _tokenize_all(cache, encoders[0])
     extra = {"counts": counts, "vocabulary": encoders[0].vocabulary and list(encoders[0].vocabulary)}
     most = min(_CAPTIONS, max(8, -(-cache.captions // parts // 8) * 8))
-    facts = [_facts(encoder, spec, options, device, **extra) for encoder in encoders]
-    return [(caption_set(cache, one, lengths, most=most), of) for one, of in zip(facts, encoders, strict=True)], counts
+    for encoder in encoders:
+        facts = _facts(encoder, options.text, options, device, **extra)
+        sets.append((caption_set(cache, facts, lengths, most=most), encoder))
+    return sets
 
 
 def _require_unchanged(cache: FeatureCache, manifest: Manifest, repair: bool) -> None:
@@ -179,14 +175,19 @@ def sets_of(cache: FeatureCache, modality: str, spec: EncoderSpec) -> list[Featu
     return [features for features in sets if features.attributes.get("options") == asked]
 
 
-def load_text_encoders(specs: list[EncoderSpec], samples: Samples, device: str) -> list[Any]:
-    """Return the caption encoder of each layer; that of ``words`` has the vocabulary of the training captions."""
-    from ..encoders.registry import load_text_layers
+def load_encoders(options: Options, samples: Samples, device: str) -> dict[str, list[Any]]:
+    """Return by side the encoder of each layer; that of ``words`` has the vocabulary of the training captions."""
+    from ..encoders.registry import load_text_layers, load_visual_layers
     from ..encoders.words import WordsEncoder, without_spaces
 
-    if specs[0].name != "words":
-        return [*load_text_layers(specs, device)]
-    specs[0].require(())
+    encoders: dict[str, list[Any]] = {}
+    if options.visual:
+        encoders["images"] = load_visual_layers(options.of_layers(options.visual), device)
+    if options.text is None:
+        return encoders
+    if options.text.name != "words":
+        return encoders | {"captions": load_text_layers(options.of_layers(options.text), device)}
+    options.text.require(())
     if "train" not in samples.splits:
         raise CacheError(
             f"'{samples.dataset}' has no train split to take a vocabulary from (it has {', '.join(samples.splits)});"
@@ -200,10 +201,11 @@ def load_text_encoders(specs: list[EncoderSpec], samples: Samples, device: str) 
             " --text hf:MODEL of their language.",
             printable(samples.dataset),
         )
-    return [WordsEncoder.build(texts)]
+    return encoders | {"captions": [WordsEncoder.build(texts)]}
 
 
-def _facts(encoder: Any, spec: EncoderSpec, options: Options, device: str, **extra: Any) -> SetFacts:
+def _facts(encoder: Any, spec: EncoderSpec | None, options: Options, device: str, **extra: Any) -> SetFacts:
+    assert spec is not None
     asked = recorded_options(replace(spec, layer=encoder.spec.layer))
     extra |= {"spec": encoder.spec.to_json(), "options": asked, "grid": getattr(encoder, "grid", None)}
     if "pool" in encoder.identity:
@@ -256,139 +258,134 @@ def _tokenize_all(cache: FeatureCache, encoder: Any) -> tuple[np.ndarray, dict[s
     return lengths, found | {"words": len(encoder.vocabulary), "unknown_by_split": shares}
 
 
-def fill_all(sets: Sequence[tuple[Any, Any]], *how: Any) -> list[SetSummary]:
-    """Compute what sets lack, each with its encoder: those whose chunks have the same rows in one pass."""
-    rows = dict.fromkeys(features.chunk_rows for features, _ in sets)
-    return [found for count in rows for found in _fill([one for one in sets if one[0].chunk_rows == count], *how)]
+@dataclass(frozen=True)
+class Extractor:
+    """Fills the sets of an extraction; on the workers of a cluster if there is a client of it."""
 
+    samples: Samples
+    manifest: Manifest
+    options: Options
+    client: "Client | None" = None
 
-def _fill(
-    sets: Sequence[tuple[Any, Any]], samples: Samples, manifest: Manifest, options: Options, client: "Client | None"
-) -> list[SetSummary]:
-    wanted = {chunk for split in options.splits for chunk in sets[0][0].chunks_of(split)}
-    if options.repair:
-        sets = _without_damage(sets, wanted, samples, manifest, options)
-    missing = [features.missing(options.splits) for features, _ in sets]
-    began, tally = time.monotonic(), Counter[Any]()
-    if any(missing):
-        lacking = [one for one, chunks in zip(sets, missing, strict=True) if chunks]
-        tally = _fill_chunks(lacking, wanted, sorted(set().union(*missing)), samples, manifest, options, client)
-    seconds, shares = time.monotonic() - began, {share: tally[share] / 1e9 for share in ("read", "encode", "write")}
-    return [
-        summary_of(
-            features.reopened() if options.cluster else features,
-            options.splits,
-            samples=tally[features.path, "encoded"],
-            reused=tally[features.path, "reused"],
-            chunks=len(chunks),
-            chunks_before=len(wanted) - len(chunks),
-            seconds=seconds,
-            shares=shares,
-        )
-        for (features, _), chunks in zip(sets, missing, strict=True)
-    ]
+    def fill(self, sets: Sets) -> list[SetSummary]:
+        """Compute what sets lack, each with its encoder: those whose chunks have the same rows in one pass."""
+        rows = dict.fromkeys(features.chunk_rows for features, _ in sets)
+        passes = [[one for one in sets if one[0].chunk_rows == count] for count in rows]
+        return [summary for of_pass in passes for summary in self._fill(of_pass)]
 
+    def _fill(self, sets: Sets) -> list[SetSummary]:
+        splits = self.options.splits
+        wanted = {chunk for split in splits for chunk in sets[0][0].chunks_of(split)}
+        if self.options.repair:
+            sets = self._without_damage(sets, wanted)
+        missing = [features.missing(splits) for features, _ in sets]
+        began, tally = time.monotonic(), Counter[Any]()
+        if any(missing):
+            lacking = [one for one, chunks in zip(sets, missing, strict=True) if chunks]
+            tally = self._fill_chunks(lacking, wanted, sorted(set().union(*missing)))
+        seconds, shares = time.monotonic() - began, {share: tally[share] / 1e9 for share in ("read", "encode", "write")}
+        return [
+            summary_of(
+                features if self.client is None else features.reopened(),
+                splits,
+                samples=tally[features.path, "encoded"],
+                reused=tally[features.path, "reused"],
+                chunks=len(chunks),
+                chunks_before=len(wanted) - len(chunks),
+                seconds=seconds,
+                shares=shares,
+            )
+            for (features, _), chunks in zip(sets, missing, strict=True)
+        ]
 
-def _fill_chunks(
-    sets: Sequence[tuple[Any, Any]],
-    wanted: Collection[int],
-    missing: list[int],
-    samples: Samples,
-    manifest: Manifest,
-    options: Options,
-    client: "Client | None",
-) -> Counter[Any]:
-    """Fill the chunks that are missing of those that are wanted; return the `Tally` of what was done."""
-    from .cluster import at_once, fill_here, fill_on_cluster
-    from .filler import Filler, Job
+    def _fill_chunks(self, sets: Sets, wanted: Collection[int], missing: list[int]) -> Counter[Any]:
+        """Fill the chunks that are missing of those that are wanted; return the `Tally` of what was done."""
+        from .cluster import at_once, fill_here, fill_on_cluster
+        from .filler import Filler, Job
 
-    features: ImageSet | CaptionSet = sets[0][0]
-    if isinstance(features, ImageSet):  # of a chunk at the border of two splits, the images of these splits alone
-        rows = np.unique(np.concatenate([one.rows_left(options.splits) for one, _ in sets])).tolist()
-        require_pictures(samples, manifest, options, rows)
-        total, left = sum(len(range(*features.cache.splits[split])) for split in options.splits), len(rows)
-    else:
-        rows = []
-        total, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, missing))
-    trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
-    job = Job(
-        key=uuid.uuid4().hex,
-        url=features.cache.absolute_url,
-        paths=tuple(one.path for one, _ in sets),
-        folder=str(manifest.images.resolve()),
-        seen=_seen(samples, manifest, rows) if client is not None and rows else None,
-        specs=tuple(replace(encoder.spec, trust=trust) for _, encoder in sets),
-        options=options,
-    )
-    # As many chunks as fit a batch, unless there are too few for all threads.
-    size = max(1, min(options.batch_size // features.chunk_rows, len(missing) // (4 * at_once())))
-    groups = [missing[first : first + size] for first in range(0, len(missing), size)]
-    name = printable(features.name) + (f" and {len(sets) - 1} more" if len(sets) > 1 else "")
-    tally: Counter[Any] = Counter()
-    with Progress(name, total, features.modality, done=total - left) as progress:
-
-        def take(done: Counter[Any]) -> None:
-            tally.update(done)
-            progress.update(done["samples"])
-
-        if client is not None:
-            fill_on_cluster(job, groups, client, take)
+        features, options, rows = sets[0][0], self.options, list[int]()
+        if features.modality == "images":  # of a chunk at the border of two splits, the images of these splits alone
+            rows = np.unique(np.concatenate([one.rows_left(options.splits) for one, _ in sets])).tolist()
+            self.require_pictures(rows)
+            total, left = sum(len(range(*features.cache.splits[split])) for split in options.splits), len(rows)
         else:
-            fill_here(Filler(job, *zip(*sets, strict=True)), groups, take)
-    return tally
+            total, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, missing))
+        trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
+        job = Job(
+            key=uuid.uuid4().hex,
+            url=features.cache.absolute_url,
+            paths=tuple(one.path for one, _ in sets),
+            folder=str(self.manifest.images.resolve()),
+            seen=self._seen(rows) if self.client is not None and rows else None,
+            specs=tuple(replace(encoder.spec, trust=trust) for _, encoder in sets),
+            options=options,
+        )
+        # As many chunks as fit a batch, unless there are too few for all threads.
+        size = max(1, min(options.batch_size // features.chunk_rows, len(missing) // (4 * at_once())))
+        groups = [missing[first : first + size] for first in range(0, len(missing), size)]
+        name = printable(features.name) + (f" and {len(sets) - 1} more" if len(sets) > 1 else "")
+        tally: Counter[Any] = Counter()
+        with Progress(name, total, features.modality, done=total - left) as progress:
+
+            def take(done: Counter[Any]) -> None:
+                tally.update(done)
+                progress.update(done["samples"])
+
+            if self.client is not None:
+                fill_on_cluster(job, groups, self.client, take)
+            else:
+                fill_here(Filler(job, *zip(*sets, strict=True)), groups, take)
+        return tally
+
+    def _seen(self, rows: Sequence[int]) -> str | None:
+        """Return the name of a picture that is there, or of a file that holds some, for workers to look for."""
+        if self.samples.source != FOLDER:
+            return next((file.name for file in self.samples.source.files if not is_url(file.name)), None)
+        names = [self.samples.images[row].file_name for row in rows[:_IMAGES]]
+        missing = set(missing_from(self.manifest.images, names))
+        return next((name for name in names if name not in missing), None)
+
+    def _without_damage(self, sets: Sets, wanted: Collection[int]) -> Sets:
+        """Delete damaged chunks, and let samples that failed be not done; return the sets as they are then.
+
+        ManifestError: a picture is missing whose good features would be lost.
+        """
+        damaged = [[chunk for chunk in damaged_chunks(features) if chunk in wanted] for features, _ in sets]
+        for (features, _), chunks in zip(sets, damaged, strict=True):
+            if features.modality == "images":
+                self.require_pictures(_good_rows(features, chunks), repair=True)
+        for (features, _), chunks in zip(sets, damaged, strict=True):
+            for chunk in chunks:
+                features.forget(chunk)
+            features.reopened().retry(self.options.splits)
+        return [(features.reopened(), encoder) for features, encoder in sets]
+
+    def require_pictures(self, rows: Sequence[int] | None = None, *, repair: bool = False) -> None:
+        """Refuse pictures that are missing, all at once; with `repair`, those whose good features would be lost.
+
+        `rows` are theirs, None: all of the options' splits.
+        """
+        samples, manifest = self.samples, self.manifest
+        if samples.source != FOLDER or (self.options.on_error == "skip" and not repair):
+            return
+        if rows is None:
+            rows = [row for split in self.options.splits for row in range(*samples.splits[split])]
+        missing = missing_from(manifest.images, (samples.images[row].file_name for row in rows))
+        if not missing:
+            return
+        found = f"{counted(len(missing), 'picture')} of {len(rows):,} {'is' if len(missing) == 1 else 'are'} missing"
+        advice = f"put them there, correct {manifest.listing}, or go on with --on-error skip"
+        if repair:
+            advice = "put them there: --repair would lose their features"
+        raise ManifestError(f"{manifest.images}: {found} ({', '.join(some_of(missing))}); {advice}.")
 
 
-def _seen(samples: Samples, manifest: Manifest, rows: Sequence[int]) -> str | None:
-    """Return the name of a picture that is there, or of a file that holds some, for workers to look for."""
-    if samples.source != FOLDER:
-        return next((file.name for file in samples.source.files if not is_url(file.name)), None)
-    names = [samples.images[row].file_name for row in rows[:_IMAGES]]
-    missing = set(missing_from(manifest.images, names))
-    return next((name for name in names if name not in missing), None)
-
-
-def _without_damage(
-    sets: Sequence[tuple[Any, Any]], wanted: set[int], samples: Samples, manifest: Manifest, options: Options
-) -> list[tuple[Any, Any]]:
-    """Delete the chunks that are damaged, and let samples that failed be not done; return the sets as they are then."""
-    damaged = [[chunk for chunk in damaged_chunks(features) if chunk in wanted] for features, _ in sets]
-    for (features, _), chunks in zip(sets, damaged, strict=True):
-        if isinstance(features, ImageSet):
-            require_pictures(samples, manifest, options, _good_rows(features, chunks), repair=True)
-    for (features, _), chunks in zip(sets, damaged, strict=True):
-        for chunk in chunks:
-            features.forget(chunk)
-        features.reopened().retry(options.splits)
-    return [(features.reopened(), encoder) for features, encoder in sets]
-
-
-def _good_rows(features: ImageSet, chunks: Sequence[int]) -> list[int]:
+def _good_rows(features: FeatureSet, chunks: Sequence[int]) -> list[int]:
     try:
         status = features.status
     except CacheError:  # it is damaged itself
         status = np.full(features.samples, OK)
     return [row for chunk in chunks for row in range(*features.rows_in(chunk)) if status[row] == OK]
-
-
-def require_pictures(
-    samples: Samples, manifest: Manifest, options: Options, rows: Sequence[int] | None = None, *, repair: bool = False
-) -> None:
-    """Refuse pictures that are missing, all at once; with `repair`, those whose good features would be lost.
-
-    `rows` are theirs, None: all of the options' splits.
-    """
-    if samples.source != FOLDER or (options.on_error == "skip" and not repair):
-        return
-    if rows is None:
-        rows = [row for split in options.splits for row in range(*samples.splits[split])]
-    missing = missing_from(manifest.images, (samples.images[row].file_name for row in rows))
-    if not missing:
-        return
-    found = f"{counted(len(missing), 'picture')} of {len(rows):,} {'is' if len(missing) == 1 else 'are'} missing"
-    advice = f"put them there, correct {manifest.listing}, or go on with --on-error skip"
-    if repair:
-        advice = "put them there: --repair would lose their features"
-    raise ManifestError(f"{manifest.images}: {found} ({', '.join(some_of(missing))}); {advice}.")
 
 
 def summary_of(features: FeatureSet, splits: Sequence[str], **done: Any) -> SetSummary:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +76,7 @@ class Filler:
         self._pictures: Any = None
         if self.of_images:
             self._pictures = self.cache.open_pictures(job.folder, 0, self.cache.images)
-            self._digests = FeatureCache.open(job.url).known_digests()
+            self._digests = self.cache.known_digests()
         workers = job.options.workers
         self._threads = workers if isinstance(workers, int) else min(_THREADS, cores())
         self._readers = ThreadPoolExecutor(self._threads, "xret-read")
@@ -143,7 +142,7 @@ class Filler:
     def _batches(self, groups: Iterable[Sequence[int]]) -> Iterator[list[Item]]:
         """Yield the images of each group of chunks that a set lacks, as many as go together."""
         for group in groups:
-            chunks = {number: Chunk(number, self._arrays(number, FeatureSet.read_chunk)) for number in group}
+            chunks = {number: Chunk(number, self._arrays(number)) for number in group}
             if not (rows := self._lacking(group).tolist()):
                 continue  # a worker that was killed has written them
             names, keys = (read(rows[0], rows[-1] + 1) for read in (self.cache.file_names, self.cache.ids))
@@ -154,16 +153,16 @@ class Filler:
                 chunks[number].left += 1
             yield from (items[at : at + self.batch_size] for at in range(0, len(items), self.batch_size))
 
-    def _arrays(self, chunk: int, of: Callable[[Any, int], dict[str, np.ndarray]]) -> dict[int, dict[str, np.ndarray]]:
-        """Return what `of` gives of a chunk, by the number of each set that lacks samples of it."""
-        return {k: of(self.sets[k], chunk) for k, missing in enumerate(self._missing) if chunk in missing}
+    def _arrays(self, chunk: int) -> dict[int, dict[str, np.ndarray]]:
+        """Return the arrays of a chunk, by the number of each set that lacks samples of it."""
+        return {k: self.sets[k].read_chunk(chunk) for k, missing in enumerate(self._missing) if chunk in missing}
 
     def _read_in_threads(self, groups: Iterable[Sequence[int]]) -> Iterator[Batch]:
         ahead: deque[Batch] = deque()
         waiting, most = 0, max(self.batch_size, 2 * self._threads)  # read beyond the batches being encoded
         for items in self._batches(groups):
             reading = [self._readers.submit(self._read, item.picture) for item in items]
-            ahead.append((items, partial(_results, reading)))
+            ahead.append((items, map(Future.result, reading)))
             waiting += len(items)
             while waiting - len(ahead[0][0]) >= most:
                 waiting -= len(ahead[0][0])
@@ -195,10 +194,10 @@ class Filler:
         except SampleError as error:
             return Read(digest=digest, error=error)
 
-    def _fill_images(self, items: list[Item], results: Callable[[], list[Read]]) -> Tally:
+    def _fill_images(self, items: list[Item], reading: Iterable[Read]) -> Tally:
         tally = Tally(samples=len(items))
         with _timed(tally, "read"):
-            read = results()
+            read = [*reading]
         for item, one in zip(items, read, strict=True):
             self._note(item, one, tally)
         if decoded := [(item, one.decoded) for item, one in zip(items, read, strict=True) if one.decoded is not None]:
@@ -259,7 +258,7 @@ class Filler:
             ids = self.encoders[0].tokenize(texts)
         lengths = np.array([len(caption) for caption in ids], dtype=np.int64)
         starts = np.cumsum(lengths) - lengths
-        arrays = self._arrays(chunk, FeatureSet.blank)
+        arrays = self._arrays(chunk)
         for own in arrays.values():
             own["token"][: lengths.sum()] = np.concatenate(ids)
             own["start"][:] = starts + chunk * len(own["token"])
@@ -308,10 +307,6 @@ def _load(specs: Sequence[EncoderSpec], features: FeatureSet, device: str) -> Se
         return load_visual_layers(specs, device)
     words = features.vocabulary if isinstance(features, CaptionSet) else None
     return load_text_layers(specs, device) if words is None else [WordsEncoder(words)]
-
-
-def _results(reading: "list[Future[Read]]") -> list[Read]:
-    return [future.result() for future in reading]
 
 
 @contextmanager

@@ -1,9 +1,8 @@
 """The pictures that a feature set lacks, what was read of them, and processes that read them for a GPU."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +57,7 @@ class Read(NamedTuple):
     error: SampleError | None = None
 
 
-Batch = tuple[list[Item], Callable[[], list[Read]]]  # pictures to encode, and what waits until they are read
+Batch = tuple[list[Item], Iterable[Read]]  # pictures to encode, and what waits until they are read
 
 
 def read_in_processes(
@@ -87,8 +86,7 @@ def read_in_processes(
             if isinstance(found, XretError):
                 raise found
             left = iter(pixels)
-            found = [one._replace(decoded=next(left)) if one.decoded else one for one in found]
-            yield ahead.popleft(), partial(list, found)
+            yield ahead.popleft(), [one._replace(decoded=next(left)) if one.decoded else one for one in found]
     except RuntimeError as error:  # torch says which one
         if str(error).startswith("Caught"):  # it lives, and has raised that itself
             raise

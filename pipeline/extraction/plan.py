@@ -14,14 +14,13 @@ import numpy as np
 from ..data.manifest import Manifest
 from ..data.samples import Images, Samples
 from ..device import pick_device
-from ..encoders.registry import load_visual_layers
 from ..encoders.spec import EncoderSpec
 from ..store import FeatureCache
 from ..store.store import find_store, open_for_writing
 from ..wording import counted, in_bytes, in_time
 from ..workers import connect, run_tasks
 from .cluster import SECONDS
-from .extraction import caption_sets, fill_all, image_sets, load_text_encoders, require_pictures, sets_of, settle
+from .extraction import Extractor, create_sets, load_encoders, sets_of, settle
 from .options import Options
 
 _MEASURED, _WARM = 100, 8  # pictures; the first ones would also measure what a process does once
@@ -106,7 +105,7 @@ def plan(manifest: Manifest, url: str | Path, options: Options, price: float | N
             workers = len(client.nthreads())
         if any(left.values()):
             if options.visual and known is None:
-                require_pictures(samples, manifest, options)
+                Extractor(samples, manifest, options).require_pictures()
             measured = _measure(task) if client is None else next(run_tasks(client, _measure, [task]))[1]
     sides = []
     for side, samples_left in left.items():
@@ -139,23 +138,18 @@ def _measure(task: tuple[Manifest, Samples, Options]) -> dict[str, tuple[float, 
     """Encode a trial; return the seconds and bytes of a sample by side."""
     (manifest, trial, options), device = task, str(pick_device(task[2].device))
     options = replace(options, workers=None if options.cluster else options.workers)
-    found, sides = {}, dict[str, Sequence[tuple[Any, Any]]]()
+    found = {}
     with (
         tempfile.TemporaryDirectory(prefix="xret-plan-") as folder,
         open_for_writing(Path(folder, "trial.zarr"), trial, manifest.protocols) as cache,
     ):
-        if options.visual:
-            encoders = load_visual_layers(options.of_layers(options.visual), device)
-            sides["images"] = image_sets(cache, encoders, options.visual, options, device, parts=1)
-        if options.text:
-            texts = load_text_encoders(options.of_layers(options.text), trial, device)
-            sides["captions"], _ = caption_sets(cache, texts, options.text, options, device, parts=1)
-        for side, sets in sides.items():
+        for side, encoders in load_encoders(options, trial, device).items():
+            sets = create_sets(cache, side, encoders, options, device, parts=1)
             size = -sum(cache.folder.size(features.path) for features, _ in sets)
             for split in reversed(trial.splits):
                 sets = [(_without_captions(features), encoder) for features, encoder in sets]
                 began = time.monotonic()
-                done = fill_all(sets, trial, manifest, replace(options, splits=(split,)), None)[0]
+                done = Extractor(trial, manifest, replace(options, splits=(split,))).fill(sets)[0]
                 seconds = time.monotonic() - began
             size += sum(cache.folder.size(features.path) for features, _ in sets)
             rows = sets[0][0].chunks * sets[0][0].chunk_rows

@@ -15,11 +15,10 @@ from typing import ClassVar, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from .cached_input import CachedInput
-from .dropout import dropout as dropped
+from .dropout import Dropout
 from .padding import max_rows, mean_rows, valid_rows, with_ends
 from .parameters import Deep, Epochs, Part, Rate, Width
-from .projections import USED_WITH, Layers, RowNorm, on_valid_rows, projection
+from .projections import USED_WITH, CachedInput, Layers, RowNorm, on_valid_rows, projection
 from .recurrence import run_packed
 from .registry import Registry
 
@@ -121,7 +120,7 @@ class RowsAdapter(Adapter):
             It goes through the layers of the rows; one of another width, as CLIP's, through layers of its own.
         layers, hidden, depth, batch_norm, hidden_dropout: see `projections.projection`. What `mlp-on-linear` gives is
             dropped as well, for the rows and for the global feature (or the rows that it is made of) by itself.
-        standardize, dropout: of what is cached, see `cached_input.CachedInput`.
+        standardize, dropout: of what is cached, see `projections.CachedInput`.
     """
 
     used_with: ClassVar = USED_WITH
@@ -148,7 +147,7 @@ class RowsAdapter(Adapter):
         self.layer = make(channels)
         self.global_layer = make(width) if width != channels else None
         self.local_dim = dim
-        self.output_dropout = SETDIV_DROPOUT if layers == "mlp-on-linear" else 0.0
+        self.output_dropout = Dropout(SETDIV_DROPOUT if layers == "mlp-on-linear" else 0.0)
         self.global_ = global_
         # Rows and vectors that share a batch norm are normalised together: it has one mean and deviation in evaluation.
         self.normed_together = self.global_layer is None and self._reads_vector and _has_norm(self.layer)
@@ -193,7 +192,7 @@ class RowsAdapter(Adapter):
         if read is not None and self.normed_together:
             vector = self.global_input(self._vector(length, local, global_).to(dtype))
             both = on_valid_rows(self.layer, torch.cat([vector[:, None], read], 1), length + 1)
-            return Adapted(self._dropped(both[:, 1:]), length, self._dropped(both[:, 0]))
+            return Adapted(self.output_dropout(both[:, 1:]), length, self.output_dropout(both[:, 0]))
         if read is None:
             rows = None
         elif isinstance(self.layer, nn.Linear):
@@ -203,11 +202,11 @@ class RowsAdapter(Adapter):
         if self._reads_vector:
             vector = self.global_input(self._vector(length, local, global_).to(dtype))
             layer = self.layer if self.global_layer is None else self.global_layer
-            made = self._dropped(layer(vector))
+            made = self.output_dropout(layer(vector))
         else:
             assert rows is not None, "fields() asks for them"
-            made = (mean_rows if self.global_ == "mean" else max_rows)(self._dropped(rows), length)
-        return Adapted(None if rows is None else self._dropped(rows), length, made)
+            made = (mean_rows if self.global_ == "mean" else max_rows)(self.output_dropout(rows), length)
+        return Adapted(None if rows is None else self.output_dropout(rows), length, made)
 
     def _adapts_rows(self, uses_local: bool) -> bool:
         return uses_local or not self._reads_vector
@@ -218,9 +217,6 @@ class RowsAdapter(Adapter):
             return global_
         assert local is not None, "fields() asks for them"
         return mean_rows(local.float(), length)
-
-    def _dropped(self, adapted: Tensor) -> Tensor:
-        return dropped(adapted, self.output_dropout, self.training)
 
 
 def _has_norm(layer: nn.Module) -> bool:
@@ -286,7 +282,7 @@ class WordsAdapter(Adapter):
             raise ValueError("train_vectors is false and the embeddings would stay random: name a file as vectors")
         self.vectors, self.vectors_frozen = vectors, 0 if vectors is None else vectors_frozen
         self.local = local
-        self.dropout, self.state_dropout = dropout, state_dropout
+        self.dropout, self.state_dropout = Dropout(dropout), Dropout(state_dropout)
         self.local_dim = word_dim if local == "embedding" else dim
         self.vocabulary_size, self.ends = vocabulary_size, ends
         self.embedding = nn.Embedding(vocabulary_size + (2 if ends else 0), word_dim)
@@ -340,14 +336,13 @@ class WordsAdapter(Adapter):
             token, length = with_ends(token, length, self.vocabulary_size, self.vocabulary_size + 1)
         words = self.embedding(token)
         if self.bag is not None:
-            pooled = self.bag(dropped(mean_rows(words, length), self.dropout, self.training))
-            rows = dropped(words, self.dropout, self.training) if uses_local else words
-            return Adapted(rows, length, pooled)
-        words = dropped(words, self.dropout, self.training)
+            pooled = self.bag(self.dropout(mean_rows(words, length)))
+            return Adapted(self.dropout(words) if uses_local else words, length, pooled)
+        words = self.dropout(words)
         states, last = run_packed(self.gru, words, length)
         if self.local == "gru" and uses_local:
-            words = dropped(states().unflatten(2, (len(last), -1)).mean(2), self.state_dropout, self.training)
-        return Adapted(words, length, dropped(last.mean(0), self.state_dropout, self.training))
+            words = self.state_dropout(states().unflatten(2, (len(last), -1)).mean(2))
+        return Adapted(words, length, self.state_dropout(last.mean(0)))
 
 
 KINDS = {"grid": "rows", "roi": "rows", "frames": "rows", "words": "words", "tokens": "rows"}  # of feature sets

@@ -71,6 +71,4 @@ def _alone(recipe: Recipe, model: Model, terms: Sequence[Loss]) -> str | None:
 
 def _drops_rows(branch: Branch) -> bool:
     reads_rows = branch.aggregator.uses_local or any(one.global_ in ("mean", "max") for one in branch.adapters)
-    rates = ("p", "dropout", "state_dropout", "output_dropout")
-    found = (getattr(part, name, 0) for part in branch.modules() for name in rates)
-    return reads_rows and any(isinstance(rate, float) and rate > 0 for rate in found)
+    return reads_rows and any(isinstance(part, nn.Dropout) and part.p > 0 for part in branch.modules())

@@ -66,7 +66,7 @@ def test_cached_global_goes_through_the_same_layer(adapter):
 def test_rows_and_vectors_are_normalised_in_evaluation_as_in_training(layers, global_):
     torch.manual_seed(0)
     adapter = RowsAdapter(6, 6, 8, global_=global_, layers=layers)
-    adapter.output_dropout, adapter.layer.mlp[1].momentum = 0.0, 1.0  # statistics of the last batch
+    adapter.output_dropout.p, adapter.layer.mlp[1].momentum = 0.0, 1.0  # statistics of the last batch
     local, length = torch.randn(400, 5, 6), torch.arange(400) % 5 + 1
     cached = (length, local, local.mean(1) / 3)
     trained, evaluated = adapter.train()(*cached), adapter.eval()(*cached)
@@ -255,8 +255,8 @@ def test_word_vectors_that_do_not_fit_are_refused():
 def test_dropout_of_what_the_layers_give(global_):
     adapter, plain = (RowsAdapter(6, 6, 40, global_=global_).double() for _ in range(2))
     adapter.load_state_dict(plain.state_dict())
-    adapter.output_dropout = 0.5
-    assert RowsAdapter(6, 6, 8, layers="mlp-on-linear").output_dropout == 0.1  # SetDiv's published code
+    adapter.output_dropout.p = 0.5
+    assert RowsAdapter(6, 6, 8, layers="mlp-on-linear").output_dropout.p == 0.1  # SetDiv's published code
     expected = plain(local=rows(), length=LENGTH)
     adapted = adapter.eval()(local=rows(), length=LENGTH)
     assert torch.equal(adapted.local, expected.local)

@@ -4,18 +4,32 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from tqdm import tqdm
 
 _SECONDS = 5.0  # between two lines
 _LINE = "{desc}: {n_fmt}/{total_fmt}{unit}"
+_silent = ContextVar("silent", default=False)
 _log = logging.getLogger("xret")
 
 
 def hidden() -> bool | None:
     """Return what tqdm's `disable` takes: True with ``--quiet``, else None, which hides a bar without a terminal."""
-    return True if _log.level > logging.INFO else None
+    return True if _silent.get() or _log.level > logging.INFO else None
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Show no progress of what this thread begins inside."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
 
 
 def in_notebook() -> bool:
@@ -38,9 +52,9 @@ class Progress:
         self._title, self._count, self._lock = title, done, threading.Lock()
 
     def __enter__(self) -> "Progress":
-        self._began, self._bar = time.monotonic(), None
+        self._began, self._bar, self._hidden = time.monotonic(), None, hidden()
         if sys.stderr.isatty():
-            self._bar = tqdm(desc=self._title, dynamic_ncols=True, disable=hidden(), **self._how)
+            self._bar = tqdm(desc=self._title, dynamic_ncols=True, disable=self._hidden, **self._how)
         else:
             self._print()
         return self
@@ -62,7 +76,7 @@ class Progress:
 
     def _print(self) -> None:
         self._printed, self._shown = time.monotonic(), self._count
-        if hidden():
+        if self._hidden:
             return
         elapsed = self._printed - self._began
         form = _LINE if self._count == self._how["initial"] else _LINE + ", {rate_noinv_fmt}, {remaining} left"

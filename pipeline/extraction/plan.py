@@ -1,5 +1,6 @@
 """What an extraction will take, after a hundred pictures that are encoded into a passing store, here or on a worker."""
 
+import logging
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from ..data.manifest import Manifest
 from ..data.samples import Images, Samples
 from ..device import pick_device
 from ..encoders.spec import EncoderSpec
+from ..progress import silent
 from ..store import FeatureCache
 from ..store.store import find_store, open_for_writing
 from ..wording import counted, in_bytes, in_time
@@ -23,6 +25,7 @@ from .cluster import SECONDS
 from .extraction import Extractor, create_sets, load_encoders, sets_of, settle
 from .options import Options
 
+log = logging.getLogger("xret")
 _MEASURED, _WARM = 100, 8  # pictures; the first ones would also measure what a process does once
 
 
@@ -106,6 +109,7 @@ def plan(manifest: Manifest, url: str | Path, options: Options, price: float | N
         if any(left.values()):
             if options.visual and known is None:
                 Extractor(samples, manifest, options).require_pictures()
+            log.info("measuring on %s", counted(len(trial.images), "picture"))
             measured = _measure(task) if client is None else next(run_tasks(client, _measure, [task]))[1]
     sides = []
     for side, samples_left in left.items():
@@ -140,6 +144,7 @@ def _measure(task: tuple[Manifest, Samples, Options]) -> dict[str, tuple[float, 
     options = replace(options, workers=None if options.cluster else options.workers)
     found = {}
     with (
+        silent(),
         tempfile.TemporaryDirectory(prefix="xret-plan-") as folder,
         open_for_writing(Path(folder, "trial.zarr"), trial, manifest.protocols) as cache,
     ):

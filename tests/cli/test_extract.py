@@ -33,7 +33,9 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(words, code, sentence, ext
 
 
 def test_a_plan_is_printed_and_writes_nothing(extract, tmp_path):
-    lines = extract(*SMALL, "--plan", "--price", "2").stdout.splitlines()
+    printed = extract(*SMALL, "--plan", "--price", "2")
+    lines = printed.stdout.splitlines()
+    assert printed.stderr == "measuring on 32 pictures\n"
     assert "32 images" in lines[1] and lines[2].startswith("in all ") and "at 2 an hour of a worker" in lines[2]
     assert not (tmp_path / "s").exists()
 

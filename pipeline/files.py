@@ -10,6 +10,7 @@ import fcntl
 import glob
 import logging
 import os
+import re
 import shutil
 import stat
 from collections.abc import Callable, Iterator
@@ -182,6 +183,8 @@ def require_run(path: str | Path) -> None:
     way = f"make one with `xret train-head … --out {path}`"
     if folder.exists():
         way = "name the folder of a run" + ("" if inside is None else f", such as {inside.parent}")
+    elif re.fullmatch(r"[\w.]+:\w+", str(path)):
+        way = "a model of your own is given in Python, to xret.evaluate or xret.load"
     raise RunError(f"{path} is no run: it has no run.json; {way}")
 
 

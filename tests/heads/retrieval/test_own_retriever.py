@@ -88,3 +88,15 @@ def test_it_has_a_page_beside_a_run_and_diagnoses(loaded, made, tmp_path):
     assert "Means (a user-defined model)" in text and f"{rsum:.2f}" in text
     found = diagnose(model, store=retriever.cache.url, data_root=made.pictures, device="cpu")
     assert found.tables["cost"].rows[0] == ["multiply-accumulates", 6]
+
+
+def test_it_answers_a_service_and_mteb(loaded):
+    pytest.importorskip("gradio", reason="Gradio is not here: pip install 'xret[serve]'")
+    from xret.heads.retrieval.serve import Answers
+
+    _, retriever = loaded()
+    assert Answers(retriever).find("red beside blue", 2).result() == retriever.search("red beside blue", 2)
+    mteb = pytest.importorskip("mteb", reason="mteb is not here: pip install 'xret[mteb]'")
+    from xret.heads.retrieval.mteb import MtebModel
+
+    assert isinstance(MtebModel(retriever), mteb.SearchProtocol)

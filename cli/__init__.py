@@ -1,4 +1,4 @@
-"""The command line: one file a command. A command parses, calls one function and prints."""
+"""The command line: A command parses, calls one function and prints."""
 
 import errno
 import io
@@ -15,24 +15,17 @@ import click
 from ..pipeline.errors import XretError
 from ..pipeline.wording import printable
 from .ablate import ablate
-from .average import average
 from .cache import cache
 from .demo import demo
-from .eval import eval_
-from .export import export
-from .extract import extract
-from .finetune import finetune
+from .eval import eval_, report
+from .export import export, index
+from .extract import extract, import_
 from .fit import fit
-from .import_ import import_
-from .index import index
-from .listing import list_
 from .memory import keep_freed_memory
 from .parsing import typed
-from .recipes import recipes
-from .report import report
-from .search import search
-from .serve import serve
-from .train_head import train_head
+from .recipes import list_, recipes
+from .search import search, serve
+from .train import average, finetune, train_head
 from .tune import tune
 
 _WORDS = "xret.words"  # key of what was typed after ``xret``

@@ -1,12 +1,19 @@
-"""``xret extract``: stage one."""
+"""``xret extract`` and ``xret import``: stage one."""
 
 import re
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .parsing import FOLDER, device_option, show, trust_option, workers
-from .summaries import print_summary
+from ..pipeline.exchange import FORMATS
+from ..pipeline.wording import counted, some_of
+from .parsing import FOLDER, comma_list, device_option, key_values, show, trust_option, workers
+
+if TYPE_CHECKING:
+    from ..pipeline.extraction.summary import Extraction, SetSummary
 
 
 def _numbers(pattern: str, advice: str) -> Any:
@@ -159,4 +166,124 @@ def extract(dataset: str, store: str, planned: bool, price: float | None, **opti
         found = plan(dataset, store, price=price, **options)
         show(found.to_json(), str(found))
         return
-    print_summary(run(dataset, store, **options))
+    summary = run(dataset, store, **options)
+    show(summary.to_json(), _lines(summary))
+
+
+def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, str]:
+    return key_values(ctx, parameter, comma_list(ctx, parameter, value))
+
+
+_HELP = """Import features that others extracted into a feature store.
+
+Features are regions, or embeddings of images and captions. DATASET is a manifest's name or path, as for extract;
+without it, the images and captions of embeddings are the data set. The source's ids may be the data set's ids
+(Karpathy's imgid), COCO ids or file names. Pickles are never opened. Run the same command again to resume.
+
+\b
+{formats}
+
+\b
+xret import flickr30k --data-root DIR --store f30k.zarr \\
+    --from scan --source f30k_precomp
+xret import coco --data-root DIR --store coco.zarr \\
+    --from hdf5 --source coco.h5 \\
+    --arrays local=features,boxes=boxes,length=num_boxes,id=image_ids
+xret import --store laion.zarr \\
+    --from embeddings --source laion --encoder ViT-B/32
+"""
+_FORMATS = (f"{name:16}{one.layout}" for name, one in FORMATS.items())
+
+
+@click.command("import", help=_HELP.format(formats="\n".join(_FORMATS)))
+@click.argument("dataset", required=False)
+@STORE
+@click.option(
+    "--from",
+    "format_",
+    required=True,
+    type=click.Choice([*FORMATS]),
+    metavar="FORMAT",
+    help="The format of the features: one of those above.",
+)
+@click.option("--source", required=True, type=click.Path(path_type=Path), help="The file or folder of the features.")
+@click.option(
+    "--arrays", callback=_names, metavar="ROLE=NAME,…",
+    help="For hdf5: how the file names the arrays local and id, and length, boxes, classes, scores and size if "
+    "there are any; not needed where it names them so. For embeddings: the arrays or columns of image and text.",
+)  # fmt: skip
+@click.option(
+    "--encoder", callback=comma_list, metavar="NAME",
+    help="The model that made the features; IMAGES,CAPTIONS for embeddings by two models.",
+)  # fmt: skip
+@click.option(
+    "--kind", default="roi", type=click.Choice(["roi", "frames"]),
+    help="What a row of features is: a region of a picture, or a frame of a video.",
+)  # fmt: skip
+@DATA_ROOT
+@DTYPE
+@SPLITS
+@ON_ERROR
+@click.option("--repair", is_flag=True, help="Write damaged chunks and failed samples again.")
+def import_(dataset: str | None, store: str, data_root: Path | None, **options: Any) -> None:
+    """Import features that others extracted into a feature store; see `_HELP`."""
+    from ..pipeline.data.manifest import load_manifest
+    from ..pipeline.exchange.importers.source import ImportOptions
+    from ..pipeline.exchange.importing import import_features
+
+    if not options["splits"].strip(","):
+        raise click.UsageError("nothing to import: give at least one of --splits")
+    if dataset is None and data_root is not None:
+        raise click.UsageError("--data-root is for a DATASET, which is not given; leave it out")
+    manifest = None if dataset is None else load_manifest(dataset, data_root)
+    summary = import_features(manifest, store, ImportOptions(**options))
+    show(summary.to_json(), _lines(summary))
+
+
+def _lines(summary: "Extraction") -> Iterator[str]:
+    counts = f"{counted(summary.images, 'image')}, {counted(summary.captions, 'caption')}"
+    yield f"{summary.dataset}: {counts} in {summary.store}"
+    for features in summary.sets:
+        yield from _lines_of_set(features, summary)
+    if "words" in summary.counts:
+        shares = (f"{100 * share:.1f}% of {split}" for split, share in summary.counts["unknown_by_split"].items())
+        yield f"  vocabulary: {counted(summary.counts['words'], 'word')}; unknown tokens: {', '.join(shares)}"
+    for what, number in (
+        ("captions without a known word", summary.counts.get("captions_unknown")),
+        ("captions without words", summary.counts.get("captions_without_words")),
+        ("captions truncated", summary.counts.get("captions_truncated")),
+        ("entries of the source that are not in the data set", summary.unmatched),
+    ):
+        if number:
+            yield f"  {what}: {number:,}"
+    if summary.leaks and summary.leaks.sentence:
+        yield f"  {summary.leaks.sentence}"
+    if any(features.failed for features in summary.sets):
+        yield f"`xret cache verify {quote(summary.store)}` lists all that failed; {_way_out(summary)}."
+
+
+def _lines_of_set(features: "SetSummary", summary: "Extraction") -> Iterator[str]:
+    imported = summary.unmatched is not None
+    times = [f"{name} {t:.1f} s" for name, t in features.shares.items() if not (imported and name == "encode")]
+    again = f", {features.reused:,} reused" if features.reused else ""
+    matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
+    rate = f"{features.per_second:,.{0 if features.per_second >= 10 else 1}f}"
+    yield (
+        f"  {features.name}: {features.samples:,} {'imported' if imported else 'encoded'}{again} in"
+        f" {features.seconds:.1f} s ({rate}/s; {', '.join(times)}){matched}, {counted(features.chunks, 'chunk')}"
+        f" written, {features.chunks_before:,} there before, {features.failed:,} failed"
+    )
+    if features.read_as:
+        yield f"    read as {features.read_as}"
+    yield from (f"    {line}" for line in some_of([f"failed: {reason}" for reason in features.reasons]))
+
+
+def _way_out(summary: "Extraction") -> str:
+    if summary.unmatched is None:
+        return "repair those files and run the same command with --repair"
+    if len(summary.sets) == 1:  # regions
+        return "a repaired source is imported beside this one"
+    # Embeddings, of which a store holds those of a name once.
+    sets = zip(("images", "captions"), summary.sets, strict=True)
+    remove = [f"`xret cache rm {quote(summary.store)} {quote(f'{side}/{features.name}')}`" for side, features in sets]
+    return f"repair the source, run {' and '.join(remove)}, and import again"

@@ -7,7 +7,7 @@ import sys
 import pytest
 from command_line import refused, run
 
-from xret.cli.listing import PARTS
+from xret.cli.recipes import PARTS
 from xret.heads.evaluation.protocols import PROTOCOLS
 from xret.heads.modules.adapters import ADAPTERS
 from xret.heads.modules.aggregators import AGGREGATORS

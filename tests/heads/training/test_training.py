@@ -13,7 +13,7 @@ from small_store import make_store
 from small_trainings import SMALL, assert_equal, learner, numbers, recipe_of, state_of
 from torch.utils._pytree import tree_leaves
 
-from xret.cli.train_head import train_head
+from xret.cli.train import train_head
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.model import feature_facts, fitted
 from xret.heads.recipes.recipe import load_recipe

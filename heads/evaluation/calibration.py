@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ...pipeline.errors import RunError, XretError
-from ...pipeline.files import writing
+from ...pipeline.files import write_text
 from .metrics import WAYS
 from .scoring import Ranker, embed_split
 
@@ -83,8 +83,8 @@ def calibrations(ranker: Ranker) -> dict[str, Calibration] | None:
     fitted = {way: fit_calibration(*both) for way, both in _queries(scored.similarity, scored.caption_image).items()}
     if run is not None:
         content = {"weights": digest} | {way: asdict(one) for way, one in fitted.items()}
-        with suppress(RunError), writing(run.path / FILE, RunError, "") as partial:  # others' runs are read alone
-            partial.write_text(json.dumps(content), encoding="utf-8")
+        with suppress(RunError):  # others' runs are read alone
+            write_text(run.path / FILE, json.dumps(content), RunError)
     return fitted
 
 
@@ -109,10 +109,6 @@ class CalibrationReport:
 
     calibrations: dict[str, Calibration]  # of each of `WAYS`
     reliability: dict[str, list[Reliability]]  # likewise, from small galleries to the whole split
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it ready for JSON."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ...pipeline.wording import counted
-from .evaluation import in_order, open_rankers, views_of
+from .evaluation import in_order, open_rankers, take_views
 from .metrics import WAYS, Ranks, Ties, expected_ranks, hits, require_ties
 from .number_table import NumberTable, Rows
 from .own_model import Embedder
@@ -101,11 +101,12 @@ def compare_runs(
     """
     require_ties(ties)
     rankers = open_rankers((first, second), store, features, device, trust)
-    counts = views_of(rankers, views)
-    ours = embed_split(rankers[0], split, counts[0], whole=False)
+    if views:
+        take_views(rankers)
+    ours = embed_split(rankers[0], split, whole=False)
     both, owner = [ours.ranks()], ours.caption_image
     ours = replace(ours.without_embeddings(), similarity=torch.empty(0), pairs=None)  # room for the other run's
-    theirs = embed_split(rankers[1], split, counts[1], whole=False)
+    theirs = embed_split(rankers[1], split, whole=False)
     rows, columns = map(np.array, in_order(ours, theirs, f"{rankers[1].name} and {rankers[0].name} cannot be compared"))
     count = torch.bincount(owner, minlength=len(ours.ids)).numpy()
     asked = np.flatnonzero(count)

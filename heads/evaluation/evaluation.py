@@ -76,22 +76,17 @@ def evaluate(
     if not several:
         raise RunError("there is no run to evaluate; name one, or a store")
     rankers = open_rankers(several, store, features, device, trust)
-    if direction is not None:
-        for ranker in rankers:
-            _turn(ranker, direction)
+    for ranker in rankers if direction is not None else ():
+        compare: Any = ranker.model.compare
+        if not hasattr(compare, "direction"):
+            raise RunError(
+                f"{ranker.name} does not compare by chamfer or smooth-chamfer, which have a direction; leave it out"
+            )
+        compare.direction = direction
     if calibration and (len(rankers) > 1 or views):
         raise RunError("probabilities are those of a single run, of the first view of images; leave calibration out")
     found = _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
     return replace(found, calibration=judge_calibration(rankers[0], split)) if calibration else found
-
-
-def _turn(ranker: Ranker, direction: Direction) -> None:
-    compare: Any = ranker.model.compare
-    if not hasattr(compare, "direction"):
-        raise RunError(
-            f"{ranker.name} does not compare by chamfer or smooth-chamfer, which have a direction; leave it out"
-        )
-    compare.direction = direction
 
 
 def open_rankers(
@@ -114,16 +109,16 @@ def open_rankers(
     return [opened(*both) for both in zip(given, stores, strict=True)]
 
 
-def views_of(rankers: Several[Ranker], views: bool) -> tuple[int, ...]:
-    """Return over how many views each ranker takes the mean; RunError where `views` is set and none has several."""
-    there = tuple(ranker.sets[0].views for ranker in rankers)
-    if views and max(there) == 1:
+def take_views(rankers: Several[Ranker]) -> None:
+    """Let each ranker take the mean over all views that its store has of an image; RunError where none has several."""
+    for ranker in rankers:
+        ranker.views = ranker.sets[0].views
+    if max(ranker.views for ranker in rankers) == 1:
         name, url = rankers[0].sets[0].name, rankers[0].cache.url
         raise RunError(
             f"'{name}' in {url} has one view of each image, so that there is no mean over views; leave --views out, or"
             " train on features of `xret extract --views`"
         )
-    return there if views else (1,) * len(there)
 
 
 def evaluate_untrained(sets: Sets, split: str, device: str = "auto", **how: Any) -> Evaluation | None:
@@ -146,21 +141,22 @@ def _evaluate(
     views: bool = False,
     hubness: bool = False,
 ) -> Evaluation:
-    counts = views_of(rankers, views)
+    if views:
+        take_views(rankers)
     for ranker in rankers if hubness else ():
         require_bank(ranker.cache, split)
     measures = load_measures(rankers[0], protocol)
     whole = set(measures) != {"full"}
     if not hubness:
-        return tables(rankers, _together(rankers, split, counts, whole=whole)[0], measures, ties, counts)
-    scale, deviations, tried = choose_scale(rankers, counts, ties)
+        return tables(rankers, _together(rankers, split, whole=whole)[0], measures, ties)
+    scale, deviations, tried = choose_scale(rankers, ties)
     scales = () if scale is None else (scale,)
-    scores, biases, _ = _together(rankers, split, counts, scales, deviations, whole=whole)
-    found = tables(rankers, scores, measures, ties, counts)
+    scores, biases, _ = _together(rankers, split, scales, deviations, whole=whole)
+    found = tables(rankers, scores, measures, ties)
     skews, results = {"without": _skewness(scores)}, found.results
     if biases is not None:
         scores = scores.biased(biases[0][0], biases[1][0])
-        results = tables(rankers, scores, measures, ties, counts).results
+        results = tables(rankers, scores, measures, ties).results
     skews["with"] = _skewness(scores)
     of_each = tuple(one / deviation for deviation in deviations for one in scales)
     return replace(found, hubness=Hubness(scale, of_each, tried, skews, results))
@@ -169,7 +165,6 @@ def _evaluate(
 def _together(
     rankers: Several[Ranker],
     split: str,
-    counts: Several[int],
     scales: Several[float] = (),
     deviations: Several[float] = (),
     whole: bool = False,
@@ -181,12 +176,12 @@ def _together(
     """
     scores: Scored | None = None
     biases: tuple[Tensor, Tensor] | None = None
-    for number, (ranker, count) in enumerate(zip(rankers, counts, strict=True)):
-        other = embed_split(ranker, split, count, whole=whole)
+    for number, ranker in enumerate(rankers):
+        other = embed_split(ranker, split, whole=whole)
         if len(deviations) == number:
             deviations = (*deviations, (other.deviation() if scales else 0.0) or 1.0)
         of_ranker = [scale / deviations[number] for scale in scales]
-        share = biases_of(other, of_ranker, count) if scales else None
+        share = biases_of(other, of_ranker) if scales else None
         if scores is None:
             scores, biases = other.without_embeddings(), share
             continue
@@ -204,10 +199,10 @@ def _together(
 
 
 def choose_scale(
-    rankers: Several[Ranker], counts: Several[int] = (1,), ties: Ties = "pessimistic"
+    rankers: Several[Ranker], ties: Ties = "pessimistic"
 ) -> tuple[float | None, tuple[float, ...], dict[str, float]]:
     """Return the best scale on `CHOOSE`, each ranker's deviation there, and the RSUM of each scale that was tried."""
-    scores, biases, deviations = _together(rankers, CHOOSE, counts, MULTIPLES)
+    scores, biases, deviations = _together(rankers, CHOOSE, MULTIPLES)
     assert biases is not None, "there are scales"
     found: dict[float | None, float] = {None: recall_table(*scores.ranks(), ties).rsum}
     for multiple, *bias in zip(MULTIPLES, *biases, strict=True):
@@ -230,15 +225,11 @@ def load_measures(ranker: Ranker, protocol: str = "auto") -> dict[str, Protocol]
 
 
 def tables(
-    rankers: Several[Ranker],
-    scores: Scored,
-    measures: dict[str, Protocol],
-    ties: Ties = "pessimistic",
-    views: tuple[int, ...] = (1,),
+    rankers: Several[Ranker], scores: Scored, measures: dict[str, Protocol], ties: Ties = "pessimistic"
 ) -> Evaluation:
     """Return the tables of scores that rankers, together, have given; RunError where no protocol applies."""
     results = _of_each(measures, lambda name: _result(name, measures[name], scores, rankers, ties))
-    runs, stores = tuple(one.name for one in rankers), tuple(one.cache.url for one in rankers)
+    runs, stores, views = zip(*((ranker.name, ranker.cache.url, ranker.views) for ranker in rankers), strict=True)
     return Evaluation(runs, stores, views, tuple(results.values()))
 
 

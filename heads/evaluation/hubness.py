@@ -25,12 +25,6 @@ from .scoring import BATCH, Modality, Ranker, Scored, embed_all, representatives
 LEARN, CHOOSE = "train", "val"  # the splits that the bank comes from, and that the scale is chosen on
 BANK = 10_000  # captions drawn for the bank, which has all images; small banks hurt
 MULTIPLES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # scales that are tried, times one over the similarities' deviation
-Change = Callable[[Embedding], Embedding]
-
-
-def unchanged(embedding: Embedding) -> Embedding:
-    """Return an embedding as it is."""
-    return embedding
 
 
 def item_bias(bank: Iterable[Tensor], scales: Sequence[float]) -> Tensor:
@@ -77,17 +71,13 @@ def require_bank(cache: FeatureCache, split: str | None = None) -> None:
         raise RunError(f"{takes}, and {cache.url} has no '{missing[0]}'; leave it out")
 
 
-def biases_of(scored: Scored, scales: Sequence[float], views: int = 1) -> tuple[Tensor, Tensor]:
-    """Return the biases of a split's images, in the mean of their first `views` views, and of its captions.
-
-    They are float64 `[T, I]` and `[T, C]`, with each of T scales.
-    """
+def biases_of(scored: Scored, scales: Sequence[float]) -> tuple[Tensor, Tensor]:
+    """Return the biases of a split's images and captions with each of T scales, float64 `[T, I]` and `[T, C]`."""
     ranker, texts = scored.ranker, scored.text.embedding
-    further = (ranker.batches(scored.split, views=(view,)) for view in range(1, views))
-    others = (embed_all(ranker.model.embed_images, one.image_features(BATCH)) for one in further)
+    views = [scored.image.embedding, *ranker.further_views(scored.split)]
     of_captions = learned_bias(ranker, "captions", [texts], scales)
     same = representatives(texts, scored.texts)  # whose ties are exact, and stay so
-    return learned_bias(ranker, "images", [scored.image.embedding, *others], scales), of_captions[:, same]
+    return learned_bias(ranker, "images", views, scales), of_captions[:, same]
 
 
 @torch.no_grad()
@@ -96,7 +86,7 @@ def learned_bias(
     modality: Modality,
     views: Sequence[Embedding],
     scales: Sequence[float],
-    change: Change = unchanged,
+    change: Callable[[Embedding], Embedding] | None = None,
     owners: np.ndarray | None = None,
 ) -> Tensor:
     """Return the bias of items with each scale, float64 `[T, N]`: of images by captions of training, and vice versa.
@@ -121,20 +111,18 @@ def learned_bias(
     else:
         embed, parts, rows = model.embed_images, bank.image_features(BATCH), bank.image_rows
 
-    def scores(queries: Embedding) -> Tensor:
-        pairs = ((one, queries) if images else (queries, one) for one in views)
-        mean = torch.stack([in_blocks(model.similarity, *pair) for pair in pairs]).mean(0)
-        return mean.T if images else mean
+    def blocks() -> Iterator[Tensor]:
+        first = 0
+        for part in parts:
+            queries = embed_all(embed, [part])
+            queries = change(queries) if change else queries
+            pairs = ((items, queries) if images else (queries, items) for items in views)
+            block = torch.stack([in_blocks(model.similarity, *pair) for pair in pairs]).mean(0)
+            block = block.T if images else block
+            if owners is not None:
+                own = rows[first : first + len(block), None] == owners
+                block = block.masked_fill(torch.from_numpy(own).to(block.device), -math.inf)
+            first += len(block)
+            yield block
 
-    return item_bias(_without_own((scores(change(embed_all(embed, [part]))) for part in parts), rows, owners), scales)
-
-
-def _without_own(blocks: Iterable[Tensor], rows: np.ndarray, owners: np.ndarray | None) -> Iterator[Tensor]:
-    """Yield blocks [B, N] of scores, -inf where a query of the bank, which has `rows`, and an item have one owner."""
-    first = 0
-    for block in blocks:
-        if owners is not None:
-            own = rows[first : first + len(block), None] == owners
-            block = block.masked_fill(torch.from_numpy(own).to(block.device), -math.inf)
-        first += len(block)
-        yield block
+    return item_bias(blocks(), scales)

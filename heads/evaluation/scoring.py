@@ -5,7 +5,7 @@ cached global features is then a ranking by itself, and the row that a head on t
 is computed in float32.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,6 +64,7 @@ class Ranker:
     """
 
     run: Run | None = None  # None: another model ranks
+    views = 1  # of each image, in the mean over which it ranks
 
     def __init__(
         self,
@@ -119,6 +120,12 @@ class Ranker:
     def batches(self, split: str | Several[str], **how: Any) -> Batches:
         """Return what the model reads of a split, or of several; `how` and errors as of `stored_batches`."""
         return batches_of(self.sets, self.model, split, self.device, **how)
+
+    def further_views(self, split: str) -> Iterator[Embedding]:
+        """Yield the embeddings of a split's images in each of the `views` but the first."""
+        for view in range(1, self.views):
+            images = self.batches(split, views=(view,)).image_features(BATCH)
+            yield embed_all(self.model.embed_images, images)
 
     def origins(self, branch: BranchName) -> tuple[Origin, ...]:
         """Return what made each feature set of ``image`` or ``text``; RunError where a run has lost a backbone."""
@@ -278,10 +285,10 @@ class Scored:
         return self.image.elements.shape[1] > 1 or self.text.elements.shape[1] > 1
 
 
-def embed_split(ranker: Ranker, split: str, views: int = 1, *, whole: bool = True) -> Scored:
+def embed_split(ranker: Ranker, split: str, *, whole: bool = True) -> Scored:
     """Embed a split and compare its images and captions.
 
-    Similarities are the mean over the first `views` views of an image, whatever an embedding is: the slots of sets may
+    Similarities are the mean over the ranker's views of an image, whatever an embedding is: the slots of sets may
     change places from view to view, so that a mean of embeddings would blend what does not belong together. Where not
     the `whole` matrix is needed, that of more than `WHOLE` pairs is not made, see `pairs`.
 
@@ -296,15 +303,13 @@ def embed_split(ranker: Ranker, split: str, views: int = 1, *, whole: bool = Tru
         text = embed_side(model.embed_captions, batches.caption_features(BATCH))
         texts, rows = batches.texts(), (batches.image_rows, batches.caption_rows)
         (first, last), (begin, end) = ((int(some[0]), int(some[-1]) + 1) for some in rows)
-        others = (ranker.batches(split, views=(view,)) for view in range(1, views))
-        further = (embed_all(model.embed_images, one.image_features(BATCH)) for one in others)
         pairs, similarity = None, torch.empty(0, device=device)
         if whole or batches.images * batches.captions <= WHOLE:
             similarity = compare(model, image.embedding, text.embedding, texts)
-            for of_view in further:
+            for of_view in ranker.further_views(split):
                 similarity += compare(model, of_view, text.embedding, texts)
         else:
-            part = Part(model, (image.embedding, *further), text.embedding)
+            part = Part(model, (image.embedding, *ranker.further_views(split)), text.embedding)
             owner = torch.as_tensor(batches.caption_image, device=device)
             pairs = Pairs((part,), owner, representatives(text.embedding, texts))
         both = [side.embedding for side in (image, text)]
@@ -315,7 +320,7 @@ def embed_split(ranker: Ranker, split: str, views: int = 1, *, whole: bool = Tru
             image,
             text,
             split,
-            similarity=similarity.div_(views),
+            similarity=similarity.div_(ranker.views),
             caption_image=torch.as_tensor(batches.caption_image),
             ids=batches.ids(),
             file_names=batches.file_names(),

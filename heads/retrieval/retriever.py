@@ -22,7 +22,7 @@ from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.wording import option, some_of
 from ..evaluation.calibration import Calibration, calibrations
 from ..evaluation.evaluation import choose_scale
-from ..evaluation.hubness import learned_bias, require_bank, unchanged
+from ..evaluation.hubness import learned_bias, require_bank
 from ..evaluation.own_model import Embedder
 from ..evaluation.scoring import Modality, Ranker, embed_all
 from ..modules.embedding import Embedding, each, shape_of
@@ -162,10 +162,11 @@ class Retriever(Ranker):
         """
         if self.scale is None:
             return torch.zeros(shape_of(items)[0], dtype=torch.float64)
-        change = unchanged if turn is None else partial(made_smaller, turn=turn)
-        items = change(each(lambda t: t.to(self.device), items))
+        items = each(lambda t: t.to(self.device), items)
+        change = None if turn is None else partial(made_smaller, turn=turn)
         with within_memory(self.device):
-            return learned_bias(self, modality, [items], [self.scale], change, owners)[0]
+            views = [change(items) if change else items]
+            return learned_bias(self, modality, views, [self.scale], change, owners)[0]
 
     def encode_text(self, texts: Sequence[str], *, warn: bool = True) -> Embedding:
         """Embed B texts: float32 [B, D], [B, K, D], or a Gaussian or Sequence of B.

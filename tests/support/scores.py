@@ -10,4 +10,5 @@ def score(
 ) -> Scored:
     """Return the scores of a run folder, or of a store's frozen encoders, over so many views."""
     ranker = open_frozen(str(path), device) if is_store(path) else Ranker(path, store=store, device=device)
-    return embed_split(ranker, split, views)
+    ranker.views = views
+    return embed_split(ranker, split)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from ...pipeline.data.texts import distinct
 from ...pipeline.device import on_host, send
 from ...pipeline.errors import RecipeError
 from ...pipeline.reading.batches import Batch, Batches
@@ -61,7 +60,7 @@ class Objective:
 
     def __init__(self, recipe: Recipe, model: Model, losses: nn.ModuleDict, split: Batches | None = None) -> None:
         self.recipe, self.model, self.losses = recipe, model, losses
-        self.text_number: Tensor | None = None
+        self.text_number: Callable[[Tensor], Tensor] | None = None  # of captions of the split
         self.precision: torch.dtype | None = None
         self.mask = 0
         self.teacher: Teacher | None = None
@@ -70,7 +69,8 @@ class Objective:
             self.weights = send(self.weights, split.device)
             self.precision = autocast_dtype(recipe.runtime.precision, split.device)
             self.mask = len(split.caption_set.vocabulary or ())  # the id of `<mask>`, which follows those of the words
-            self.text_number = None if recipe.loss["same_text"] == "negative" else same_texts(split)
+            if recipe.loss["same_text"] != "negative":
+                self.text_number = lambda captions: torch.from_numpy(split.text_hashes(captions.numpy()))
 
     def __call__(self, batch: Batch, now: float) -> Tensor:
         """Return the loss of a batch followed by its terms, unweighted, ``[1 + T]``, after `now` epochs."""
@@ -89,7 +89,7 @@ class Objective:
         captions = in_steps(drop_rows(captions, augment.text))
         found = batch.captions.words
         words = None if found is None or found.token is None else Sequence(found.token, found.length)
-        text = None if self.text_number is None else self.text_number[batch.caption_index]
+        text = None if self.text_number is None else self.text_number(batch.caption_index)
         same_is_positive = self.recipe.loss["same_text"] == "positive"
         owner, device = on_host(batch.caption_image), batch.caption_image.device
         positives, others = compared_pairs(owner, text, same_is_positive=same_is_positive)
@@ -135,11 +135,6 @@ class Objective:
         chunk = self.recipe.data.chunk
         units = given.images if self.recipe.data.unit == "image" else given.captions
         return 1 if chunk is None else -(-len(units.length) // chunk)
-
-
-def same_texts(batches: Batches) -> Tensor:
-    """Return a number for each of a split's captions, equal where their texts are, int64 on the CPU."""
-    return torch.from_numpy(distinct(batches.texts())[1])
 
 
 def mask_of(pairs: Pairs, size: tuple[int, int]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from itertools import count, pairwise
 from typing import overload
 
@@ -29,11 +30,17 @@ class Texts(Sequence[str]):
 
     def in_blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the bytes of the texts in these rows, uint8, some thousand texts at a time."""
+        return (np.frombuffer(b"".join(pieces), np.uint8) for pieces in self._pieces(rows))
+
+    def hashes(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield `text_hashes` of the texts in these rows, some thousand texts at a time."""
+        return map(text_hashes, self._pieces(rows))
+
+    def _pieces(self, rows: np.ndarray) -> Iterator[Iterator[bytearray]]:
         edges = np.frombuffer(self._edges, np.int64)
         for first in range(0, len(rows), _BLOCK):
             part = rows[first : first + _BLOCK]
-            pieces = zip(edges[part].tolist(), edges[part + 1].tolist(), strict=True)
-            yield np.frombuffer(b"".join(self._data[a:b] for a, b in pieces), np.uint8)
+            yield (self._data[a:b] for a, b in zip(edges[part].tolist(), edges[part + 1].tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self._edges) - 1
@@ -50,6 +57,11 @@ class Texts(Sequence[str]):
             return [self[one] for one in range(*row.indices(len(self)))]
         row = row if row >= 0 else len(self) + row
         return self._data[self._edges[row] : self._edges[row + 1]].decode("utf-8", "surrogatepass")
+
+
+def text_hashes(texts: Iterable[bytes | bytearray]) -> np.ndarray:
+    """Return 64 bits of the BLAKE2b of each text, int64: different texts have the same ones once in 2 ** 64 pairs."""
+    return np.frombuffer(b"".join(blake2b(text, digest_size=8).digest() for text in texts), "<i8")
 
 
 def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -101,6 +101,16 @@ class Batches:
             found for part in self.parts for found in texts_of(part.image_set.cache.caption_texts, part.caption_rows)
         ]
 
+    def text_hashes(self, captions: np.ndarray) -> np.ndarray:
+        """Return a number for the text of each of these captions, equal for equal texts, int64."""
+        ends, out = self._part_ends["caption"], np.empty(len(captions), np.int64)
+        of_part = np.searchsorted(ends, captions, side="right")
+        for number in np.unique(of_part).tolist():
+            part, here = self.parts[number], of_part == number
+            rows = part.captions[captions[here] - ends[number] + len(part.captions)]
+            out[here] = part.image_set.cache.text_hashes(rows)
+        return out
+
     def steps(self, unit: Unit, batch_size: int) -> int:
         """Return how many batches an epoch has."""
         return sum(1 for _ in cut(range(len(self.units(unit))), batch_size))

@@ -203,8 +203,9 @@ def _damaged_samples(cache: FeatureCache) -> list[Damage]:
     damaged = []
     for name, array in sorted(cache.group["samples"].arrays()):  # type: ignore[union-attr]
         for chunk in range(array.nchunks):
+            stored = StoredArray(cache.folder, array)
             try:
-                StoredArray(cache.folder, array).whole([chunk])
+                stored.decoded(chunk, *cache.folder.read(stored.file(chunk)))
             except CacheError:
                 damaged.append(Damage(f"samples/{name}", chunk))
     return damaged

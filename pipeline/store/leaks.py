@@ -1,13 +1,11 @@
 """What the splits of a store share: files of equal bytes, texts, and pictures that look alike."""
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from ..data.digests import BYTES
 from ..progress import Progress
 from ..wording import counted
 from .sets import OK, ImageSet
@@ -15,6 +13,7 @@ from .store import FeatureCache
 
 _SPLITS = ("train", "val", "test")
 _BLOCK = 4096  # samples that are compared with as many others
+_LOOKED_UP = 1 << 20  # samples that are looked up together
 
 
 @dataclass(frozen=True)
@@ -29,36 +28,53 @@ class Leaks:
 
 def find_leaks(cache: FeatureCache) -> Leaks:
     """Compare digests of files, where a feature set has them, and texts as they are; a split ``other`` is left out."""
-    digests, parts = cache.known_digests(), list[str]()
-    ranges = {split: cache.splits[split] for split in _SPLITS if split in cache.splits}
-    known = {split: first + np.flatnonzero(digests[first:last].any(axis=1)) for split, (first, last) in ranges.items()}
-    splits, rows = np.repeat([*known], [*map(len, known.values())]), np.concatenate([[], *known.values()]).astype(int)
-    _, first, which = np.unique(digests[rows].view(f"S{BYTES}").ravel(), return_index=True, return_inverse=True)
-    same = first[which]  # where each of `rows` has the same picture for the first time
-    leaking = np.flatnonzero(splits[same] != splits)
-    pictures = len(np.unique(same[leaking]))
-    asked, training = (
-        cache.in_blocks(cache.caption_texts, *cache.captions_of(*ranges.get(split, (0, 0))))
-        for split in ("test", "train")
-    )
-    times = Counter(asked)
-    taught = {text for text in training if text in times}
-    captions = sum(times[text] for text in taught)
-    if pictures:
+    parts, spans = list[str](), {split: cache.splits[split] for split in _SPLITS if split in cache.splits}
+    # Half of a digest tells files apart as well; zeros are not known.
+    digest = np.ascontiguousarray(cache.known_digests()[:, :8]).view(np.int64)[:, 0]
+    held = np.concatenate([np.arange(*spans[split]) for split in spans if split != "train"] or [np.arange(0)])
+    held = held[digest[held] != 0]
+    files, first, which = np.unique(digest[held], return_index=True, return_inverse=True)
+    taught = _first(files, lambda a, b: digest[a:b], spans.get("train", (0, 0)))
+    first = np.where(taught < 0, held[first], taught)[which]  # where each of `held` is for the first time
+    ends = np.array([last for _, last in spans.values()])
+    split_of, its = (np.searchsorted(ends, rows, side="right") for rows in (first, held))
+    leaking = np.flatnonzero(split_of != its)
+    if pictures := len(np.unique(which[leaking])):
         number = f"{counted(pictures, 'picture')} {'is' if pictures == 1 else 'are'}"
-        places = (int(same[leaking[0]]), int(leaking[0]))
-        names = [f"{cache.file_names(rows[at], rows[at] + 1)[0]} ({splits[at]})" for at in places]
+        row, of = int(leaking[0]), [*spans]
+        places = (int(first[row]), of[split_of[row]]), (int(held[row]), of[its[row]])
+        names = [f"{cache.file_names(at, at + 1)[0]} ({split})" for at, split in places]
         parts.append(f"{number} in more than one split, such as {' and '.join(names)}")
-    if captions:
-        example = next(text for text in times if text in taught)
-        parts.append(f"{captions:,} of {counted(times.total(), 'caption')} of test stand in train as well: '{example}'")
-    if copies := int((splits == "test").sum()) - len(np.unique(same[splits == "test"])):
-        tested = int(np.diff(ranges["test"])[0])
+    asked, training = (cache.captions_of(*spans.get(split, (0, 0))) for split in ("test", "train"))
+
+    def hashes(start: int, stop: int) -> np.ndarray:
+        return cache.text_hashes(np.arange(start, stop))
+
+    texts, which_text = np.unique(hashes(*asked), return_inverse=True)
+    again = np.flatnonzero((_first(texts, hashes, training) >= 0)[which_text])
+    if captions := len(again):
+        example = cache.caption_texts(asked[0] + int(again[0]), asked[0] + int(again[0]) + 1)[0]
         parts.append(
-            f"{copies:,} of {counted(tested, 'picture')} of test {'is' if copies == 1 else 'are'} the same file"
-            " as another there"
+            f"{captions:,} of {counted(len(which_text), 'caption')} of test stand in train as well: '{example}'"
+        )
+    tested = which[held >= spans["test"][0]] if "test" in spans else which[:0]
+    if copies := len(tested) - len(np.unique(tested)):
+        pictures_of_test = counted(spans["test"][1] - spans["test"][0], "picture")
+        parts.append(
+            f"{copies:,} of {pictures_of_test} of test {'is' if copies == 1 else 'are'} the same file as another there"
         )
     return Leaks("; ".join(parts), pictures, captions, copies)
+
+
+def _first(wanted: np.ndarray, read: Callable[[int, int], np.ndarray], span: tuple[int, int]) -> np.ndarray:
+    """Return the first row of a span that has each of the sorted numbers, -1 where none has; `read` gives theirs."""
+    first = np.full(len(wanted), -1)
+    for begin in range(*span, _LOOKED_UP) if len(wanted) else ():
+        numbers = read(begin, min(begin + _LOOKED_UP, span[1]))
+        at = np.searchsorted(wanted, numbers).clip(max=len(wanted) - 1)
+        there = np.flatnonzero((wanted[at] == numbers) & (first[at] < 0))[::-1]  # of several the first comes last
+        first[at[there]] = begin + there
+    return first
 
 
 @dataclass(frozen=True)

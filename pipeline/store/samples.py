@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import zarr
 
 from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
+from ..data.texts import text_hashes
 from ..errors import CacheError
 from .folder import LOCK, Folder, NewArray, begin_group, write_group
 from .rows import FewChunks, ranges
@@ -115,11 +116,14 @@ class StoredSamples:
 
     def sample_array(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
         """Return rows [first, last) of an array of the samples; CacheError if it is missing or damaged."""
+        rows = self._opened(name)
+        return rows.gather(np.array([first]), np.array([(rows.shape[0] if last is None else last) - first]))
+
+    def _opened(self, name: str) -> FewChunks:
         if name not in self._samples:
             about = "copy the store again, or extract into another --store"
             self._samples[name] = FewChunks(self.folder, self.array(f"samples/{name}"), advice=about)
-        rows = self._samples[name]
-        return rows.gather(np.array([first]), np.array([(rows.shape[0] if last is None else last) - first]))
+        return self._samples[name]
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:
         if first >= last:
@@ -129,10 +133,18 @@ class StoredSamples:
         with self.folder.reading(f"samples/{name}"):
             return [data[a - offsets[0] : b - offsets[0]].decode() for a, b in itertools.pairwise(offsets)]
 
-    def in_blocks(self, read: Callable[[int, int], list[str]], first: int, last: int) -> Iterator[str]:
-        """Yield what `read` gives of rows [first, last), as `caption_texts` does, without holding all of it."""
-        for begin in range(first, last, _BLOCK):
-            yield from read(begin, min(begin + _BLOCK, last))
+    def text_hashes(self, rows: np.ndarray) -> np.ndarray:
+        """Return a number for the text of each of these caption rows, equal for equal texts, int64."""
+        return self._known_hashes[rows] if self._known_hashes is not None else self._opened("text_hash").few(rows)
+
+    @cached_property
+    def _known_hashes(self) -> np.ndarray | None:
+        """Those of all captions where the store was made before it had them."""
+        if self.folder.exists("samples/text_hash"):
+            return None
+        blocks = (range(0, self.captions)[first : first + _BLOCK] for first in range(0, self.captions, _BLOCK))
+        texts = (self.caption_texts(block.start, block.stop) for block in blocks)
+        return np.concatenate([text_hashes(map(str.encode, block)) for block in texts])
 
     def array(self, path: str) -> "zarr.Array[Any]":
         """Return an array of the store; CacheError if it is missing, or its metadata is damaged."""
@@ -186,6 +198,8 @@ def _sample_arrays(samples: Samples) -> dict[str, NewArray]:
         ("file_name", images.names, rows),
         ("caption", images.texts, captions),
     ):
+        if name == "caption":
+            arrays["text_hash"] = _array(("caption",), (len(order),), "int64", texts.hashes(order))
         edges = np.concatenate([[0], np.cumsum(texts.lengths()[order])])
         arrays[name] = _array((f"{name}_byte",), (int(edges[-1]),), "uint8", texts.in_blocks(order))
         arrays[f"{name}_offset"] = _array((f"{name}_edge",), edges.shape, "int64", [edges])

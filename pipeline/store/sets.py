@@ -84,12 +84,12 @@ class FeatureSet:
 
     def rows_left(self, splits: Iterable[str], status: int = NOT_DONE) -> np.ndarray:
         """Return the rows of these splits that are not done, or have another `status`, int64."""
-        rows = np.concatenate([np.arange(self.samples)[self.rows_of(split)] for split in splits])
-        return np.asarray(rows[self.status[rows] == status])
+        parts = [self.rows_of(split) for split in splits]
+        return np.concatenate([part.start + np.flatnonzero(self.status[part] == status) for part in parts])
 
     def missing(self, splits: Iterable[str]) -> list[int]:
         """Return the chunks that hold rows of these splits that are not done."""
-        return sorted(set((self.rows_left(splits) // self.chunk_rows).tolist()))
+        return np.unique(self.rows_left(splits) // self.chunk_rows).tolist()
 
     def written(self) -> list[int]:
         """Return the chunks that have a mark, whether it can be read or not; rows of a chunk may be left."""
@@ -244,9 +244,11 @@ class ImageSet(FeatureSet):
         return self._of_good("stamp", 2, "int64")
 
     def _of_good(self, name: str, width: int, dtype: str) -> np.ndarray:
-        there = name in self.array_names
-        found = self._read(name) if there else np.zeros((self.samples, width), dtype)
-        return np.where((self.status == OK)[:, None], found, 0)
+        if name not in self.array_names:
+            return np.zeros((self.samples, width), dtype)
+        values = self._read(name)
+        values[self.status != OK] = 0
+        return values
 
     def differing(self, other: "ImageSet") -> np.ndarray:
         """Return the image rows, int64, whose features here and in another set of the store are of other files."""

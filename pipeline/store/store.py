@@ -5,8 +5,9 @@ Layout (format "xret", version 2):
 - ``/`` attributes: format, version, dataset, manifest_sha256, splits {name: [first, last)} in image rows, protocols;
   where pictures lie in files with others also source, the files; where samples were left out also left_out, why.
   Written last, so that a store that has them is whole.
-- ``/samples/``: id, file_name, caption (UTF-8 bytes, with ``*_offset``), split, cocoid, sentid, caption_count; where
-  pictures lie in files with others also place i64[I,3], the number of the file and where in it.
+- ``/samples/``: id, file_name, caption (UTF-8 bytes, with ``*_offset``), split, cocoid, sentid, caption_count;
+  text_hash i64[M], equal for equal captions, which older stores lack; where pictures lie in files with others also
+  place i64[I,3], the number of the file and where in it.
 - ``/images/SET/``: local [I,N,C], global [I,C], length i32[I], size i32[I,2] (w, h), digest u8[I,16] of the picture's
   file, stamp i64[I,2] (its bytes, ns of its last change), status u8[I]; of V views of an image local [I,V,N,C] and
   global [I,V,C]; of regions also boxes f32[I,N,4] (x1, y1, x2, y2 in pixels), classes i32[I,N], scores f32[I,N].

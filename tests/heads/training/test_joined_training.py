@@ -3,6 +3,7 @@
 import shutil
 
 import pytest
+import torch
 from small_store import make_store
 from small_trainings import assert_equal, numbers, state_of, stopped_after
 
@@ -52,7 +53,7 @@ def test_every_sample_of_both_is_learnt_and_the_first_validates(stores, whole, t
     assert sum(captions for _, captions, _ in seen) == 25 + 20
     # Captions are told apart by their texts in both stores.
     texts = [text for cache, n in zip(caches, (25, 20), strict=True) for text in cache.caption_texts(0, n)]
-    number = seen[0][2].tolist()
+    number = seen[0][2](torch.arange(45)).tolist()
     assert [texts.index(text) for text in texts] == [number.index(n) for n in number]
     info = Run(whole).info
     assert info.also == [f"small {caches[1].manifest_sha256[:8]}"]

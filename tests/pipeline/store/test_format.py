@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 import warnings
@@ -344,7 +345,9 @@ def test_what_is_done_is_known_row_by_row(tmp_path):
     assert np.array_equal(begun["local"][2:], images.local(np.arange(10, 16)))
 
 
-@pytest.mark.parametrize("name", ["id", "file_name", "caption", "caption_offset", "caption_count", "cocoid", "sentid"])
+@pytest.mark.parametrize(
+    "name", ["id", "file_name", "caption", "caption_offset", "caption_count", "cocoid", "sentid", "text_hash"]
+)
 def test_samples_of_which_a_file_is_lost_are_not_read(own, name):
     (Path(own) / "samples" / name / "c.0").unlink()
     with pytest.raises(CacheError, match=f"samples/{name}/c.0 is missing; copy the store again"):
@@ -460,6 +463,16 @@ def test_other_groups_are_refused(tmp_path, content, message):
 def test_a_file_system_without_locks_is_said(tmp_path, lockless):
     assert FeatureCache.open(make_store(tmp_path / "s")).images
     assert len(lockless()) == 1
+
+
+def test_equal_captions_have_equal_numbers_also_in_a_store_without_them(tmp_path):
+    cache = FeatureCache.open(url := make_store(tmp_path / "s.zarr"))
+    rows, texts = np.random.default_rng(0).permutation(cache.captions), cache.caption_texts(0, cache.captions)
+    numbers = cache.text_hashes(rows)
+    assert len(set(texts)) < len(texts)
+    assert (numbers[:, None] == numbers).tolist() == [[texts[a] == texts[b] for b in rows] for a in rows]
+    shutil.rmtree(tmp_path / "s.zarr" / "samples" / "text_hash")
+    assert FeatureCache.open(url).text_hashes(rows).tolist() == numbers.tolist()
 
 
 def test_samples_are_the_same_in_many_chunks(tmp_path, monkeypatch):

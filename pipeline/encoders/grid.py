@@ -23,7 +23,7 @@ from .base import VisualEncoder, choose_layer, library_versions
 from .captured import Captured
 from .registry import IMAGES, unknown
 from .spec import EncoderSpec
-from .weights import autocast, digest, load_network, noise_images, settle_norms
+from .weights import autocast, digest, load_network, noise_images
 
 GRID_OPTIONS = frozenset({"weights", "image_size", "whole", "pool", "views", "frames"})
 IMAGE_SIZE = 224  # side of the square input of networks that have none of their own, pixels
@@ -48,7 +48,7 @@ class Grid(VisualEncoder):
     _pixels: Tensor  # of nothing, to try the network with
     _half = False  # let a GPU compute in bfloat16
     _captured: Captured | None = None
-    _transform: Callable[[Image.Image], Tensor]
+    prepare: Callable[[Image.Image], Tensor]  # an image to pixels [3,S,S] as the network takes it, uint8 or float32
     _mean: Tensor  # of uint8 pixels over 255, and their deviation `_std`; float ones are taken as they are
     _std: Tensor
 
@@ -61,13 +61,9 @@ class Grid(VisualEncoder):
         image = open_image(picture, upright=True, longest=self.longest)
         return self.prepare(image), image.size
 
-    def prepare(self, image: Image.Image) -> Tensor:
-        """Prepare an image as the network takes it; return pixels [3,S,S], uint8 or float32."""
-        return self._transform(image)
-
     def _prepare_by(self, steps: Sequence[Callable[[Image.Image], Image.Image]], mean: Any, std: Any) -> None:
         """Let these steps give a picture whose uint8 pixels are scaled and normalised on the device, batch by batch."""
-        self._transform = transforms.Compose([*steps, pixels_of])
+        self.prepare = transforms.Compose([*steps, pixels_of])
         self._mean, self._std = (torch.tensor(one, device=self.device)[:, None, None] for one in (mean, std))
 
     def encode(self, pixels: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -161,13 +157,11 @@ class GridEncoder(Grid):
             raise unknown(spec.name, [*known, *IMAGES])
         self.name, self.device = spec.name, device
         size, preset = spec.image_size or IMAGE_SIZE, _preset(spec.name)
-
-        def settle(network: nn.Module) -> None:
-            images = transforms.Normalize(preset.mean, preset.std)(noise_images(16, size))
-            settle_norms(network, lambda: network(images))
-
         published = get_model_weights(spec.name).__members__.get("IMAGENET1K_V1")
-        weights_id, network = load_network(spec, lambda: _build(spec.name, size), settle, published)
+        normalize = transforms.Normalize(preset.mean, preset.std)
+        weights_id, network = load_network(
+            spec, lambda: _build(spec.name, size), lambda network: network(normalize(noise_images(16, size))), published
+        )
         layer, whole = last_map(network), network.state_dict()
         self._exported = _cut_after(network, layer)
         # Channels last: 1.7 times as fast for MobileNetV2 on a CPU, no slower for ResNet-18.
@@ -200,7 +194,7 @@ class GridEncoder(Grid):
             self.network(pixels.contiguous(memory_format=torch.channels_last))
             maps = self._exported.pop()
         except _Reached as reached:
-            maps = reached.maps
+            (maps,) = reached.args
         if maps.ndim == 3:  # of a vision transformer the tokens [B,1+N,C], the class token first
             maps = maps[:, 1:].transpose(1, 2).unflatten(2, (isqrt(maps.shape[1]), -1))
         return [(maps, mean_of_cells(maps))]
@@ -225,9 +219,6 @@ def last_map(network: nn.Module) -> str:
 
 class _Reached(Exception):
     """Carries the last map out of a network, from any thread; what would come after it does not run."""
-
-    def __init__(self, maps: Tensor) -> None:
-        self.maps = maps
 
 
 def _reached(exported: list[Tensor], _part: nn.Module, _inputs: Any, maps: Tensor) -> None:

@@ -152,11 +152,9 @@ def unknown(name: str, known: list[str], what: str = "encoder") -> EncoderError:
 
 
 def _class_of(name: str, encoders: dict[str, tuple[str, str]]) -> Any:
-    def family(of: str) -> str:
-        return next((start for start in _FAMILIES if of.startswith(start)), of)
-
-    known = {family(one): where for one, (where, _) in encoders.items()}
-    where = known.get(_OWN if is_own(name) else family(name), known.get(_TORCHVISION))
-    if where is None:
+    family = next((start for start in _FAMILIES if name.startswith(start)), None)
+    known = next((key for key in encoders if key == name or (family and key.startswith(family))), _TORCHVISION)
+    known = _OWN if is_own(name) else known
+    if known not in encoders:
         raise unknown(name, [*encoders], "text encoder")
-    return resolve_name(f"{__package__}.{where}")
+    return resolve_name(f"{__package__}.{encoders[known][0]}")

@@ -36,18 +36,18 @@ def seed_or_file(spec: EncoderSpec) -> int | Path | None:
 
 
 def load_network(
-    spec: EncoderSpec, build: Callable[[], nn.Module], settle: Callable[[Any], None], published: "WeightsEnum | None"
+    spec: EncoderSpec, build: Callable[[], nn.Module], run: Callable[[Any], Any], published: "WeightsEnum | None"
 ) -> tuple[str, Any]:
     """Build a network of torchvision's on the CPU and fill it; return its weights' entry in an identity, and itself.
 
-    `settle` gives random weights the statistics of their batch norms, by `settle_norms`; `published` are the weights if
-    the spec names none. EncoderError: the weights cannot be obtained, or do not fit.
+    Random weights get the statistics of their batch norms by `settle_norms`, while `run` runs the network; `published`
+    are the weights if the spec names none. EncoderError: the weights cannot be obtained, or do not fit.
     """
     source = seed_or_file(spec)
     if isinstance(source, int):
         with seeded(source):
             network = build()
-            settle(network)
+            settle_norms(network, lambda: run(network))
         return f"random:{source}", network
     state = _fetch(published, spec) if source is None else read_weights(source, spec.trust)
     network = build()

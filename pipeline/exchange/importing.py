@@ -190,10 +190,8 @@ def _fill(
     """
     wanted = {chunk for split in splits for chunk in features.chunks_of(split)}
     if options.repair:
-        for chunk in wanted.intersection(damaged_chunks(features)):
-            features.forget(chunk)
-        features.reopened().retry(splits)
-        features = features.reopened()
+        features = features.forget(*wanted.intersection(damaged_chunks(features)))
+        features.retry(splits)
     missing, left = features.missing(splits), features.rows_left(splits)
     samples, began, seconds = 0, time.monotonic(), {"read": 0.0, "encode": 0.0, "write": 0.0}
     with Progress(printable(features.name), len(left), features.modality) as progress:

@@ -354,11 +354,10 @@ class Extractor:
         for (features, _), chunks in zip(sets, damaged, strict=True):
             if features.modality == "images":
                 self.require_pictures(_good_rows(features, chunks), repair=True)
-        for (features, _), chunks in zip(sets, damaged, strict=True):
-            for chunk in chunks:
-                features.forget(chunk)
-            features.reopened().retry(self.options.splits)
-        return [(features.reopened(), encoder) for features, encoder in sets]
+        sets = [(features.forget(*chunks), of) for (features, of), chunks in zip(sets, damaged, strict=True)]
+        for features, _ in sets:
+            features.retry(self.options.splits)
+        return sets
 
     def require_pictures(self, rows: Sequence[int] | None = None, *, repair: bool = False) -> None:
         """Refuse pictures that are missing, all at once; with `repair`, those whose good features would be lost.

@@ -55,13 +55,13 @@ class Filler:
     `sets` and `encoders` are those that the process has already.
     """
 
-    def __init__(self, job: Job, sets: Sequence[FeatureSet] = (), encoders: Sequence[Any] = ()) -> None:
+    def __init__(self, job: Job, sets: Sequence[Any] = (), encoders: Sequence[Any] = ()) -> None:
         self.job, self.device, self.batch_size = job, str(pick_device(job.options.device)), job.options.batch_size
         if not sets:
             cache = FeatureCache.open(job.url)
             sets = [cache.set_at(path) for path in job.paths]
-        self.sets: Sequence[Any] = sets
-        self.cache, self.of_images = sets[0].cache, isinstance(sets[0], ImageSet)
+        self.sets, self.cache = sets, sets[0].cache
+        self.of_images = isinstance(sets[0], ImageSet)
         self.encoders: Sequence[Any] = encoders or _load(job.specs, sets[0], self.device)
         for features, encoder in zip(sets, self.encoders, strict=True):
             if features.identity != encoder.identity:

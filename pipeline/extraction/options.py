@@ -52,13 +52,14 @@ class Options(Filling):
             if not numbers or not all(isinstance(layer, int) for layer in numbers):
                 raise EncoderError(f"layers is {self.layers!r}; give whole numbers in a list, as [6, 9, 12]")
             object.__setattr__(self, "layers", tuple(numbers))
-        for spec in (self.visual, self.text):
-            require_dtype(spec.dtype if spec else "float16")
-        for name in ("batch_size", "workers"):
-            value = getattr(self, name)
-            given = value if value is not None and not (name == "workers" and isinstance(value, str)) else 1
-            if not isinstance(given, Integral) or int(given) < 1:
-                raise CacheError(f"{name} is {value!r}; give a whole number of at least 1")
+        for spec in filter(None, (self.visual, self.text)):
+            require_dtype(spec.dtype)
+        counts: dict[str, Any] = {"batch_size": self.batch_size, "workers": self.workers}
+        if self.workers is None or self.cluster:
+            del counts["workers"]
+        for name, count in counts.items():
+            if not isinstance(count, Integral) or int(count) < 1:
+                raise CacheError(f"{name} is {count!r}; give a whole number of at least 1")
 
     def of_layers(self, spec: EncoderSpec | None) -> list[EncoderSpec]:
         """Return the spec of each set that an encoder gives, `visual` or `text`; none of None."""

@@ -152,7 +152,8 @@ def _measure(task: tuple[Manifest, Samples, Options]) -> dict[str, tuple[float, 
             sets = create_sets(cache, side, encoders, options, device, parts=1)
             size = -sum(cache.folder.size(features.path) for features, _ in sets)
             for split in reversed(trial.splits):
-                sets = [(_without_captions(features), encoder) for features, encoder in sets]
+                if side == "captions":  # whose whole chunks the first pass has encoded
+                    sets = [(features.forget(*features.written()), encoder) for features, encoder in sets]
                 began = time.monotonic()
                 done = Extractor(trial, manifest, replace(options, splits=(split,))).fill(sets)[0]
                 seconds = time.monotonic() - began
@@ -160,12 +161,3 @@ def _measure(task: tuple[Manifest, Samples, Options]) -> dict[str, tuple[float, 
             rows = sets[0][0].chunks * sets[0][0].chunk_rows
             found[side] = seconds / max(1, done.samples + done.reused), size / rows
     return found
-
-
-def _without_captions(features: Any) -> Any:
-    """Return a set as it was before the first pass over a trial, which has encoded whole chunks of captions."""
-    if features.modality == "images":
-        return features
-    for chunk in features.written():
-        features.forget(chunk)
-    return features.reopened()

@@ -84,12 +84,6 @@ class SetFacts:
         """SHA-256 of identity and dtype."""
         return fingerprint(self.identity, self.dtype)
 
-    def attributes(self) -> dict[str, Any]:
-        """Return the attributes of a new set."""
-        facts = {key: value for key, value in vars(self).items() if key not in ("extra", "rows", "views", "arrays")}
-        facts |= {"fingerprint": self.fingerprint, **self.extra}
-        return {key: value for key, value in facts.items() if value is not None or "channels" in key}
-
 
 def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) -> ImageSet:
     """Return the image set of these facts, created empty if it is not there; `most` images are in a chunk at most.
@@ -166,7 +160,10 @@ def _create(
         folder.remove(path)
     begin_group(folder, path)
     folder.sync([modality])
-    write_group(folder, path, {**facts.attributes(), **counts, "arrays": [*arrays]}, arrays)
+    known = {key: value for key, value in vars(facts).items() if key not in ("extra", "rows", "views", "arrays")}
+    known |= {"fingerprint": digest, **facts.extra}
+    known = {key: value for key, value in known.items() if value is not None or "channels" in key}
+    write_group(folder, path, {**known, **counts, "arrays": [*arrays]}, arrays)
     return name
 
 

@@ -88,13 +88,11 @@ class Folder:
         return [None if isinstance(content, Exception) else bytes(content) for content in contents]
 
     def write(self, files: Mapping[str, Sequence[Any]]) -> None:
-        """Write each file whole, of its bytes one after the other; an object store takes several at once.
-
-        On a disk, their names last after `sync`.
-        """
+        """Write each file whole, of its bytes one after the other; an object store takes several at once."""
         if self.is_local:
             for name, parts in files.items():
                 _put(Path(self.path(name)), *parts)
+            self.sync(dict.fromkeys(name.rpartition("/")[0] for name in files))
             return
         with self.answering():
             self.fs.pipe({self.path(name): b"".join(map(bytes, parts)) for name, parts in files.items()})
@@ -204,7 +202,6 @@ def begin_group(folder: Folder, path: str) -> None:
     files: dict[str, Buffer] = {}
     zarr.create_group(MemoryStore(files), zarr_format=3)
     folder.write({_metadata(path): [files["zarr.json"].as_buffer_like()]})
-    folder.sync([path])
 
 
 def write_group(folder: Folder, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, NewArray] = {}) -> None:
@@ -235,9 +232,8 @@ def write_group(folder: Folder, path: str, attributes: Mapping[str, Any], arrays
     sealed = metadata[0].replace(b'"checksum": 0', b'"checksum": %d' % _checksum(metadata))
     del files["zarr.json"]
     folder.write({f"{path}/{name}": [data.as_buffer_like()] for name, data in files.items()})
-    folder.sync([path, *(f"{path}/{name}" for name in arrays)] if arrays else [])
+    folder.sync([path] if arrays else [])
     folder.write({_metadata(path): [sealed]})
-    folder.sync([path])
 
 
 def _in_chunks(new: NewArray) -> Iterator[tuple[int, np.ndarray]]:

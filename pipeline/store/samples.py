@@ -33,6 +33,7 @@ class StoredSamples:
         self.manifest_sha256: str = attributes["manifest_sha256"]
         self.protocols: tuple[str, ...] = tuple(attributes["protocols"])
         self.splits: dict[str, tuple[int, int]] = {name: (a, b) for name, (a, b) in attributes["splits"].items()}
+        self.images: int = max(last for _, last in self.splits.values())  # of the data set
         self.source = Source.from_json(attributes["source"]) if "source" in attributes else FOLDER
         self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))
         self._samples: dict[str, FewChunks] = {}  # arrays that were opened
@@ -57,11 +58,6 @@ class StoredSamples:
     def caption_image(self) -> np.ndarray:
         """Image row of each caption, int64 [M]."""
         return np.repeat(np.arange(self.images), self.caption_count)
-
-    @property
-    def images(self) -> int:
-        """How many images the data set has."""
-        return max(last for _, last in self.splits.values())
 
     @cached_property
     def captions(self) -> int:

@@ -190,13 +190,11 @@ class FeatureSet:
             body = "\n".join(map(json.dumps, lines)).encode()
             files[self._failed_file(chunk)] = body, b"\n%d\n" % google_crc32c.value(body)
         folder.write(files)
-        folder.sync(f"{self.path}/{name}" for name in (*features, *([mark] if failed else [])))
         self._mark(chunk, arrays[mark])
 
     def _mark(self, chunk: int, status: np.ndarray) -> None:
         mark = self.array_of("status")
         self.cache.folder.write({mark.file(chunk): mark.encoded(status)})
-        self.cache.folder.sync([f"{self.path}/status"])
         if "status" in vars(self):  # it has been read
             self.status[slice(*self.rows_in(chunk))] = status
 
@@ -210,12 +208,13 @@ class FeatureSet:
             if not (status[first:last] == FAILED).any():
                 folder.remove(self._failed_file(chunk))
 
-    def forget(self, chunk: int) -> None:
-        """Delete a chunk, its mark first."""
-        folder = self.cache.folder
-        for name in reversed(self.array_names):
-            folder.remove(self.array_of(name).file(chunk))
-        folder.remove(self._failed_file(chunk))
+    def forget(self, *chunks: int) -> Self:
+        """Delete chunks, their marks first; return the set as it is then."""
+        for chunk in chunks:
+            files = [self.array_of(name).file(chunk) for name in reversed(self.array_names)]
+            for file in (*files, self._failed_file(chunk)):
+                self.cache.folder.remove(file)
+        return self.reopened()
 
 
 class ImageSet(FeatureSet):

@@ -91,7 +91,7 @@ class ButdGridEncoder(Grid):
         The papers' image_size is 512.
         """
         size = spec.image_size or IMAGE_SIZE
-        self._transform = lambda image: _resized(image, size, size)
+        self.prepare = lambda image: _resized(image, size, size)
         self.device = device
         weights_id, network = _load(GridNetwork, spec)
         self.network = network.to(device, memory_format=torch.channels_last)
@@ -138,6 +138,6 @@ def _random(kind: type[nn.Module], seed: int) -> nn.Module:
         for name, value in network.named_parameters():
             if name.startswith(("rpn.", "predictor.")):
                 nn.init.normal_(value, std=0.01 if name.endswith("weight") else 0)
-        images = 255 * noise_images(8, 96) - torch.tensor(MEAN)[:, None, None]
-        settle_norms(network, lambda: network.res5(network.backbone(images)))
+        mean = torch.tensor(MEAN)[:, None, None]
+        settle_norms(network, lambda: network.res5(network.backbone(255 * noise_images(8, 96) - mean)))
     return network

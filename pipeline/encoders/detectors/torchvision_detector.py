@@ -9,7 +9,7 @@ from torchvision.transforms.functional import convert_image_dtype, normalize, pi
 
 from ...data.images import LONGEST, AnyPicture, open_image
 from ..spec import EncoderSpec
-from ..weights import load_network, noise_images, settle_norms
+from ..weights import load_network, noise_images
 from .regions import REGIONS, Detected, RegionEncoder, Selection
 
 _SHORTER, _LONGER = 800, 1333
@@ -30,7 +30,7 @@ class DetectorEncoder(RegionEncoder):
     def __init__(self, spec: EncoderSpec, device: str) -> None:
         """Build the network and load its weights, by default torchvision's COCO_V1."""
         selection = Selection(*(spec.regions or REGIONS), proposals=1000, confidence=0.2, overlap=0.5)
-        weights_id, network = load_network(spec, _build, _settle, FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1)
+        weights_id, network = load_network(spec, _build, _run, FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1)
         self.device = device
         self._network = network.to(device)
         preprocessing = {"decoder": "pillow", "channels": "RGB", "shorter": _SHORTER, "longer": _LONGER}
@@ -62,9 +62,9 @@ def _build() -> Any:
     return network.eval().requires_grad_(False)
 
 
-def _settle(network: Any) -> None:
-    """Let the batch norms see varied images, and those of the box head varied boxes."""
+def _run(network: Any) -> None:
+    """Run a network on varied images, and its box head on varied boxes."""
     images = normalize(noise_images(4, 128), network.transform.image_mean, network.transform.image_std)
     boxes = torch.tensor([[0.0, 0, 128, 128], [0, 0, 64, 64], [64, 0, 96, 128], [30, 70, 50, 90]])
     heads, sizes = network.roi_heads, [(128, 128)] * 4
-    settle_norms(network, lambda: heads.box_head(heads.box_roi_pool(network.backbone(images), [boxes] * 4, sizes)))
+    heads.box_head(heads.box_roi_pool(network.backbone(images), [boxes] * 4, sizes))

@@ -48,7 +48,7 @@ class HubImageEncoder(Grid):
         what = str(Checkpoint(source, "image"))
         self._joint = hasattr(self.network, "get_image_features")
         pixels = Pixels(self._processor, what, spec.image_size, spec.whole)
-        self._transform = pixels.prepare
+        self.prepare = pixels.prepare
         self.network.to(device)
         self._options: dict[str, bool] = {}  # what makes the model take pictures of this size
         self._what, self._pixels = what, noise(pixels.shape)

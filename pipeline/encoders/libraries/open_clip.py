@@ -225,8 +225,7 @@ def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str
         model = library.create_model(arch, **settings)
         if isinstance(source, int):
             described["weights"] = f"random:{source}"
-            images = weights.noise_images(16, max(sides))
-            weights.settle_norms(model.visual, lambda: model.visual(images))
+            weights.settle_norms(model.visual, lambda: model.visual(weights.noise_images(16, max(sides))))
     both = _fill(model, spec, weights.read_weights(source, spec.trust), tower) if isinstance(source, Path) else True
     weights.require_finite(model, f"the weights of {spec.name}")
     name = f"{arch}-{tag}" if source is None else arch

@@ -14,10 +14,10 @@ from .heads.modules.losses.caption_generation import CaptionGeneration as Captio
 from .heads.modules.losses.common import Loss as Loss
 from .heads.modules.losses.contrastive import Distillation as Distillation
 from .heads.modules.losses.contrastive import InfoNCE as InfoNCE
+from .heads.modules.losses.contrastive import MatchingBCE as MatchingBCE
 from .heads.modules.losses.contrastive import Sigmoid as Sigmoid
+from .heads.modules.losses.contrastive import SoftContrastive as SoftContrastive
 from .heads.modules.losses.embedding_graph import EmbeddingGraph as EmbeddingGraph
-from .heads.modules.losses.matching import MatchingBCE as MatchingBCE
-from .heads.modules.losses.matching import SoftContrastive as SoftContrastive
 from .heads.modules.losses.regularisers import MMD as MMD
 from .heads.modules.losses.regularisers import Diversity as Diversity
 from .heads.modules.losses.regularisers import GlobalDiscriminative as GlobalDiscriminative

@@ -16,12 +16,10 @@ from .heads.modules.adapters import WordsAdapter as WordsAdapter
 from .heads.modules.aggregators import AGGREGATORS as _PARTS
 from .heads.modules.aggregators import Aggregated as Aggregated
 from .heads.modules.aggregators.aggregated import Aggregator as Aggregator
-from .heads.modules.aggregators.element_slots import ElementSlots as ElementSlots
-from .heads.modules.aggregators.gaussian import TwinBranches as TwinBranches
+from .heads.modules.aggregators.gaussians import PCME as PCME
+from .heads.modules.aggregators.gaussians import PCMEPlusPlus as PCMEPlusPlus
+from .heads.modules.aggregators.gaussians import TwinBranches as TwinBranches
 from .heads.modules.aggregators.gpo import GPO as GPO
-from .heads.modules.aggregators.pcme import PCME as PCME
-from .heads.modules.aggregators.pcme import PCMEPlusPlus as PCMEPlusPlus
-from .heads.modules.aggregators.pie_net import PIENet as PIENet
 from .heads.modules.aggregators.pooling import Average as Average
 from .heads.modules.aggregators.pooling import First as First
 from .heads.modules.aggregators.pooling import FSPool as FSPool
@@ -35,6 +33,8 @@ from .heads.modules.aggregators.relations import RegionGraph as RegionGraph
 from .heads.modules.aggregators.relations import RowTransformer as RowTransformer
 from .heads.modules.aggregators.relations import SelfAttention as SelfAttention
 from .heads.modules.aggregators.relations import Seq2Seq as Seq2Seq
+from .heads.modules.aggregators.sets import ElementSlots as ElementSlots
+from .heads.modules.aggregators.sets import PIENet as PIENet
 from .heads.modules.embedding import Embedding as Embedding
 from .heads.modules.embedding import Gaussian as Gaussian
 from .heads.modules.embedding import Sequence as Sequence

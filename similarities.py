@@ -15,11 +15,11 @@ from .heads.modules.similarity.gaussian import MinKL as MinKL
 from .heads.modules.similarity.gaussian import SampledDistance as SampledDistance
 from .heads.modules.similarity.gaussian import Wasserstein as Wasserstein
 from .heads.modules.similarity.matching import Assignment as Assignment
-from .heads.modules.similarity.samples import MatchProbability as MatchProbability
-from .heads.modules.similarity.samples import MonteCarloMatch as MonteCarloMatch
 from .heads.modules.similarity.sets import MIL as MIL
 from .heads.modules.similarity.sets import Chamfer as Chamfer
 from .heads.modules.similarity.sets import Cosine as Cosine
+from .heads.modules.similarity.sets import MatchProbability as MatchProbability
+from .heads.modules.similarity.sets import MonteCarloMatch as MonteCarloMatch
 from .heads.modules.similarity.sets import SmoothChamfer as SmoothChamfer
 from .heads.modules.similarity.shared import Similarity as Similarity
 

@@ -116,10 +116,14 @@ class Branch(nn.Module):
         if self.residual is not None:  # losses on the global feature then mean the base
             base, embedding = self.residual(made.embedding, features)
             made, adapted = made._replace(embedding=embedding), adapted._replace(global_=base.to(adapted.global_))
-        words = features.words
-        token = None if words is None or words.token is None else Sequence(words.token, words.length)
         local = None if adapted.local is None else Sequence(adapted.local, adapted.length)
-        return made._replace(global_=adapted.global_, token=token, local=local)
+        return made._replace(global_=adapted.global_, token=words_of(features), local=local)
+
+
+def words_of(features: Features) -> Sequence | None:
+    """Return the word ids of captions; None where there are none."""
+    words = features.words
+    return None if words is None or words.token is None else Sequence(words.token, words.length)
 
 
 class Model(nn.Module):

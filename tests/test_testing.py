@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from xret.heads.modules.aggregators import AGGREGATORS
-from xret.heads.modules.aggregators.gaussian import Of
+from xret.heads.modules.aggregators.gaussians import Of
 from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.similarity import SIMILARITIES
 from xret.heads.recipes.schema import fields

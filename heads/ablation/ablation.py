@@ -41,8 +41,8 @@ from ..runs.features import Sets
 from ..runs.info import absolute
 from ..runs.run import Run
 from ..series import claim, fitting_sets, identity, make_folder, set_names, skipped
-from ..training.stackable import refusal, structure
 from ..training.stacked import AT_ONCE, Stack
+from ..training.stacking import refusal, structure
 from ..training.train import train
 from .plan import Plan, Variant, make_plan
 from .table import Entry, Line, as_text, require_saveable, save, summarise

@@ -283,11 +283,7 @@ def _title(lines: Sequence[Line]) -> str:
         title += f"; mean ± sample standard deviation over {seeds} seeds"
     if any(below(line, lines) for line in lines):
         title += "; * is below the best by more than the spread over seeds"
-    title += _of_paper(lines)
+    if row := next((line.row for line in lines if line.row), None):
+        caveat = max((line.result.caveat for line in lines if line.paper and line.result), default="")
+        title += f"; paper: {ROWS[row].title}{caveat}"
     return title + (f"; {too_few(result.images)} to tell variants apart" if result.images < FEW else "")
-
-
-def _of_paper(lines: Sequence[Line]) -> str:
-    row = next((line.row for line in lines if line.row), None)
-    caveat = max((line.result.caveat for line in lines if line.paper and line.result), default="")
-    return "" if row is None else f"; paper: {ROWS[row].title}{caveat}"

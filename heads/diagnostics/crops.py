@@ -36,7 +36,7 @@ from ..evaluation.metrics import Ties
 from ..evaluation.number_table import NumberTable, Rows
 from ..evaluation.scoring import Scored, Side, embed_side
 from ..modules.embedding import Embedding, each
-from ..runs.reencoding import encode_captions_by_all, encode_images_by_all
+from ..runs.encoders import encode_captions_by_all, encode_images_by_all
 
 THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5)  # Figure 2: the share of the image that A and B stay below
 LARGEST = 10  # regions of an image that are looked at

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...pipeline.errors import RunError
 from ..model import Model
 from ..modules.embedding import Embedding, each, shape_of
-from ..modules.similarity.blocks import side
+from ..modules.similarity.shared import block_side
 from .metrics import Block
 
 
@@ -37,7 +37,7 @@ class Pairs:
         order = self.same.argsort(stable=True)
         scored, many = self.same[order].unique_consecutive(return_counts=True)
         ends = [0, *many.cumsum(0).tolist()]
-        step = min(side(part.views[0], part.captions) for part in self.parts)
+        step = min(block_side(part.views[0], part.captions) for part in self.parts)
         images = shape_of(self.parts[0].views[0])[0]
         for left in range(0, len(scored), step):
             right = min(left + step, len(scored))

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ...pipeline.errors import RecipeError, RunError, nearest, require_packages
-from ..modules.registry import Registry
+from ..modules.parts import Registry
 from ..recipes.own import digest_of, known_sources, part_of, remember, sources_of
 from . import metrics
 from .metrics import Table, Ties

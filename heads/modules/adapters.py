@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from .dropout import Dropout
 from .padding import max_rows, mean_rows, valid_rows, with_ends
-from .parameters import Deep, Epochs, Part, Rate, Width
+from .parts import Deep, Epochs, Part, Rate, Registry, Width
 from .projections import USED_WITH, CachedInput, Layers, RowNorm, on_valid_rows, projection
 from .recurrence import run_packed
-from .registry import Registry
 
 Pooling = Literal["cached", "pooled", "mean", "max"]
 WordEncoder = Literal["gru", "bag"]
@@ -150,7 +149,8 @@ class RowsAdapter(Adapter):
         self.output_dropout = Dropout(SETDIV_DROPOUT if layers == "mlp-on-linear" else 0.0)
         self.global_ = global_
         # Rows and vectors that share a batch norm are normalised together: it has one mean and deviation in evaluation.
-        self.normed_together = self.global_layer is None and self._reads_vector and _has_norm(self.layer)
+        has_norm = any(isinstance(module, RowNorm) for module in self.layer.modules())
+        self.normed_together = has_norm and self.global_layer is None and self._reads_vector
         self.rows_input = CachedInput(channels, standardize=standardize, dropout=dropout)
         self.global_input = CachedInput(width, standardize=standardize and self._reads_vector, dropout=dropout)
 
@@ -160,13 +160,13 @@ class RowsAdapter(Adapter):
         return self.global_ in ("cached", "pooled")
 
     def fields(self, uses_local: bool) -> set[str]:
-        """Return which cached fields the adapter reads, given whether the aggregator uses local rows."""
+        """Return which cached fields the adapter reads."""
         if self.global_ == "cached":
             return {"global", "local"} if uses_local else {"global"}
         return {"local"}
 
     def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool = True) -> None:
-        """Take the statistics of `standardize` from all of a training split, which each call of `parts` reads."""
+        """Take the statistics of `standardize`."""
         if self.rows_input.standardize and self._adapts_rows(uses_local):
             rows = (part.local[valid_rows(part.local, part.length)] for part in parts() if part.local is not None)
             self.rows_input.measure(rows)
@@ -184,8 +184,7 @@ class RowsAdapter(Adapter):
     ) -> Adapted:
         """Adapt `local [B, N, C]` with `length [B]`, and `global_ [B, C]` where the adapter reads it.
 
-        Args:
-            uses_local: whether the aggregator uses the rows; if not, they are left out where nothing else needs them.
+        Where the aggregator does not use the rows, they are left out unless something else needs them.
         """
         dtype = next(self.layer.parameters()).dtype
         read = self.rows_input(local.to(dtype)) if local is not None and self._adapts_rows(uses_local) else None
@@ -217,10 +216,6 @@ class RowsAdapter(Adapter):
             return global_
         assert local is not None, "fields() asks for them"
         return mean_rows(local.float(), length)
-
-
-def _has_norm(layer: nn.Module) -> bool:
-    return any(isinstance(module, RowNorm) for module in layer.modules())
 
 
 @ADAPTERS.register("words", "word embeddings, and a GRU or a bag over them")
@@ -297,7 +292,7 @@ class WordsAdapter(Adapter):
             self.gru = nn.GRU(word_dim, dim, batch_first=True, bidirectional=bidirectional)
 
     def fields(self, uses_local: bool) -> set[str]:
-        """Return which cached fields the adapter reads: the token ids, whatever the aggregator uses."""
+        """Return that it reads token ids, whatever the aggregator uses."""
         return {"token"}
 
     def frozen(self) -> dict[Tensor, int]:

@@ -39,12 +39,7 @@ class JoinedAdapter(Adapter):
         return self(features.parts, uses_local=uses_local)
 
     def forward(self, parts: Sequence[Cached], *, uses_local: bool = True) -> Adapted:
-        """Adapt what each set has of B samples.
-
-        Args:
-            parts: one for each adapter.
-            uses_local: whether the aggregator uses the rows; if not, they are left out.
-        """
+        """Adapt what each set has of B samples; rows that the aggregator does not use are left out."""
         made: list[Adapted] = [
             adapter(part.length, part.local, part.global_, part.token, uses_local=uses_local)
             for adapter, part in zip(self.sets, parts, strict=True)

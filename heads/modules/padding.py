@@ -16,12 +16,7 @@ from ...pipeline.device import stacked
 
 
 def valid_rows(rows: Tensor, length: Tensor) -> Tensor:
-    """Return which rows of `rows [B, N, ...]` are no padding, bool `[B, N]` on their device.
-
-    Args:
-        rows: only its first two axes and its device matter.
-        length: valid rows of each sample, `[B]`, on any device.
-    """
+    """Return which rows of `rows [B, N, ...]` are no padding, bool `[B, N]` on their device; `length [B]` is on any."""
     return torch.arange(rows.shape[1], device=rows.device) < length.to(rows.device)[:, None]
 
 
@@ -40,13 +35,9 @@ def with_ends(token: Tensor, length: Tensor, start: int, end: int) -> tuple[Tens
 
 
 def rows_of_all(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return the valid rows of several batches of the same B samples one after the other, and their numbers.
+    """Return the valid rows of several batches of the same B samples one after the other, and their numbers `[B]`.
 
-    Args:
-        parts: rows `[B, N_p, C]` and lengths `[B]` of each.
-
-    Returns:
-        `[B, sum of all N_p, C]`, with zeros after a sample's own rows, and `[B]`.
+    Of rows `[B, N_p, C]` and lengths `[B]` each: `[B, sum of all N_p, C]`, with zeros after a sample's own rows.
     """
     rows = torch.cat([own for own, _ in parts], 1)
     padding = torch.cat([~valid_rows(own, length) for own, length in parts], 1)

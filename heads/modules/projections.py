@@ -157,14 +157,10 @@ class ResidualPerceptron(nn.Module):
 
 
 def on_valid_rows(layer: Callable[..., Tensor], rows: Tensor, length: Tensor) -> Tensor:
-    """Apply `layer` to all valid rows of a batch at once and return `[B, N, D]`, zero on padding.
+    """Apply `layer` to all valid rows of `rows [B, N, C]`, `length [B]`, and return `[B, N, D]`, zero on padding.
 
-    Padding stays out of the statistics of a batch normalisation.
-
-    Args:
-        layer: takes `[R, C]` to `[R, D]`, each row by itself but for a `RowNorm`, alone or in a `ResidualPerceptron`.
-        rows: `[B, N, C]`.
-        length: `[B]`.
+    The layer takes `[R, C]` to `[R, D]`, each row by itself but for a `RowNorm`, alone or in a `ResidualPerceptron`,
+    from whose statistics padding stays out.
     """
     if not may_wait(rows):
         return on_all_rows(layer, rows, length)

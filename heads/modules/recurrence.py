@@ -36,8 +36,8 @@ def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Callable[[], 
         length: valid rows of each sample, `[B]`, on any device; 0 counts as 1.
 
     Returns:
-        What gives the states `[B, N, directions x H]`, zero after a sample's length, and the last ones, which few need
-        beside them, `[directions, B, H]`.
+        What gives the states `[B, N, directions x H]`, zero after a sample's length, which few need, and the last ones
+        `[directions, B, H]`.
     """
     if torch.compiler.is_exporting():
         return run_onnx(gru, rows, length)

@@ -9,7 +9,7 @@ from torch.nn.functional import normalize
 
 from .adapters import CachedSets
 from .padding import mean_rows
-from .parameters import Part
+from .parts import Part
 
 Base = Literal["none", "frozen", "cca", "procrustes"]
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass
 from keyword import iskeyword
 from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
-from ..modules.parameters import Count, Epochs, Factor, Positive, Share, Width, at_least, between
+from ..modules.parts import Count, Epochs, Factor, Positive, Share, Width, at_least, between
 from ..modules.residual import Base
 from .schema import Conditions, SetNames, flat, used
 

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ...pipeline.errors import RecipeError, nearest
 from ...pipeline.wording import raised, reason
-from ..modules.registry import Registry
+from ..modules.parts import Registry
 
 P = TypeVar("P")
 Sources = Mapping[str, str]  # the file of each module; an empty text: it is installed, and imported by its name

@@ -14,15 +14,14 @@ from ...pipeline.errors import RecipeError
 from ..modules.adapters import ADAPTERS, KINDS
 from ..modules.aggregators import AGGREGATORS
 from ..modules.losses import LOSSES
-from ..modules.parameters import at_least
-from ..modules.registry import Registry
+from ..modules.parts import Registry, at_least
 from ..modules.similarity import SIMILARITIES
 from .blocks import SECTIONS, Data, Recipe, role
 from .names import lineage
 from .own import Sources, digest_of, known_sources, part_of, sources_of
-from .parts import check_parts
 from .schema import REQUIRED, Field, check, conditions_of, fields, flat, get
 from .settings import Settings, nested
+from .trial import check_parts
 
 PARTS: dict[str, Registry[Any]] = {
     **{f"adapter.{kind}": ADAPTERS for kind in KINDS},

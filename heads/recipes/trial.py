@@ -1,27 +1,121 @@
-"""Parts of one's own on a trial batch, before any training: what they give is held against what is expected."""
+"""Check the parts of a recipe before any training: each is made once, and two samples run through them.
 
+What a user's own part gives is also held against what is expected of it.
+"""
+
+import json
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ...pipeline.device import drawing
-from ...pipeline.wording import raised
+from ...pipeline.wording import raised, reason
 from ..modules.adapters import Adapted
-from ..modules.aggregators import Aggregated
+from ..modules.aggregators import AGGREGATORS, Aggregated
 from ..modules.embedding import Embedding, Gaussian, each, kind_of, tensors_of
 from ..modules.embedding import Sequence as Rows
+from ..modules.losses import LOSSES
 from ..modules.padding import valid_rows
+from ..modules.parts import Registry
+from ..modules.similarity import SIMILARITIES
+from .blocks import Block, arguments
+from .own import Sources, part_of
+from .schema import sizes
 
-_LENGTH = (4, 1)  # valid rows of the two samples of a trial
+LENGTH = torch.tensor([4, 1])  # valid rows of two samples, the first a 2 by 2 map
+
+
+class _Named(NamedTuple):
+    path: str
+    name: str
+    given: Block
+    kind: type[Any]
+
+
+def check_parts(
+    dim: int, aggregator: Mapping[str, Block], similarity: Block, terms: Mapping[str, Block], sources: Sources
+) -> list[str]:
+    """Return what the parts of a recipe, by their complete blocks, refuse, and which of them do not go together.
+
+    Parts that were tried in this process are not tried again.
+    """
+    of_each: list[tuple[str, Registry[Any], str, Block]] = [
+        *((f"aggregator.{side}", AGGREGATORS, block["name"], block) for side, block in aggregator.items()),
+        ("similarity", SIMILARITIES, similarity["name"], similarity),
+        *((f"loss.{term}", LOSSES, term, block) for term, block in terms.items()),
+    ]
+    kinds = tuple(part_of(registry, name, sources) for _, registry, name, _ in of_each)
+    return list(_faults(dim, json.dumps([(path, name, arguments(block)) for path, _, name, block in of_each]), kinds))
+
+
+@lru_cache(64)
+@torch.no_grad()
+def _faults(dim: int, parts: str, kinds: tuple[type[Any], ...]) -> tuple[str, ...]:
+    """Return the faults of parts, each a path, a name and arguments in JSON, with their classes."""
+    faults: list[str] = []
+    named = zip(json.loads(parts), kinds, strict=True)
+    image, text, compare, *terms = (_Named(path, name, given, kind) for (path, name, given), kind in named)
+    with drawing(torch.device("cpu"), 0):  # a part may draw
+        sides = [_aggregated(dim, one, faults) for one in (image, text)]
+        faults += [_misfit(one, compare) for one in (image, text) if one.kind.embedding != compare.kind.embedding]
+        embeddings = None if faults else [side.embedding for side in sides if side is not None]
+        _try(compare, (), embeddings, partial(try_similarity, compare.kind, compare.given), faults)
+        samples = None if None in sides else (torch.eye(2), torch.eye(2) > 0, *sides)
+        for term in terms:
+            given = tuple(sizes(term.kind, dim, 2).values())
+            _try(term, given, samples, partial(try_loss, term.kind, term.given), faults)
+            if term.kind.log_odds and not compare.kind.log_odds:
+                fitting = [one for one, part in SIMILARITIES.items() if part.log_odds]
+                faults.append(f"{term.path} needs a similarity that gives log-odds: {', '.join(fitting)}")
+    return tuple(faults if terms else [*faults, "loss needs at least one term with a weight above 0"])
+
+
+def _aggregated(dim: int, one: _Named, faults: list[str]) -> Aggregated | None:
+    """Return what an aggregator makes of two samples of zeros; None and a fault where it is refused."""
+    global_ = torch.zeros(2, dim)
+    samples = torch.zeros(2, 4, dim), LENGTH, global_
+    made = _try(one, (dim, dim), samples, lambda *_: try_aggregator(one.kind, dim, one.given), faults)
+    token = Rows(torch.zeros(2, 4, dtype=torch.long), LENGTH)
+    local = Rows(*samples[:2]) if one.kind.uses_local else None
+    return None if made is None else made._replace(global_=global_, token=token, local=local)
+
+
+def _misfit(one: _Named, compare: _Named) -> str:
+    fitting = [name for name, part in AGGREGATORS.items() if part.embedding == compare.kind.embedding]
+    return (
+        f"{one.path} '{one.name}' gives a {one.kind.embedding} and similarity '{compare.name}' compares "
+        f"{compare.kind.embedding}s (take one of {', '.join(fitting)}, or another similarity)"
+    )
+
+
+def _try(
+    one: _Named, sizes: tuple[int, ...], inputs: Sequence[Any] | None, trial: Callable[..., Any], faults: list[str]
+) -> Any:
+    """Return what a part makes of `inputs`, if any, or None and a fault; a user's goes through its `trial`."""
+    try:
+        if ":" in one.name:
+            return None if inputs is None else trial(*inputs)
+        with torch.device("meta"):  # without memory for its weights
+            made = one.kind(*sizes, **one.given)
+        if inputs is None:
+            return None
+        made.to_empty(device="cpu")
+        for values in (*made.parameters(), *made.buffers()):
+            values.zero_()  # whatever the memory held, scipy's matching refuses what is not finite
+        return made(*inputs)
+    except (ValueError, RuntimeError) as error:  # RuntimeError: more weights than memory holds
+        faults.append(f"{one.path}: {reason(error)}")
+        return None
 
 
 def try_aggregator(part: type[Any], dim: int, given: Mapping[str, Any]) -> Aggregated:
     """Return what an aggregator makes of two samples; ValueError where it is not what the class says."""
     made, place = _made(part, (dim, dim), given), _place(part)
-    inputs = torch.randn(2, 4, dim), torch.tensor(_LENGTH), torch.randn(2, dim)
+    inputs = torch.randn(2, 4, dim), LENGTH, torch.randn(2, dim)
     found = _called(made, *inputs)
     if not isinstance(found, Aggregated):
         raise ValueError(f"{place}.forward must return xret.nn.Aggregated, not {type(found).__name__}")
@@ -46,7 +140,7 @@ def try_aggregator(part: type[Any], dim: int, given: Mapping[str, Any]) -> Aggre
 def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str, Any]) -> None:
     """Let an adapter adapt two samples; ValueError where it gives something else than `Adapted` of its shapes."""
     with drawing(torch.device("cpu"), 0), torch.device("cpu"):
-        made, place, length = _made(part, sizes, given), _place(part), torch.tensor(_LENGTH)
+        made, place, length = _made(part, sizes, given), _place(part), LENGTH
         *widths, dim = sizes
         if len(widths) == 1:  # words
             inputs: tuple[Tensor | None, ...] = (None, None, torch.ones(2, 4, dtype=torch.long))
@@ -123,7 +217,7 @@ def _called(made: nn.Module, *inputs: Any) -> Any:
 
 
 def _refilled(rows: Tensor) -> Tensor:
-    padding = ~valid_rows(rows, torch.tensor(_LENGTH))
+    padding = ~valid_rows(rows, LENGTH)
     return torch.where(padding[..., None], 100 * torch.randn_like(rows), rows)
 
 

@@ -24,8 +24,7 @@ from ...pipeline.progress import hidden
 from ...pipeline.wording import counted, option, printable, some_of
 from ..evaluation.scoring import Modality, Ranker, embed_all
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
-from ..runs.encoders import Encoders
-from ..runs.reencoding import BATCH, encode_decoded
+from ..runs.encoders import BATCH, Encoders, encode_decoded
 from ..runs.run import EMBEDDINGS
 from .gallery import Searched
 

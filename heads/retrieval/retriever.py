@@ -27,9 +27,8 @@ from ..evaluation.own_model import Embedder
 from ..evaluation.scoring import Modality, Ranker, embed_all
 from ..modules.embedding import Embedding, each, shape_of
 from ..modules.similarity import in_blocks
-from ..runs.encoders import Encoders
+from ..runs.encoders import Encoders, Picture, encode_captions_by_all, encode_images_by_all
 from ..runs.info import BranchName
-from ..runs.reencoding import Picture, encode_captions_by_all, encode_images_by_all
 from .download import local_folder
 from .folder import PictureFolder
 from .gallery import Gallery, Hit, Searched

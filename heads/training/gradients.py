@@ -5,20 +5,23 @@ one shape of the batch, and reads the batch from where it was when it was record
 """
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import register_pytree_node, tree_leaves, tree_map_only
 
 from ...pipeline.device import start_reading
 from ...pipeline.reading.batches import Batch
+from ...pipeline.reading.features import Features
 from ..model import losses_of
 from .objective import Objective, Prepared
 from .optimisation import drop_frozen, frozen_groups, weights_of
 
 MOST = 8  # graphs at once; each keeps gradients and a batch in the device's memory
+register_pytree_node(Features, lambda value: (list(vars(value).values()), None), lambda values, _: Features(*values))
 
 
 class Gradients:
@@ -78,7 +81,7 @@ class Gradients:
             nn.utils.clip_grad_norm_(learning, largest)
 
     def _recorded(self, given: Prepared, now: float) -> "_Graph":
-        inputs = mapped(given, torch.clone)
+        inputs: Prepared = tree_map_only(Tensor, torch.clone, given)
         self._forget()
         graph = torch.cuda.CUDAGraph()
         for generator in self.objective.generators:
@@ -134,34 +137,12 @@ def _refusal(objective: Objective) -> str | None:
     return f"loss.{asking[0]} asks for lengths" if asking else None
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a value with each tensor in it changed, in dataclasses and tuples also."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{one.name: mapped(getattr(value, one.name), change) for one in fields(value)})
-    if isinstance(value, tuple):
-        made = [mapped(one, change) for one in value]
-        return type(value)(*made) if hasattr(value, "_fields") else tuple(made)
-    return value
-
-
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, in the order in which `mapped` comes upon them."""
-    found: list[Tensor] = []
-
-    def note(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    mapped(value, note)
-    return found
+    """Return the tensors in a value, in the order in which `tree_map_only` comes upon them."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _shape(value: Any) -> Hashable:
     """Return what of a value a graph depends on: shapes and types of its tensors, and whatever else stands in it."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype
-    if is_dataclass(value):
-        return tuple(_shape(getattr(value, one.name)) for one in fields(value))
-    return tuple(map(_shape, value)) if isinstance(value, tuple) else value
+    leaves = tree_leaves(value)
+    return tuple((leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves)

@@ -8,8 +8,7 @@ to one part: it also puts back the random state, so that dropout and noise are t
 
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,7 @@ from ...pipeline.device import on_host, send
 from ...pipeline.errors import RecipeError
 from ...pipeline.reading.batches import Batch, Batches
 from ...pipeline.reading.features import Features, set_by_set
-from ..model import Model, losses_of
+from ..model import Model, losses_of, words_of
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence, concatenate
 from ..modules.losses.blocks import BlockLoss, Pairs, compared_pairs, in_blocks
@@ -28,13 +27,11 @@ from ..modules.similarity import Similarity
 from ..recipes.blocks import Recipe
 from .augmentation import averaged, blend, drop_rows, in_steps, mask_words
 from .optimisation import autocast_dtype
-from .teacher import Teacher
 
 _FIELDS = ("embedding", "slots", "gaussian", "rows", "global_")  # what losses read; local rows, too, where they do
 
 
-@dataclass
-class Prepared:
+class Prepared(NamedTuple):
     """A batch as its loss takes it: augmented, on the device, and its pairs either as a mask or listed on the host."""
 
     images: Features
@@ -52,7 +49,8 @@ class Objective:
     """The loss of a recipe: the weighted sum of its terms over a batch, augmented as it says.
 
     The `split` says which captions have equal texts, how many words there are, and where it is computed; None: no texts
-    are equal, words are masked by the id that `mask` is set to, and it is in float32. A `teacher` may be set.
+    are equal, words are masked by the id that `mask` is set to, and it is in float32. A `teacher` may be set, which
+    scores a batch.
     """
 
     static = True  # whether the operations of a step follow from the shapes of its batch
@@ -63,7 +61,7 @@ class Objective:
         self.text_number: Callable[[Tensor], Tensor] | None = None  # of captions of the split
         self.precision: torch.dtype | None = None
         self.mask = 0
-        self.teacher: Teacher | None = None
+        self.teacher: Callable[[Batch], Tensor] | None = None
         self.weights = torch.tensor([block["weight"] for block in recipe.terms.values()])
         if split is not None:
             self.weights = send(self.weights, split.device)
@@ -87,19 +85,18 @@ class Objective:
             captions = mask_words(captions, augment.mask_words, self.mask)
         images = in_steps(drop_rows(images, augment.image, augment.image_varies))
         captions = in_steps(drop_rows(captions, augment.text))
-        found = batch.captions.words
-        words = None if found is None or found.token is None else Sequence(found.token, found.length)
         text = None if self.text_number is None else self.text_number(batch.caption_index)
         same_is_positive = self.recipe.loss["same_text"] == "positive"
         owner, device = on_host(batch.caption_image), batch.caption_image.device
         positives, others = compared_pairs(owner, text, same_is_positive=same_is_positive)
         if self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses):
-            return Prepared(images, captions, words, phases, blocks=(positives, others))
+            return Prepared(images, captions, words_of(batch.captions), phases, blocks=(positives, others))
         size = len(images.length), len(captions.length)
         ignored = None if text is None or same_is_positive else send(mask_of(others, size), device)
         pairs = None if device.type == "cpu" else Pairs(*send(torch.stack(positives), device))
-        taught = None if self.teacher is None else self.teacher.scores(batch)
-        return Prepared(images, captions, words, phases, send(mask_of(positives, size), device), pairs, ignored, taught)
+        taught = None if self.teacher is None else self.teacher(batch)
+        mask, words = send(mask_of(positives, size), device), words_of(batch.captions)
+        return Prepared(images, captions, words, phases, mask, pairs, ignored, taught)
 
     def loss(self, given: Prepared) -> Tensor:
         """Compute the loss of a prepared batch without synchronising with the host."""
@@ -156,9 +153,7 @@ def embed_in_parts(
     cuts = [_cut(features, begin, begin + size) for begin in range(0, samples, size)]
     # As a dictionary of tensors, among which checkpoint looks for the device whose random state it keeps.
     made = [checkpoint(lambda values: embed(Features(**values)), vars(cut), use_reentrant=False) for cut in cuts]
-    words = features.words
-    token = None if words is None or words.token is None else Sequence(words.token, words.length)
-    return _join(made, fields)._replace(token=token)
+    return _join(made, fields)._replace(token=words_of(features))
 
 
 def require_whole_batches(model: nn.Module, why: str) -> None:

@@ -7,12 +7,13 @@ lets each one's optimiser change its weights. What a training draws, it draws as
 
 import logging
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import count
 from queue import SimpleQueue
@@ -30,7 +31,7 @@ from ..evaluation.metrics import Recalls
 from ..model import losses_of
 from ..runs.run import Run
 from .objective import Objective
-from .stacked_gradients import Ragged, StackedGradients
+from .stacking import Ragged, StackedGradients
 from .trainer import Trainer, TrainSummary
 
 R = TypeVar("R")
@@ -45,8 +46,9 @@ class _Asked:
     """A step, or without a batch a validation, that a training waits for."""
 
     trainer: "StackedTrainer"
-    batch: Batch | None
-    answer: "Future[Any]"
+    batch: Any  # a `Batch`, or None
+    answer: "Future[Any]" = field(default_factory=Future)
+    since: float = field(default_factory=time.perf_counter)
 
 
 class StackedTrainer(Trainer):
@@ -60,34 +62,18 @@ class StackedTrainer(Trainer):
         """Train the epochs that are left, see `Trainer.train`."""
         return super().train(run, split, self._stack.kept(val), *rest)
 
-    def _step(self, batch: Batch) -> Callable[[], Tensor]:
+    def take_step(self, batch: Batch) -> Callable[[], Tensor]:
+        """Wait for a step that is taken together with others, or alone."""
         found: Callable[[], Tensor] = self._stack.ask(self, batch)
         return found
 
-    def _validate(self) -> Recalls:
+    def validate(self) -> Recalls:
+        """Wait for a validation."""
         found: Recalls = self._stack.ask(self, None)
         return found
 
     def _epoch(self, **order: Any) -> Iterator[Batch]:
         return self._stack.shared(lambda first: self._split.epoch(**{**order, "first": first}), **order)
-
-    def gradients_alone(self, batch: Batch) -> Callable[[], Tensor]:
-        """Compute the gradients of a step by itself."""
-        with self.repeatable(*self.drawn_from):
-            return self.gradients(batch, self.begin_step())
-
-    def changed(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Let the gradients change the weights, and return what waits for the loss."""
-        self.change_weights(read)
-        return read
-
-    def step_alone(self, batch: Batch) -> Callable[[], Tensor]:
-        """Take a step by itself."""
-        return super()._step(batch)
-
-    def validate_alone(self) -> Recalls:
-        """Validate in the thread that calls."""
-        return super()._validate()
 
 
 class Stack:
@@ -144,7 +130,7 @@ class Stack:
 
     def ask(self, trainer: "StackedTrainer", batch: Batch | None) -> Any:
         """Wait for a step or a validation that another thread computes."""
-        asked = _Asked(trainer, batch, Future())
+        asked = _Asked(trainer, batch)
         self._queue.put(asked)
         return asked.answer.result()
 
@@ -193,7 +179,7 @@ class Stack:
         groups: dict[Hashable, list[_Asked]] = defaultdict(list)
         for one in asked:
             if one.batch is None:  # what follows an epoch follows in one order, as where trials are pruned
-                _fulfil(one, one.trainer.validate_alone)
+                _fulfil(one, partial(Trainer.validate, one.trainer))
                 self._take()
                 continue
             now = one.trainer.begin_step()
@@ -220,10 +206,12 @@ class Stack:
                     self._step(part)
                 return
         for number, one in enumerate(group):
-            if reads is None:
-                _fulfil(one, lambda one=one: one.trainer.step_alone(one.batch))  # type: ignore[misc]
-            else:
-                _fulfil(one, lambda one=one, read=reads[number]: one.trainer.changed(read))  # type: ignore[misc]
+            if reads is not None:
+                _fulfil(one, partial(one.trainer.change_weights, reads[number]))
+                continue
+            if self._refused:
+                one.trainer.waited += time.perf_counter() - one.since
+            _fulfil(one, partial(Trainer.take_step, one.trainer, one.batch))
 
     def _together(self, group: Sequence[_Asked]) -> Sequence[Callable[[], Tensor]] | None:
         """Compute the gradients of a group at once; return what waits for each one's loss, None where that cannot be.
@@ -231,7 +219,7 @@ class Stack:
         The first step is also computed by one training alone, to see whether both agree, and what it takes of memory.
         """
         trainers = tuple(one.trainer for one in group)
-        batches = [one.batch for one in group if one.batch is not None]
+        batches: list[Batch] = [one.batch for one in group]
         if trainers not in self._steps:  # others hold the weights
             for key in [key for key in self._steps if {*key} & {*trainers}]:
                 del self._steps[key]
@@ -251,11 +239,11 @@ class Stack:
         gradients.objective.set_buffers(before)
         saved: dict[int, int] = {}
         if wrong is None:
-            with torch.autograd.graph.saved_tensors_hooks(partial(_note, saved), lambda tensor: tensor):
-                here = _numbers_of(trainers[0], trainers[0].gradients_alone(batches[0]))
-            near = (
-                torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in zip(there, here, strict=True)
-            )
+            noted = torch.autograd.graph.saved_tensors_hooks(partial(_note, saved), lambda tensor: tensor)
+            with trainers[0].repeatable(*trainers[0].drawn_from), noted:
+                here = _numbers_of(trainers[0], trainers[0].gradients(batches[0], trainers[0].begin_step()))
+            pairs = zip(there, here, strict=True)
+            near = (torch.allclose(*pair, rtol=1e-3, atol=1e-5, equal_nan=True) for pair in pairs)
             if trainers[0].device.type == "cpu" and not all(near):  # a GPU's dropout draws otherwise than when stacked
                 wrong = "stacked, their numbers would be others"
             if trainers[0].device.type == "cpu" and sum(saved.values()) > FILLING:

@@ -32,16 +32,16 @@ from ..recipes.settings import Settings
 from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
 from ..runs.info import RunInfo, absolute
 from ..runs.run import Run, require_free
-from .beginning import begin
+from .beginning import Teacher, begin, taught
 from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
 from .stacked import Stack, StackedTrainer
-from .teacher import Teacher, taught
 from .trainer import Trainer, TrainSummary, stopped_early
 
 R = TypeVar("R", bound=Run)
 _log = logging.getLogger("xret")
+_warn_once = lru_cache(16)(_log.warning)
 
 
 def train(
@@ -121,7 +121,7 @@ def train(
         val_split = batches_of(sets, model, "val", target, resident=resident)
         objective = Objective(recipe, model, losses, split)
         if distil is not None:
-            objective.teacher = Teacher(distil, split, target, trust)
+            objective.teacher = Teacher(distil, split, target, trust).scores
         learning = objective, build_optimizer(model, losses, recipe.optimizer), target
         trainer = Trainer(*learning) if stack is None else StackedTrainer(stack, *learning)
     require_negatives(split)
@@ -151,11 +151,6 @@ def require_negatives(split: Batches) -> None:
     if len(split.units("image")) < 2:
         url = split.parts[0].image_set.cache.url
         raise RunError(f"split 'train' of {url} has a single usable image, which has no negative: add images")
-
-
-@lru_cache(16)
-def _warn_once(sentence: str) -> None:
-    _log.warning(sentence)
 
 
 def opened(kind: type[R], out: str | Path, resume: bool, trust: bool = False) -> R | None:

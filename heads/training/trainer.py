@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -28,9 +27,8 @@ from ..evaluation.metrics import Recalls, recalls
 from ..evaluation.scoring import compare, embed
 from ..model import Model, losses_of
 from ..runs.run import CHECKPOINT, Run
-from .callbacks import LOGS, Callback, epoch_values, step_values
+from .callbacks import LOGS, Callback, TrainLog, describe, epoch_values, step_values
 from .gradients import Gradients
-from .log import TrainLog, describe
 from .objective import Objective
 from .optimisation import average_of, float32_as, learning_rate, set_rates, warmup
 
@@ -94,6 +92,7 @@ class Trainer:
         self.best: dict[str, Tensor] | None = None  # its weights by name, in the host's memory
         self.sums = torch.zeros(1 + len(self.losses), dtype=torch.float64)  # of the loss and its terms over `steps`
         self.metrics: list[dict[str, Any]] = []  # the lines of metrics.jsonl
+        self.waited = 0.0  # seconds, for other trainings
         self._of_best: dict[str, Any] = {}  # what `run.json` says of the best epoch's backbones
 
     @property
@@ -165,7 +164,7 @@ class Trainer:
         data, epochs, patience = self.recipe.data, self.recipe.schedule.epochs, self.recipe.schedule.patience
         self._steps_an_epoch = split.steps(data.unit, data.batch_size)
         items = split.images if data.unit == "image" else split.captions
-        before, started = self.epoch, time.perf_counter()
+        before, started = self.epoch, self._clock()
         done = self.epoch * items + min(self.steps * data.batch_size, items)
         with (
             TrainLog(run.path, (epochs, items, done), data.unit, title) as log,
@@ -179,7 +178,7 @@ class Trainer:
             if self.device.type == "cuda" and self.gradients.refused:
                 log.write(f"its steps are launched operation by operation: {self.gradients.refused}")
             if not self.step and self.best is None and self.recipe.model.residual != "none":
-                self._keep(self._validate().rsum)  # what it begins with is a model already
+                self._keep(self.validate().rsum)  # what it begins with is a model already
                 self._save(export=True, weights=True)
                 log.say(f"before the first step: val RSUM {self.best_rsum:.1f}", log.level)
             while self.epoch < epochs and not stopped_early(self.epoch, self.best_epoch, patience):
@@ -190,7 +189,7 @@ class Trainer:
                 note = f"stopped after epoch {self.epoch} of {epochs}: none of the last {patience} was better{after}"
                 log.say(note, logging.WARNING if title == "" else log.level)
             self._await_written()
-            seconds = time.perf_counter() - started
+            seconds = self._clock() - started
             log.write(f"ended well: {counted(self.epoch - before, 'epoch')} in {seconds:.1f} s")
         return TrainSummary(str(run.path), self.epoch, self.epoch - before, self.best_epoch, self.best_rsum, seconds)
 
@@ -201,7 +200,7 @@ class Trainer:
         with ExitStack() as ends:
             for callback in self._callbacks:
                 callback.on_begin(run, self.step, tuple(self.metrics))
-                ends.push(partial(_end, callback))
+                ends.push(lambda _, error, __, callback=callback: callback.on_end(error))
             yield
 
     @contextmanager
@@ -238,7 +237,7 @@ class Trainer:
             self._written.result()
 
     def _train_epoch(self, log: TrainLog) -> None:
-        began, data, schedule = time.perf_counter(), self.recipe.data, self.recipe.schedule
+        began, data, schedule = self._clock(), self.recipe.data, self.recipe.schedule
         order: dict[str, Any] = {"unit": data.unit, "batch_size": data.batch_size, "captions": data.captions}
         self.model.train()
         for taken in self._steps_left(order):
@@ -249,7 +248,7 @@ class Trainer:
             log.step(self.epoch, len(units.length), values)
         if self.average is not None and self.epoch >= schedule.epochs - self.recipe.optimizer.swa_epochs:
             self.average.update_parameters(self.model)
-        table = self._validate()
+        table = self.validate()
         loss, *parts = (self.sums / self.steps).tolist()  # means over the epoch's batches
         line = {
             "epoch": self.epoch + 1,
@@ -258,7 +257,7 @@ class Trainer:
             "parts": dict(zip(self._terms, parts, strict=True)),
             "lr": self._last_rate,
             "rsum": table.rsum,
-            "seconds": round(time.perf_counter() - began, 3),
+            "seconds": round(self._clock() - began, 3),
         }
         self.metrics.append(line | ({"collapsed": True} if self.at_constant >= COLLAPSED else {}))
         self.epoch, self.steps, self.sums = self.epoch + 1, 0, torch.zeros_like(self.sums)
@@ -284,7 +283,7 @@ class Trainer:
         every = self.recipe.runtime.checkpoint_steps
         waiting = deque[_Taken]()
         for batch in self._epoch(**order, seed=self.seed, epoch=self.epoch, first=self.steps):
-            read = self._step(batch)
+            read = self.take_step(batch)
             pairs = None if self.recipe.loss["same_text"] == "positive" else len(batch.captions.length)
             values = zip(self._terms, (term.at_rest(pairs) for term in losses_of(self.losses)), strict=True)
             at_rest = {name: value for name, value in values if value is not None}
@@ -309,12 +308,10 @@ class Trainer:
         self._watch(dict(zip(self._terms, told[1:], strict=True)), taken.at_rest, log)
         return told
 
-    def _step(self, batch: Batch) -> Callable[[], Tensor]:
+    def take_step(self, batch: Batch) -> Callable[[], Tensor]:
         """Learn from a batch; return what waits for its loss, followed by the terms, ``[1 + T]``, on the host."""
         with self.repeatable(*self.drawn_from):
-            read = self.gradients(batch, self.begin_step())
-            self.change_weights(read)
-        return read
+            return self.change_weights(self.gradients(batch, self.begin_step()))
 
     def begin_step(self) -> float:
         """Set the learning rates of the next step; return after how many epochs it comes."""
@@ -322,21 +319,23 @@ class Trainer:
         set_rates(self.optimizer, recipe.schedule, learning_rate(recipe.schedule, recipe.optimizer.lr, now), now)
         return now
 
-    def change_weights(self, read: Callable[[], Tensor]) -> None:
-        """Let the gradients change the weights.
+    def change_weights(self, read: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Let the gradients change the weights, and return `read`, which waits for the loss.
 
-        Where the loss is not finite, a CPU changes no weight; a GPU is not waited for, and the training ends a step
+        Where that is not finite, a CPU changes no weight; a GPU is not waited for, and the training ends a step
         later without saving any.
         """
         if self.device.type == "cpu" and not read()[0].isfinite():
-            return
+            return read
         if any(weight.grad is not None for weight in self.gradients.weights):  # the scaler takes no step of nothing
             self.scaler.step(self.optimizer)
             self.scaler.update()
         if self.average is not None and self.recipe.optimizer.ema is not None:
             self.average.update_parameters(self.model)
+        return read
 
-    def _validate(self) -> Recalls:
+    def validate(self) -> Recalls:
+        """Return the recalls on the validation split; NotFinite where a similarity is no number."""
         try:
             with self.repeatable(0):
                 similarity = compare(self.kept, *embed(self.kept, self._val), self._texts)
@@ -371,6 +370,9 @@ class Trainer:
         kept = "" if self.best is None else "the weights of the best epoch before are kept; "
         return NotFinite(f"{what}; {kept}{way}", seen)
 
+    def _clock(self) -> float:
+        return time.perf_counter() - self.waited
+
     def _epochs_at(self, steps: int) -> float:
         return self.epoch + steps / self._steps_an_epoch
 
@@ -398,10 +400,6 @@ class Trainer:
         """The learning rate of the epoch's last step so far, before the factors of its parts."""
         schedule, last = self.recipe.schedule, self._epochs_at(self.steps - 1)
         return learning_rate(schedule, self.recipe.optimizer.lr, last) * warmup(schedule, last)
-
-
-def _end(callback: Callback, _kind: object, error: BaseException | None, _traceback: object) -> None:
-    callback.on_end(error)
 
 
 def stopped_early(epochs: int, best_epoch: int, patience: int | None) -> bool:

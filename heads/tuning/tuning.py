@@ -45,8 +45,8 @@ from ..runs.info import absolute
 from ..runs.run import Run, copy_sources, recipe_text
 from ..series import as_text, claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.callbacks import Callback
-from ..training.stackable import refusal, structure
 from ..training.stacked import Stack
+from ..training.stacking import refusal, structure
 from ..training.train import checked_seed, train
 from .space import Space, describe, ends, make_space
 

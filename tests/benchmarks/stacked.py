@@ -24,7 +24,7 @@ import xret
 from xret.heads.runs.run import Run
 from xret.heads.training.gradients import Gradients
 from xret.heads.training.stacked import Stack
-from xret.heads.training.stacked_gradients import StackedGradients
+from xret.heads.training.stacking import StackedGradients
 from xret.heads.training.train import train
 
 

@@ -6,7 +6,7 @@ Attributes:
     AGGREGATORS: the aggregator of each name that a recipe may use.
 """
 
-from ..registry import import_all
+from ..parts import import_all
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
 
 import_all(__name__, __path__)

@@ -5,8 +5,7 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from ..embedding import Embedding, Gaussian, Sequence
-from ..parameters import Part
-from ..registry import Registry
+from ..parts import Part, Registry
 
 
 class Aggregated(NamedTuple):

@@ -97,15 +97,9 @@ class GPO(Pooling):
         return (weights * rows).sum(1) if self.per_dimension else (weights[:, None] @ rows)[:, 0]
 
     def coefficients(self, length: Tensor, number: int) -> Tensor | None:
-        """Return the weight of each rank, from the largest value to the smallest, for samples of these lengths.
+        """Return the weight of each rank, from the largest value to the smallest; None with `feature_input`.
 
-        Args:
-            length: `[B]`; 0 counts as 1.
-            number: of ranks N, no less than any length.
-
-        Returns:
-            `[B, N]`, or `[B, N, D]` where `per_dimension` is true. Every sample's first `length[b]` add up to one, the
-            others are 0. None with `feature_input`, where they depend on the sample.
+        Every sample's first `length[b]` add up to one, the others are 0; a length of 0 counts as 1.
         """
         length = length.to(next(self.parameters()).device).clamp(min=1)
         return None if self.feature_input else self._coefficients(length, number)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ..embedding import Sequence
 from ..padding import last_row, max_rows, mean_rows, valid_rows, zero_padding
-from ..parameters import Few
+from ..parts import Few
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
 
 PIECES = 20  # of each function of FSPool, as published
@@ -126,19 +126,10 @@ class Rows(Aggregator):
 
 
 def interpolation(length: Tensor, number: int, pieces: int, dtype: torch.dtype) -> Tensor:
-    """Return the share of each knot of a piecewise linear function on [0, 1] at each place.
+    """Return the share of each knot of a piecewise linear function on [0, 1] at each of N rows, `[B, N, pieces + 1]`.
 
-    Of L rows, the first stands at 0 and the last at 1; a single row at 0. Times the values at the knots
-    `[pieces + 1, W]` it gives the function `[B, number, W]` at the rows.
-
-    Args:
-        length: L of each sample, `[B]`.
-        number: rows N to evaluate at; those after L count as the last.
-        pieces: number of linear pieces.
-        dtype: of the result.
-
-    Returns:
-        `[B, N, pieces + 1]`.
+    Of `length [B]` rows the first stands at 0 and the last, as all after it, at 1; a single row at 0. Times the values
+    at the knots `[pieces + 1, W]` it gives the function `[B, N, W]` at the rows.
     """
     exact = torch.promote_types(dtype, torch.float32)
     rank = torch.arange(number, device=length.device, dtype=exact)
@@ -168,16 +159,11 @@ class FSPool(Pooling):
 
 
 def generalised_mean(local: Tensor, length: Tensor, p: Tensor) -> Tensor:
-    """Return `(mean of x^p)^(1/p)` over the first `length[b]` rows of each feature, `[B, C]`; zeros for no rows.
+    """Return `(mean of x^p)^(1/p)` over the first `length[b]` rows of `local [B, N, C]`, `[B, C]`; zeros for no rows.
 
-    Values below 1e-6, all negative ones among them, count as 1e-6 and get no gradient. The largest value of a
-    feature is divided out before the power is taken and multiplied back after the root, which changes neither
-    value nor gradient: no power overflows, and the mean lies between 1/N and 1, however large p is.
-
-    Args:
-        local: `[B, N, C]`.
-        length: `[B]`.
-        p: exponent, a scalar above 0.
+    The scalar p is above 0. Values below 1e-6, all negative ones among them, count as 1e-6 and get no gradient. The
+    largest value of a feature is divided out before the power is taken and multiplied back after the root, which
+    changes neither value nor gradient: no power overflows, and the mean lies between 1/N and 1, however large p is.
     """
     valid = valid_rows(local, length)
     # Roots and powers need float32.

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..dropout import Dropout
 from ..embedding import Sequence
 from ..padding import last_row, mean_rows, softmax, valid_rows, zero_padding
-from ..parameters import Few, Rate, Share, Width
+from ..parts import Few, Rate, Share, Width
 from ..projections import RowNorm, on_valid_rows
 from ..recurrence import run_gru, run_onnx
-from ..transformer import TransformerLayer
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
 from .pooling import Average, KMax, Pooling
 
@@ -125,11 +125,7 @@ class RegionGraph(Aggregator):
         self.norm = RowNorm(dim) if normalise == "regions-after" else nn.Identity()
 
     def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
-        """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count.
-
-        Returns:
-            The vector `[B, D]` and the rows after the graph `[B, N, C]`, zero on padding.
-        """
+        """Return the vector `[B, D]` and the rows after the graph `[B, N, C]`, zero on padding."""
         rows = zero_padding(local, length)
         if self.normalise != "regions-after":
             rows = functional.normalize(rows, dim=self.over)
@@ -138,6 +134,40 @@ class RegionGraph(Aggregator):
         rows = functional.normalize(rows, dim=self.over)
         embedding = self.norm(self.read(rows, length, global_).embedding)
         return Aggregated(embedding, rows=Sequence(rows, length))
+
+
+class TransformerLayer(nn.Module):
+    """Attention of rows to each other and a perceptron, each added to its input and normalised (post-norm, as torch's).
+
+    Args:
+        dim: width D of the rows and of the perceptron's hidden layer.
+        head_dim: width of a head; narrower rows have one head. ValueError where it does not divide a larger `dim`.
+        dropout: share of the attention, of the hidden values and of both results that is zero while training.
+    """
+
+    def __init__(self, dim: int, head_dim: int, dropout: float) -> None:
+        super().__init__()
+        if dim % min(head_dim, dim):
+            raise ValueError(f"heads of width {head_dim} do not divide rows of width {dim}: set head_dim")
+        self.heads = max(1, dim // head_dim)
+        self.project = nn.Linear(dim, 3 * dim)  # to queries, keys and values
+        self.out = nn.Linear(dim, dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, dim), nn.ReLU(), Dropout(dropout), nn.Linear(dim, dim))
+        self.dropout = Dropout(dropout)
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
+        nn.init.xavier_uniform_(self.project.weight)
+        nn.init.zeros_(self.project.bias)
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, rows: Tensor, bias: Tensor) -> Tensor:
+        """Return the new rows of `rows [..., N, D]`; `bias [..., H or 1, N or 1, N]` is added to their scores."""
+        projected = self.project(rows).unflatten(-1, (3, self.heads, -1))
+        queries, keys, values = projected.movedim(-3, 0).transpose(-3, -2).unbind()
+        scores = queries @ keys.transpose(-2, -1) / keys.shape[-1] ** 0.5 + bias
+        gathered = self.dropout(scores.softmax(-1).to(values.dtype)) @ values
+        after_attention, after_mlp = self.norms
+        rows = after_attention(rows + self.dropout(self.out(gathered.transpose(-3, -2).flatten(-2))))
+        return after_mlp(rows + self.dropout(self.mlp(rows)))
 
 
 @AGGREGATORS.register("row-transformer", "rows see each other, beside embedding-graph")

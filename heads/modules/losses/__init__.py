@@ -12,7 +12,7 @@ Attributes:
     LOSSES: the loss of each name that a recipe may use.
 """
 
-from ..registry import import_all
+from ..parts import import_all
 from .common import LOSSES, Loss
 
 import_all(__name__, __path__)

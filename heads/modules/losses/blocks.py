@@ -60,22 +60,14 @@ class BlockLoss(Loss, ABC):
 
     @abstractmethod
     def of_block(self, logits: Tensor, positives: Pairs, ignored: Pairs) -> Parts:
-        """Return what the loss needs of a block of logits `[R, C]`, which it may overwrite.
+        """Return what the loss needs of the logits `[R, C]` of R images and C captions, which it may overwrite.
 
-        Args:
-            logits: of R images and C captions.
-            positives: those of the block.
-            ignored: others that take no part; their logits may be the lowest number already.
+        `ignored` are pairs beside the `positives` that take no part; their logits may be the lowest number already.
         """
 
     @abstractmethod
     def total(self, parts: Parts, positives: Pairs) -> Tensor:
-        """Return the loss, a scalar.
-
-        Args:
-            parts: of all blocks.
-            positives: of the batch, in the order of the blocks.
-        """
+        """Return the loss, a scalar, of the parts of all blocks and the positives in the order of the blocks."""
 
     @abstractmethod
     def of_matrix(self, logits: Tensor, positives: Tensor) -> Tensor:

@@ -6,8 +6,7 @@ from typing import ClassVar, TypeVar
 from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
-from ..parameters import Part
-from ..registry import Registry
+from ..parts import Part, Registry
 
 T = TypeVar("T")
 

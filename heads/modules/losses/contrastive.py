@@ -1,28 +1,30 @@
-"""Losses over all pairs of a batch: InfoNCE, the sigmoid loss, and distillation.
+"""Losses over all pairs of a batch: InfoNCE, the sigmoid loss, whether a pair matches, and distillation.
 
 Sources: van den Oord et al., *Representation Learning with Contrastive Predictive Coding*, eq. 4, in both directions as
 CLIP has it (MaxMatch eq. 5 adds it as its contrastive term); Zhai et al., *Sigmoid Loss for Language Image
-Pre-Training* (SigLIP, ICCV 2023), eq. 1 and algorithm 1; Hinton et al., *Distilling the Knowledge in a Neural Network*,
-eq. 1 and section 2, the divergence of softened distributions: here over the captions of an image, and over the images
-of a caption.
+Pre-Training* (SigLIP, ICCV 2023), eq. 1 and algorithm 1; Chun et al., *Probabilistic Embeddings for Cross-Modal
+Retrieval* (PCME) and Chun, *Improved Probabilistic Image-Text Representations* (PCME++), each section 3.2, sums and
+means those of their public code; Hinton et al., *Distilling the Knowledge in a Neural Network*, eq. 1 and section 2,
+the divergence of softened distributions: here over the captions of an image, and over the images of a caption.
 """
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import softplus
+from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid, softplus
 
 from ..aggregators.aggregated import Aggregated
-from ..parameters import Positive
+from ..parts import Positive, at_least
 from .blocks import BlockLoss, Pairs, Parts, joined
 from .common import LOSSES, Loss
 
 LARGEST_SCALE = 100.0  # of a scale that is learned by its logarithm, as in CLIP
 SPREAD = 70.0  # exp(-87) is float32's smallest: what is lost of a row is below exp(-17) of it, its rounding
 BIAS = -10.0  # what the sigmoid loss adds at first, as published: most pairs are negative
+SCALE, SHIFT = 5.0, 5.0  # a and b of `MatchingBCE` at first, as in public code
 
 
 @LOSSES.register("infonce", "large batches, and strong frozen encoders")
@@ -164,6 +166,65 @@ class Sigmoid(BlockLoss):
         """Return the loss of the logits `[I, C]` of all pairs."""
         logits = logits + self.bias
         return softplus(torch.where(positives, -logits, logits)).sum() / logits.shape[1]
+
+
+@LOSSES.register("soft-contrastive", "samples of Gaussians, as PCME has them")
+class SoftContrastive(Loss):
+    """Twice the sum of -log p over positive and -log(1 - p) over negative pairs (PCME, both directions).
+
+    It takes the log-odds of the match probability p: p itself vanishes in float32 for samples as far apart as PCME's
+    are at first, and would have no gradient.
+    """
+
+    log_odds = True
+
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
+        """Return the loss of log-odds `similarity [I, C]` under `positives [I, C]`, a scalar."""
+        ignored = similarity == -torch.inf
+        x = similarity.masked_fill(ignored, 0)
+        match, no_match = logsigmoid(x), logsigmoid(-x)
+        return -2 * torch.where(positives, match, no_match).masked_fill(ignored, 0).sum()
+
+
+@LOSSES.register("matching-bce", "Gaussians, as PCME++ has them")
+class MatchingBCE(Loss):
+    """The binary cross-entropy of matching, the mean over all pairs, once for each direction (PCME++).
+
+    A pair's logit is a * similarity + b, where the similarity is minus a distance; a and b are learned.
+
+    Args:
+        pseudo_positives: the weight of the same loss where every pair that is at least as close as its row's (text to
+            image: column's) closest positive counts as positive too.
+    """
+
+    def __init__(self, *, pseudo_positives: Annotated[float, at_least(0)] = 0.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(SCALE))
+        self.shift = nn.Parameter(torch.tensor(SHIFT))
+        self.pseudo_positives = pseudo_positives
+
+    def forward(self, similarity: Tensor, positives: Tensor, *_: Aggregated) -> Tensor:
+        """Return the loss of `similarity [I, C]` under `positives [I, C]`, a scalar."""
+        counted = similarity > -torch.inf
+        # Filled before they are scaled: 0 * inf would reach the gradient of the scale.
+        logits = self.scale * similarity.masked_fill(~counted, 0) + self.shift
+        loss = 2 * _mean_bce(logits, positives, counted)
+        if self.pseudo_positives:
+            image_to_text = _mean_bce(logits, _with_pseudo(similarity, positives, 1), counted)
+            text_to_image = _mean_bce(logits, _with_pseudo(similarity, positives, 0), counted)
+            loss = loss + self.pseudo_positives * (image_to_text + text_to_image)
+        return loss
+
+
+def _mean_bce(logits: Tensor, labels: Tensor, counted: Tensor) -> Tensor:
+    terms = binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+    return terms.masked_fill(~counted, 0).sum() / counted.sum().clamp(min=1)
+
+
+def _with_pseudo(similarity: Tensor, positives: Tensor, axis: int) -> Tensor:
+    """Return the positives and what is as close as the closest of them along `axis`."""
+    closest = similarity.masked_fill(~positives, -torch.inf).amax(axis, keepdim=True)
+    return positives | ((similarity >= closest) & positives.any(axis, keepdim=True))
 
 
 @LOSSES.register("distillation", "the scores of a better run: --distil")

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..aggregators.aggregated import Aggregated
+from ..aggregators.relations import TransformerLayer
 from ..embedding import Sequence
 from ..padding import valid_rows, zero_padding
-from ..parameters import Factor, Few, Rate, Width, between
+from ..parts import Factor, Few, Rate, Width, between
 from ..similarity.shared import unit
-from ..transformer import TransformerLayer
 from .blocks import Pairs
 from .common import LOSSES, Loss
 from .triplet import Negatives, Reduction, Triplet

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..aggregators.aggregated import Aggregated
 from ..padding import softmax
-from ..parameters import at_least, between
+from ..parts import at_least, between
 from .blocks import Pairs, pairs_of
 from .common import LOSSES, Loss
 

@@ -7,9 +7,8 @@ Attributes:
     SIMILARITIES: the similarity of each name that a recipe may use.
 """
 
-from ..registry import import_all
-from .blocks import in_blocks
-from .shared import SIMILARITIES, Similarity
+from ..parts import import_all
+from .shared import SIMILARITIES, Similarity, in_blocks
 
 import_all(__name__, __path__)
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..embedding import Embedding, Sequence
 from ..padding import valid_rows, zero_padding
-from ..parameters import Positive
+from ..parts import Positive
 from .shared import SIMILARITIES, PaperCost, Similarity, check, unit
 
 Direction = Literal["t-i", "i-t"]

@@ -21,15 +21,10 @@ PAIRS = 1 << 16  # of sets, matched at a time: what the programme holds of them 
 
 @torch.no_grad()
 def match(cosines: Tensor) -> Tensor:
-    """Match elements one to one so that their cosines sum to the most (MaxMatch eq. 2).
+    """Return the column of each row, all different, so that their cosines sum to the most (MaxMatch eq. 2).
 
-    Of equally good matchings always the same one is taken.
-
-    Args:
-        cosines: of the elements of every pair of sets, `[I, K1, K2, C]`, with K1 <= K2.
-
-    Returns:
-        The column of each row, all different, int64 `[I, K1, C]`.
+    Of `cosines [I, K1, K2, C]`, of the elements of every pair of sets, with K1 <= K2: int64 `[I, K1, C]`. Of equally
+    good matchings always the same one is taken.
     """
     count, k1, k2, width = cosines.shape
     if _sums(k1, k2) > SUMS:

@@ -1,5 +1,7 @@
-"""What similarities are, and what several share: unit rows, cosines or distances in one product, a check."""
+"""What similarities are, and what several share: unit rows, cosines or distances in one product, blocks, a check."""
 
+import math
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
@@ -8,10 +10,14 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import normalize
 
 from ....pipeline.device import stacked
-from ..embedding import Embedding, Joint, Sequence, kind_of, shape_of
+from ..embedding import Embedding, Joint, Sequence, each, kind_of, shape_of
 from ..padding import valid_rows
-from ..parameters import Part
-from ..registry import Registry
+from ..parts import Part, Registry
+
+SIDE = 512  # of a block of Gaussians or sequences, which are compared in float64 or bound their memory themselves
+# Pairs of elements in a block: a temporary has 16 MiB in float32. glibc returns those above 32 MiB to the system each
+# time, and getting them again costs more than most of the arithmetic.
+CELLS = 1 << 22
 
 
 class PaperCost(NamedTuple):
@@ -150,3 +156,37 @@ def check(kind: str, images: Embedding, captions: Embedding) -> None:
             f"this similarity compares {kind}s of one width, not a {kinds[0]} of shape {shapes[0]} "
             f"with a {kinds[1]} of shape {shapes[1]}"
         )
+
+
+@torch.no_grad()
+def in_blocks(compare: Callable[[Any, Any], Tensor], images: Embedding, captions: Embedding) -> Tensor:
+    """Compare all images with all captions, block by block: `[I, C]`, as one call of `compare` gives it.
+
+    Beside it, memory holds a few temporaries the size of a block.
+    """
+    count, width = shape_of(images)[0], shape_of(captions)[0]
+    step = block_side(images, captions)
+    similarity: Tensor | None = None
+    for left in range(0, width, step):
+        columns = _rows(captions, left, step)
+        for top in range(0, count, step):
+            block = compare(_rows(images, top, step), columns)
+            if similarity is None:
+                similarity = block.new_empty((count, width))
+            similarity[top : top + step, left : left + step] = block
+    return compare(images, captions) if similarity is None else similarity
+
+
+def block_side(images: Embedding, captions: Embedding) -> int:
+    """Return how many images and how many captions a block of `in_blocks` has.
+
+    The same number of both: each block normalises its rows and columns anew, and a square has the fewest of them.
+    """
+    if not (isinstance(images, Tensor) and isinstance(captions, Tensor)):
+        return SIDE
+    elements = [one.shape[1] if one.ndim == 3 else 1 for one in (images, captions)]
+    return max(1, math.isqrt(CELLS // math.prod(elements)))
+
+
+def _rows(embedding: Embedding, begin: int, number: int) -> Embedding:
+    return each(lambda x: x[begin : begin + number], embedding)

@@ -23,7 +23,7 @@ from ....pipeline.reading.batches import Batches
 from ....pipeline.reading.features import Draws, Features, pad_ids
 from ....pipeline.reading.pictures import unreadable
 from ..augmentation import MASKED, REPLACED
-from .backbones import read_image
+from .reattached import read_image
 
 _SMALLEST = {"sides": 0.6, "area": 0.08, "large-area": 0.36}  # that a window keeps: of each side, or of the area
 _OF_IMAGE, _OF_CAPTION = 1, 2  # so that each draws numbers of its own

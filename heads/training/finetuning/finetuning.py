@@ -42,9 +42,8 @@ from ..objective import require_whole_batches
 from ..optimisation import build_optimizer, decay_of, weights_of
 from ..train import on_split, opened, placement_of, ready, require_splits
 from ..trainer import Trainer, TrainSummary
-from .backbones import put_back_captions, put_back_images
 from .end_to_end import end_to_end_batches
-from .reattached import EndToEndModel, EndToEndObjective
+from .reattached import EndToEndModel, EndToEndObjective, put_back_captions, put_back_images
 
 _FACTOR = 0.1  # of the learning rate, for a backbone whose recipe names none (VSE-infinity, appendix A.1)
 _FIXED = ("model.", "adapter.", "aggregator.", "similarity.", "data.image", "data.text")  # what weights are made for …

@@ -28,7 +28,7 @@ from xret.heads.diagnostics.crops import (
 )
 from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.recipes.recipe import load_recipe
-from xret.heads.runs.reencoding import encode_captions_by_all, encode_images_by_all
+from xret.heads.runs.encoders import encode_captions_by_all, encode_images_by_all
 from xret.heads.training.train import train
 from xret.pipeline.data.images import image_size, open_image
 from xret.pipeline.data.sources import FolderReader

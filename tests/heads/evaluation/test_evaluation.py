@@ -19,7 +19,7 @@ from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import ranks, recall_table, recalls
 from xret.heads.evaluation.paper_rows import ROWS, row_of
 from xret.heads.evaluation.scoring import Ranker, compare, embed, embed_split, representatives
-from xret.heads.modules.similarity import blocks
+from xret.heads.modules.similarity import shared
 from xret.heads.recipes.recipe import EXPECTED
 from xret.heads.runs.features import batches_of, sets_of_run
 from xret.heads.runs.run import Run
@@ -105,7 +105,7 @@ def test_memory_that_does_not_suffice_is_a_sentence(setdiv, monkeypatch):
 
 def test_blocks_change_nothing(setdiv, monkeypatch):
     whole = evaluate([setdiv], device="cpu")
-    monkeypatch.setattr(blocks, "side", lambda *_: 7)
+    monkeypatch.setattr(shared, "block_side", lambda *_: 7)
     monkeypatch.setattr(scoring, "BATCH", 5)
     assert evaluate([setdiv], device="cpu").results[0].rsum == whole.results[0].rsum
 

@@ -15,7 +15,7 @@ from small_store import make_store
 
 import xret
 from xret.heads.modules import aggregators
-from xret.heads.modules.registry import import_all
+from xret.heads.modules.parts import import_all
 from xret.heads.recipes import own
 from xret.heads.recipes.blocks import arguments
 from xret.heads.recipes.own import part_of

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from xret.heads.runs.reencoding import BATCH, encode_captions_by_all, encode_images_by_all
+from xret.heads.runs.encoders import BATCH, encode_captions_by_all, encode_images_by_all
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.errors import SampleError
 from xret.pipeline.store.regions import Regions

@@ -12,6 +12,7 @@ from bundled_recipes import ALL, KINDS, small_settings, text_kind
 from small_extraction import OPTIONS
 from small_trainings import learner
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
 from xret.heads.model import build_losses, build_model, feature_facts
 from xret.heads.modules.embedding import tensors_of
@@ -19,7 +20,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import batches_of
 from xret.heads.training.finetuning.end_to_end import end_to_end_batches
 from xret.heads.training.finetuning.reattached import EndToEndModel, EndToEndObjective
-from xret.heads.training.gradients import Gradients, mapped
+from xret.heads.training.gradients import Gradients
 from xret.heads.training.objective import Objective
 from xret.heads.training.optimisation import average_of, build_optimizer, drop_frozen, weights_of
 from xret.pipeline.data.manifest import load_manifest
@@ -74,7 +75,7 @@ def test_a_prepared_batch_is_all_that_a_step_needs(name, stores, asked):
     if refused := Gradients(objective, optimizer, torch.amp.GradScaler("cpu", enabled=False)).refused:
         pytest.skip(f"{name}: {refused}")
     with asked:
-        given = mapped(objective.prepare(first_batch(recipe, split), 0.0), torch.clone)
+        given = tree_map_only(torch.Tensor, torch.clone, objective.prepare(first_batch(recipe, split), 0.0))
         asked.copies = 0
         objective.loss(given)[0].backward()
         assert asked.copies == 0

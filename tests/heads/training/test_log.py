@@ -11,8 +11,7 @@ from small_trainings import recipe_of
 import xret
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
-from xret.heads.training.callbacks import Callback
-from xret.heads.training.log import LOG
+from xret.heads.training.callbacks import LOG, Callback
 from xret.heads.training.train import train
 from xret.pipeline.errors import RunError
 

@@ -1,5 +1,6 @@
 """Heads that differ in numbers alone, trained together: each is what its own training would have made of it."""
 
+import time
 from functools import partial
 
 import pytest
@@ -12,8 +13,8 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.callbacks import Callback
 from xret.heads.training.gradients import Gradients
-from xret.heads.training.stackable import refusal, structure
 from xret.heads.training.stacked import Stack
+from xret.heads.training.stacking import refusal, structure
 from xret.heads.training.train import train
 from xret.pipeline.errors import NotFinite
 
@@ -179,8 +180,11 @@ def test_an_interruption_ends_all_and_each_goes_on(stores, tmp_path):
 def test_what_an_operation_refuses_is_trained_one_by_one(stores, tmp_path, caplog):
     caplog.set_level("INFO", "xret")
     store, recipes = stores("grid", "tokens"), cells(ASSIGNED, 2, *NUMBERS)
+    began = time.perf_counter()
     together = trained(store, recipes, tmp_path / "together")
+    spent = time.perf_counter() - began
     assert "trained one by one" in caplog.text
+    assert sum(line["seconds"] for run in together for line in run.metrics()) <= spent  # none counts another's
     for one, other in zip(together, trained(store, recipes, tmp_path / "alone", together=False), strict=True):
         assert one.weights.read_bytes() == other.weights.read_bytes()
 

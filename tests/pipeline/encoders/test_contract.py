@@ -16,7 +16,7 @@ from small_bert import save_bert
 from small_checkpoints import save_image_model, save_sentence_model, save_text_model, save_tokenizer
 from small_timm import save_timm_checkpoint
 
-from xret.heads.runs.reencoding import encode_captions_by_all, encode_images_by_all
+from xret.heads.runs.encoders import encode_captions_by_all, encode_images_by_all
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.encoders.origin import Origin
 from xret.pipeline.encoders.registry import load_text, load_visual

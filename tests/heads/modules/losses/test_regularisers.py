@@ -1,4 +1,4 @@
-"""Losses on embeddings alone, against recorded values, torch's own divergence and loops over pairs."""
+"""Losses on embeddings alone, against recorded values, torch's own divergence and loops; and what a side lacks."""
 
 import math
 
@@ -9,9 +9,19 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn.functional import normalize
 
 from xret.heads.modules.aggregators import Aggregated
-from xret.heads.modules.embedding import Gaussian
+from xret.heads.modules.embedding import Gaussian, Sequence
 from xret.heads.modules.losses import regularisers
-from xret.losses import MMD, Diversity, GlobalDiscriminative, InformationBottleneck, IntraSetDivergence, Uniformity
+from xret.losses import (
+    MMD,
+    CaptionGeneration,
+    Diversity,
+    GlobalDiscriminative,
+    InfoNCE,
+    InformationBottleneck,
+    IntraSetDivergence,
+    Sigmoid,
+    Uniformity,
+)
 
 
 def diversity(slots, form="exponential"):
@@ -176,3 +186,63 @@ def test_vectors_and_sets_count_alike():
     images, captions = torch.randn(2, 3), torch.randn(2, 2, 3)
     expected = uniformity(torch.cat([images, captions.flatten(0, 1)]))
     assert Uniformity()(None, None, Aggregated(images), Aggregated(captions)) == expected
+
+
+GRAM, PCME = Diversity(form="gram"), InformationBottleneck(form="pcme")
+
+
+def side(count, elements=3, width=16, dtype=torch.float64):
+    """Return all that an aggregator can give of one side."""
+    torch.manual_seed(count)
+    sets, slots = torch.randn(2, count, elements, width).to(dtype)
+    global_, mean, spread = torch.randn(3, count, width).to(dtype)
+    gaussian = Gaussian(mean, spread + 4)
+    return Aggregated(sets, slots=slots, global_=global_, gaussian=gaussian)
+
+
+@pytest.mark.parametrize("loss", [InfoNCE(), Sigmoid()])
+def test_half_similarities_are_compared_in_float32(loss):
+    similarity, positives = torch.randn(4, 6).half(), torch.arange(4)[:, None] == torch.tensor([0, 0, 1, 2, 3, 3])
+    similarity = similarity.masked_fill(torch.arange(24).view(4, 6) == 2, -torch.inf)
+    found = loss(similarity, positives)
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(loss(similarity.double(), positives).item(), rel=1e-5)
+
+
+GAUSSIAN = Gaussian(torch.ones(2, 4), torch.ones(2, 4))
+ROWS = Sequence(torch.ones(2, 3, 5), torch.tensor([3, 3]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "missing", "changes"),
+    [
+        (MMD(), "vectors or sets", {"embedding": GAUSSIAN}),
+        (Uniformity(), "vectors or sets", {"embedding": GAUSSIAN}),
+        (Diversity(), "slots", {"slots": None}),
+        (InformationBottleneck(), "a Gaussian", {"gaussian": None}),
+        (PCME, "samples", {"embedding": GAUSSIAN}),
+        (GlobalDiscriminative(), "embedding sets", {"embedding": torch.ones(2, 4)}),
+        (GlobalDiscriminative(), "the global feature", {"global_": None}),
+        (IntraSetDivergence(), "embedding sets", {"embedding": torch.ones(2, 4)}),
+        (CaptionGeneration(5, 7), "local rows", {"rows": None}),
+        (CaptionGeneration(5, 7), "word ids", {"token": None}),
+    ],
+)
+def test_what_a_side_does_not_give_is_named(loss, missing, changes):
+    whole = side(2)._replace(rows=ROWS, token=ROWS)
+    for given, name in (((whole._replace(**changes), whole), "image"), ((whole, whole._replace(**changes)), "text")):
+        if {"rows": "text", "token": "image"}.get(*changes) != name:  # which this loss does not read there
+            with pytest.raises(ValueError, match=f"needs {missing}, which the {name} side does not give"):
+                loss(None, torch.eye(2) > 0, *given)
+
+
+@pytest.mark.parametrize("loss", [Diversity(), GRAM, IntraSetDivergence()])
+def test_sets_of_one_element_are_an_attached_zero(loss):
+    sides = side(2, 1), side(3, 1)
+    leaves = [one.slots if isinstance(loss, Diversity) else one.embedding for one in sides]
+    for values in leaves:
+        values.requires_grad_()
+    value = loss(None, None, *sides)
+    value.backward()
+    assert value.item() == 0
+    assert not any(values.grad.any() for values in leaves)

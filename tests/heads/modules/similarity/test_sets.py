@@ -2,17 +2,25 @@
 
 import itertools
 import math
+import re
 from functools import partial
 
 import pytest
 import torch
 from recorded import DTYPES, assert_near, assert_recorded, bits, leaf, near
+from torch.nn.functional import softplus
 
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.modules.similarity import SIMILARITIES, blocks, in_blocks
+from xret.heads.modules.similarity import SIMILARITIES, in_blocks, shared
 from xret.heads.modules.similarity.gaussian import KL, Wasserstein
-from xret.heads.modules.similarity.samples import MonteCarloMatch, match_probability
-from xret.heads.modules.similarity.sets import MIL, Cosine
+from xret.heads.modules.similarity.sets import (
+    MIL,
+    Cosine,
+    MatchProbability,
+    MonteCarloMatch,
+    match_probability,
+    monte_carlo_log_odds,
+)
 from xret.similarities import Chamfer, CrossAttention, SmoothChamfer
 
 mil, chamfer = MIL(), Chamfer()
@@ -112,13 +120,13 @@ def test_blocks_are_what_one_call_gives(name, monkeypatch):
         sizes.append((len(floats(some)[0]), len(floats(others)[0])))
         return similarity(some, others)
 
-    monkeypatch.setattr(blocks, "side", lambda *_: 4)
+    monkeypatch.setattr(shared, "block_side", lambda *_: 4)
     torch.testing.assert_close(in_blocks(compare, images, captions), similarity(images, captions).detach())
     assert sizes == [(i, c) for c in (4, 4, 3) for i in (4, 3)]
 
 
 def test_blocks_of_large_sets_are_smaller(monkeypatch):
-    monkeypatch.setattr(blocks, "CELLS", 3 * 3 * 6 * 6 + 1)
+    monkeypatch.setattr(shared, "CELLS", 3 * 3 * 6 * 6 + 1)
     sizes = []
 
     def compare(some, others):
@@ -128,8 +136,8 @@ def test_blocks_of_large_sets_are_smaller(monkeypatch):
     images, captions = sets(5, 6, 4), sets(4, 6, 4, seed=1)
     torch.testing.assert_close(in_blocks(compare, images, captions), mil(images, captions))
     assert sizes == [(3, 3), (2, 3), (3, 1), (2, 1)]
-    assert blocks.side(sets(1, 6, 4), sets(1, 100, 4)) == 1
-    assert blocks.side(images[:, 0], captions[:, 0]) == 18
+    assert shared.block_side(sets(1, 6, 4), sets(1, 100, 4)) == 1
+    assert shared.block_side(images[:, 0], captions[:, 0]) == 18
 
 
 def test_nothing_in_blocks():
@@ -159,3 +167,128 @@ def test_two_widths_are_named(kind):
     similarity = {"gaussian": Wasserstein(), "sequence": CrossAttention()}[kind]
     with pytest.raises(ValueError, match="one width"):
         similarity(embeddings(kind, 2, 3), embeddings(kind, 2, 4))
+
+
+def begun_at(module, scale, shift):
+    with torch.no_grad():
+        module.log_scale.fill_(math.log(scale))
+        module.shift.fill_(shift)
+    return module
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.mark.parametrize(("k1", "k2"), [(1, 1), (2, 5), (5, 3)])
+def test_agrees_with_a_loop_over_pairs(k1, k2):
+    images, captions = sets(3, k1, 6), sets(4, k2, 6, seed=1)
+    by_cosine, by_distance, logistic = (
+        begun_at(module, 2.0, 1.5)(images, captions)
+        for module in (MatchProbability(), MonteCarloMatch(), MonteCarloMatch(link="logistic"))
+    )
+    for i, image in enumerate(images):
+        for c, caption in enumerate(captions):
+            pairs = [(x, y) for x in image for y in caption]
+            cosines = [torch.cosine_similarity(x, y, dim=0).item() for x, y in pairs]
+            logits = [1.5 - 2 * math.sqrt(((x - y) ** 2).sum() + 1e-6) for x, y in pairs]
+            for found, terms in (
+                (by_cosine[i, c], [sigmoid(2 * cosine + 1.5) for cosine in cosines]),
+                (by_distance[i, c].sigmoid(), [sigmoid(2 * logit) for logit in logits]),
+                (logistic[i, c].sigmoid(), [sigmoid(logit) for logit in logits]),
+            ):
+                assert found.item() == pytest.approx(sum(terms) / len(pairs), rel=1e-6)
+
+
+def test_near_samples_far_from_zero_are_told_apart_in_float32():
+    near = torch.full((1, 1, 64), 10.0)
+    others = near + torch.tensor([0.001, 0.002, 0.003])[:, None, None]
+    distance = (1.0 - monte_carlo_log_odds(near, others, 1.0, 1.0, link="logistic"))[0]
+    # 64 dimensions: 8 times the difference of each, which float32 itself holds to 1e-6 here.
+    torch.testing.assert_close(distance, torch.tensor([0.008, 0.016, 0.024]), rtol=0.01, atol=1e-6)
+
+
+def test_log_odds_rank_and_train_where_the_probability_is_rounded():
+    images = torch.zeros(1, 2, 3, requires_grad=True)
+    captions = torch.tensor([0.0, 20.0, 30.0])[:, None, None].expand(3, 2, 3)
+    odds = monte_carlo_log_odds(images, captions, 15.0, 15.0)
+    assert odds.sigmoid().tolist() == [[1, 0, 0]]
+    assert odds[0, 0] > 25 > 0 > odds[0, 1] > odds[0, 2]
+    softplus(-odds[0, 2]).backward()
+    assert images.grad.isfinite().all()
+    assert (images.grad < 0).all()
+
+
+@pytest.mark.parametrize("part", [MatchProbability, MonteCarloMatch])
+def test_scale_and_shift_train_and_the_scale_stays_positive(part):
+    similarity = begun_at(part(), 2.0, 0.5)
+    images, captions = sets(4, 2, 6).float(), sets(4, 2, 6, seed=1).float()
+    optimizer = torch.optim.AdamW(similarity.parameters(), lr=0.5)
+
+    def probability():
+        found = similarity(images, captions)
+        return found.sigmoid() if part is MonteCarloMatch else found
+
+    before = probability().detach()
+    for _ in range(20):
+        optimizer.zero_grad()
+        (probability().sum() + 3 * similarity.scale).backward()
+        optimizer.step()
+    assert 0 < similarity.scale.item() < 1
+    assert similarity.shift.item() < 0
+    assert probability().sum() < before.sum() / 2
+
+
+# ---- what a similarity says of its scores, against its scores
+
+ROUNDING = 0.005  # of the line's numbers
+
+
+def with_opposites(kind):
+    """Return eight embeddings, of which the last two are opposite."""
+    torch.manual_seed(0)
+    rows = torch.randn(8, 3, 4)
+    rows[6], rows[7] = rows[0, 0], -rows[0, 0]
+    if kind == "gaussian":
+        return Gaussian(rows[:, 0], rows[:, 1] - 3)
+    return {"vector": rows[:, 0], "set": rows, "sequence": Sequence(rows, torch.full((8,), 3))}[kind]
+
+
+OPTIONS = [
+    *((name, {}) for name in SIMILARITIES),
+    ("smooth-chamfer", {"alpha": 1.0}),
+    ("wasserstein", {"form": "printed"}),
+    ("kl", {"direction": "caption-image"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_scores_lie_where_the_line_says(name, options):
+    similarity = SIMILARITIES[name](**options).eval()
+    ones = with_opposites(similarity.embedding)
+    with torch.no_grad():
+        scores = similarity(ones, ones)
+    said = similarity.score
+    assert said.startswith("the ")  # it follows "A score is"
+    if found := re.search(r"from (\S+) to (\S+)( \+ ln\(K\) / alpha)?$", said):
+        beyond = math.log(3) / similarity.alpha if found[3] else 0
+        assert float(found[1]) - ROUNDING <= scores.min() < scores.max() <= float(found[2]) + beyond + ROUNDING
+    elif said.endswith("at most 0"):
+        assert scores.max() <= ROUNDING
+
+
+def test_lines_are_true_of_every_option():
+    alike = torch.ones(1, 4, 2)  # ends reached: every cosine is 1
+    assert SIMILARITIES["smooth-chamfer"](alpha=1.0)(alike, alike).item() == pytest.approx(1 + math.log(4))
+    assert "1 + ln(K) / alpha" in SIMILARITIES["smooth-chamfer"].score
+    assert SIMILARITIES["assignment"]()(alike[:, :2], alike).item() == pytest.approx(math.e - 1)
+
+
+def test_a_similarity_of_ones_own_says_itself_that_it_normalises():
+    class Product(SIMILARITIES["cosine"]):
+        def forward(self, images, captions):
+            return images @ captions.T
+
+    rows = torch.tensor([[3.0, 4.0]])
+    assert torch.equal(Product().normalised(rows), rows) and not Product.dot_product
+    assert torch.allclose(SIMILARITIES["cosine"]().normalised(rows), rows / 5)

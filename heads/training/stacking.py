@@ -1,31 +1,99 @@
-"""Losses and gradients of several trainings at once: their weights lie side by side, and ``vmap`` computes all."""
+"""Which trainings can be stacked, and the losses and gradients of a step of all.
+
+Their recipes differ in numbers alone, their weights lie side by side, and ``vmap`` computes them at once.
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import pad
+from torch.utils._pytree import tree_map_only
 
 from ...pipeline.device import drawing, stacking
 from ...pipeline.reading.batches import Batch
-from ..model import losses_of
+from ...pipeline.reading.joined_sets import parts_of
+from ...pipeline.reading.split import Split
+from ...pipeline.store import FeatureCache
+from ..model import Branch, Model, build_losses, build_model, feature_facts, losses_of
+from ..modules.losses import Loss
 from ..modules.losses.blocks import BlockLoss, pairs_of
-from .gradients import Gradients, mapped, tensors_in
+from ..recipes.blocks import Recipe, role
+from ..runs.features import sets_named
+from .gradients import Gradients, tensors_in
 from .objective import Objective, Prepared
+from .optimisation import components_of
 from .trainer import Trainer
+
+_OF_EACH = ("loss", "adapter", "aggregator", "similarity")  # parts of a recipe whose numbers may differ
+
+
+def structure(recipe: Recipe) -> Hashable:
+    """Return what the recipes of trainings must have in common to be trained together: all but numbers."""
+
+    def kept(key: str, value: Any) -> Any:
+        part = key.partition(".")[0]
+        if part == "schedule" or role(key) == "described":
+            return None
+        if part == "optimizer" and not key.endswith("_lr"):
+            return None
+        return value > 0 if isinstance(value, float) and part in (*_OF_EACH, "optimizer") else value
+
+    return tuple((key, repr(kept(key, value))) for key, value in sorted(recipe.flat().items()))
+
+
+def refusal(recipe: Recipe, store: str) -> str | None:
+    """Return why heads of a recipe are trained one by one on a store, a clause; None: they can be stacked."""
+    if recipe.code:
+        return f"{' and '.join(recipe.code)} may do what cannot be"
+    sets = sets_named(FeatureCache.open(store), recipe.data.image, recipe.data.text)
+    with torch.device("meta"):
+        model = build_model(recipe, *map(feature_facts, sets))
+        terms = losses_of(build_losses(recipe, feature_facts(sets[1])))
+    if why := _alone(recipe, model, terms):
+        return f"{why} cannot be"
+    if recipe.runtime.precision == "float16":
+        return "float16 cannot be, which scales the loss"
+    if recipe.data.chunk is not None:
+        units = len(Split.of(*sets, "train").drawn(recipe.data.share).images)
+        if recipe.data.unit == "caption" or min(units, recipe.data.batch_size) > recipe.data.chunk:
+            return "data.chunk embeds batches in parts"
+    for side, features, drops in (("image", sets[0], recipe.augment.image), ("text", sets[1], recipe.augment.text)):
+        varies = drops or any(part.length.min() < part.length.max() for part in parts_of(features))
+        if varies and _drops_rows(getattr(model, side)):
+            return f"dropout in the rows of {side}s cannot be, whose number varies"
+    return None
+
+
+def _alone(recipe: Recipe, model: Model, terms: Sequence[Loss]) -> str | None:
+    """Return what of a head cannot be stacked."""
+    parts = (*model.modules(), *nn.ModuleList(terms).modules())
+    if any(isinstance(part, nn.RNNBase | nn.RNNCellBase) for part in parts):
+        return "a recurrent network"
+    if model.image.aggregator.draws or model.text.aggregator.draws:
+        return "samples of a Gaussian"
+    rates = [getattr(recipe.optimizer, f"{name}_lr") for name in components_of(model, nn.ModuleDict())]
+    adapters = [one for side in (model.image, model.text) for one in (*side.adapters, *side.twins)]
+    if 0 in rates or any(epochs for one in adapters for epochs in one.frozen().values()):
+        return "weights that do not learn at first"
+    return next((term.alone for term in terms if term.alone), None)
+
+
+def _drops_rows(branch: Branch) -> bool:
+    reads_rows = branch.aggregator.uses_local or any(one.global_ in ("mean", "max") for one in branch.adapters)
+    return reads_rows and any(isinstance(part, nn.Dropout) and part.p > 0 for part in branch.modules())
 
 
 class Ragged(Exception):
     """Batches of several seeds differ in shape."""
 
 
-@dataclass
-class _Given:
+class _Given(NamedTuple):
     """The batches of several trainings: side by side, or one for all."""
 
     batches: Prepared
@@ -88,9 +156,9 @@ class StackedObjective(Objective):
     def _with_pairs(self, given: Prepared) -> Prepared:
         """List the pairs where a loss needs them, and only there: their number is part of a shape."""
         if not any(term.uses_pairs and not isinstance(term, BlockLoss) for term in losses_of(self.losses)):
-            return replace(given, pairs=None)
+            return given._replace(pairs=None)
         assert given.positives is not None
-        return given if given.pairs is not None else replace(given, pairs=pairs_of(given.positives))
+        return given if given.pairs is not None else given._replace(pairs=pairs_of(given.positives))
 
     def loss(self, given: Any) -> Tensor:
         """Compute the losses of prepared batches."""
@@ -104,7 +172,8 @@ class StackedObjective(Objective):
                 setattr(part, name, value)
             self.weights = of_terms
             rest = iter(tensors)
-            found: Tensor = functional_call(self.head, stacks, (mapped(given.batches, lambda _: next(rest)),))
+            batches = tree_map_only(Tensor, lambda _: next(rest), given.batches)
+            found: Tensor = functional_call(self.head, stacks, (batches,))
             return found
 
         with stacking(self.generators[: 1 if of_cell is None else None], of_cell):
@@ -150,7 +219,7 @@ def _side_by_side(given: Sequence[Prepared], of_cell: Sequence[int]) -> Prepared
         raise Ragged
     columns = [_padded(column) for column in zip(*map(tensors_in, given), strict=True)]
     stacks = iter([torch.stack([column[place] for place in of_cell]) for column in columns])
-    found: Prepared = mapped(given[0], lambda _: next(stacks))
+    found: Prepared = tree_map_only(Tensor, lambda _: next(stacks), given[0])
     return found
 
 

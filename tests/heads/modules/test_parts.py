@@ -8,7 +8,7 @@ import pytest
 from xret.heads.modules.adapters import ADAPTERS
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.losses import LOSSES
-from xret.heads.modules.parameters import Bound, Count, Part, Positive, Share, at_least, between
+from xret.heads.modules.parts import Bound, Count, Part, Positive, Share, at_least, between
 from xret.heads.modules.similarity import SIMILARITIES
 
 REGISTRIES = (ADAPTERS, AGGREGATORS, LOSSES, SIMILARITIES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from encoder_contract import image_encoder
 
-from xret.heads.training.finetuning.backbones import put_back_images
+from xret.heads.training.finetuning.reattached import put_back_images
 from xret.pipeline.errors import CacheError
 
 

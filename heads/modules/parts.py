@@ -1,19 +1,25 @@
-"""What a parameter of a part may be, declared in the signature of the part's constructor and nowhere else.
+"""The parts of a head: what their parameters may be, and their names in recipes. A part's file is all there is to add.
 
-    class KMax(Part):
+    @AGGREGATORS.register("k-max", "the mean of the k largest values: between mean and maximum")
+    class KMax(Aggregator):
         def __init__(self, local_dim: int, dim: int, *, k: Few = 2) -> None: ...
 
-`KMax(8, 8, k=0)` raises ValueError: "KMax: k is 0, but must be between 1 and 1024". Recipes read the same annotations,
-so that all faults of a file are found at once.
+A signature alone says what a parameter may be: `KMax(8, 8, k=0)` raises ValueError, "KMax: k is 0, but must be between
+1 and 1024". Recipes read the same annotations, so that all faults of a file are found at once.
 """
 
 import functools
 import inspect
 import types
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
+
+P = TypeVar("P")
+T = TypeVar("T", bound=type)
 
 
 class Bound(NamedTuple):
@@ -88,3 +94,43 @@ def _wanted(value: Any, kind: Any) -> str:
     if get_origin(kind) in (Union, types.UnionType) and value is not None:
         return " or ".join(filter(None, (_wanted(value, option) for option in get_args(kind))))
     return ""
+
+
+class Registry(dict[str, type[P]], Generic[P]):
+    """The parts that do one job, by name.
+
+    Args:
+        role: the job, such as ``aggregator``.
+        base: the class that all of them derive from.
+        public: the module that offers them.
+
+    Attributes:
+        when: by name, when to take a part, for ``xret list``.
+    """
+
+    def __init__(self, role: str, base: type[P], public: str) -> None:
+        super().__init__()
+        self.role, self.base, self.public = role, base, public
+        self.when: dict[str, str] = {}
+
+    def register(self, name: str, when: str) -> Callable[[T], T]:
+        """Return a decorator that registers a class; `when` says in a line when to take it."""
+
+        def register(part: T) -> T:
+            self[name], self.when[name] = part, when
+            return part
+
+        return register
+
+    def class_of(self, name: str, module: str) -> type[P]:
+        """Return the part whose class has this name; AttributeError of `module` where there is none."""
+        for part in self.values():
+            if part.__name__ == name:
+                return part
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+
+def import_all(package: str, path: Iterable[str]) -> None:
+    """Import every module of a package, whereby its parts register."""
+    for module in iter_modules(path):
+        import_module(f"{package}.{module.name}")

@@ -1,9 +1,11 @@
-"""Element slots: an embedding set by slot attention.
+"""Embedding sets: by slot attention, and by K-head self-attention around the global feature.
 
-Source: *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (SetDiv, CVPR 2023), section 3.2,
+Sources: *Improving Cross-Modal Retrieval with Set of Diverse Embeddings* (SetDiv, CVPR 2023), section 3.2,
 eq. 1-5. The paper has one head, its published code several: `heads`. `initial`, `update`, `global_feature` and
 `normalized_over` are its ablations (Table 3 and appendix B.3), which lead back to slot attention (Locatello et al.,
 NeurIPS 2020) and to the transformer.
+Song, Soleymani: *Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval* (PVSE, CVPR 2019), section 3, for
+PIE-Net; the widths are its published code's.
 """
 
 import math
@@ -14,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..dropout import Dropout
-from ..padding import valid_rows
-from ..parameters import Few, Rate, Width
+from ..padding import softmax, valid_rows, zero_padding
+from ..parts import Few, Rate, Width
 from ..positions import Positions, circle_positions, grid_positions
 from .aggregated import AGGREGATORS, Aggregated, Aggregator
 
@@ -56,7 +58,9 @@ class AggregationBlock(nn.Module):
     def forward(
         self, slots: Tensor, keys: Tensor, values: Tensor, bias: Tensor, read: Tensor, write: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Update the slots once.
+        """Return the new slots `[B, K, D]`, and the scores `[B, K, H, N]`.
+
+        Scores are the logarithm of the attention over slots, or what its softmax over inputs is taken of.
 
         Args:
             slots: `[B, K, D]`, or `[1, K, D]` where they are the same for all samples.
@@ -65,10 +69,6 @@ class AggregationBlock(nn.Module):
             bias: what is added to the scores of the rows, `[B, 1, 1, N]`.
             read: the weights of queries times those of keys, `[H C, D]`; see `through_heads`.
             write: the weights of values times those of the output, `[H C, D]`.
-
-        Returns:
-            The new slots `[B, K, D]`, and the scores `[B, K, H, N]`: the logarithm of the attention over slots, or
-            what its softmax over inputs is taken of.
         """
         number = slots.shape[1]
         queries = (self.norm(slots).flatten(0, 1) @ read.T).view(slots.shape[0], number * self.heads, -1)
@@ -183,14 +183,9 @@ class ElementSlots(Aggregator):
         place: Tensor | None = None,
         grid: tuple[int, int] | None = None,
     ) -> Aggregated:
-        """Aggregate `local [B, N, C]`, of which the first `length[b]` rows count, and `global_ [B, D]`.
+        """Return the set `[B, K, D]`, the slots before fusion `[B, K, D]` and the attention `[T, B, H, K, N]`.
 
-        Args:
-            local, length, global_: as of every aggregator.
-            place, grid: of `positions` `grid`, see `positions.grid_positions`.
-
-        Returns:
-            The set `[B, K, D]`, the slots before fusion `[B, K, D]` and the attention `[T, B, H, K, N]`.
+        `place` and `grid` are for `positions` `grid`, see `positions.grid_positions`.
         """
         padding = ~valid_rows(local, length)
         rows = self.norm_local(local.masked_fill(padding[..., None], 0))
@@ -217,3 +212,36 @@ class ElementSlots(Aggregator):
         slots = self.norm_slots(slots)
         fused = slots if self.norm_global is None else slots + self.norm_global(global_)[:, None]
         return Aggregated(fused, slots, attention)
+
+
+@AGGREGATORS.register("pie-net", "a few attended vectors around the global one")
+class PIENet(Aggregator):
+    """K attention maps over the local rows, each pooled into a residual that is added to the global feature.
+
+    The hidden width of the attention is half of the local rows' width, as published.
+
+    Args:
+        slots: size K of the set; 2 as published for COCO.
+    """
+
+    uses_global = True
+    embedding = "set"
+
+    def __init__(self, local_dim: int, dim: int, *, slots: Few = 2) -> None:
+        super().__init__(local_dim, dim)
+        hidden = max(local_dim // 2, 1)
+        self.hidden = nn.Linear(local_dim, hidden, bias=False)
+        self.score = nn.Linear(hidden, slots, bias=False)
+        self.residual = nn.Linear(local_dim, dim)
+        self.norm = nn.LayerNorm(dim)
+        for layer in (self.hidden, self.score, self.residual):
+            nn.init.xavier_uniform_(layer.weight)
+        nn.init.zeros_(self.residual.bias)
+
+    def forward(self, local: Tensor, length: Tensor, global_: Tensor) -> Aggregated:
+        """Return the set `[B, K, D]`, the residuals as slots, and the attention over the rows, `[1, B, 1, K, N]`."""
+        rows = zero_padding(local, length)
+        scores = self.score(self.hidden(rows).tanh()).transpose(1, 2)
+        attention = softmax(scores, valid_rows(local, length)[:, None], 2)
+        residual = self.residual(attention.to(rows.dtype) @ rows).sigmoid()
+        return Aggregated(self.norm(global_[:, None] + residual), residual, attention[None, :, None])

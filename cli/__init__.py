@@ -14,7 +14,6 @@ import click
 
 from ..pipeline.errors import XretError
 from ..pipeline.wording import printable
-from .ablate import ablate
 from .cache import cache
 from .demo import demo
 from .eval import eval_, report
@@ -25,8 +24,8 @@ from .memory import keep_freed_memory
 from .parsing import typed
 from .recipes import list_, recipes
 from .search import search, serve
+from .series import ablate, tune
 from .train import average, finetune, train_head
-from .tune import tune
 
 _WORDS = "xret.words"  # key of what was typed after ``xret``
 _COMPUTE = ("ablate", "demo", "extract", "finetune", "fit", "train-head", "tune")  # long, in a process of their own

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 
 from ..heads.recipes.names import lineage, recipe_names
 from ..heads.recipes.settings import settings_of
-from ..pipeline.errors import XretError
+from ..pipeline.errors import CacheError
 from ..pipeline.files import require_run, require_store, require_writable
 from ..pipeline.wording import printable
 
@@ -91,31 +91,31 @@ class Output(click.Path):
 class _There(click.Path):
     """What a command reads, which is looked for before anything is imported that takes a second."""
 
-    def __init__(self, *checks: Callable[[str], None]) -> None:
+    def __init__(self, check: Callable[[str], None]) -> None:
         super().__init__()
-        self._checks = checks
+        self._check = check
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path or URL; the error of the last check where it passes none."""
-        found: Any = super().convert(value, param, ctx)
-        for number, check in enumerate(self._checks, 1):
-            try:
-                check(found)
-                break
-            except XretError:
-                if number == len(self._checks):
-                    raise
-        return found
+        """Return the path or URL; the error of the check where it is none."""
+        path: Any = super().convert(value, param, ctx)
+        self._check(path)
+        return path
 
 
-def _require_run_or_id(path: str) -> None:
-    """Refuse what is no run, but for a name that may be the hub's."""
-    if Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path):
+def _require_run_or_store(path: str) -> None:
+    try:
+        require_store(path)
+    except CacheError:
         require_run(path)
 
 
-RUN, STORE, RUN_OR_STORE = _There(require_run), _There(require_store), _There(require_store, require_run)
-RUN_OR_ID = _There(_require_run_or_id)
+def _require_run_or_id(path: str) -> None:
+    if Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", path):  # a name that may be the hub's
+        require_run(path)
+
+
+RUN, STORE = _There(require_run), _There(require_store)
+RUN_OR_STORE, RUN_OR_ID = _There(_require_run_or_store), _There(_require_run_or_id)
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)  # to read from
 NEW_FOLDER = Output(path_type=Path)  # whether it may be there already is the command's to say
 NEW_FILE = Output(path_type=Path, dir_okay=False)

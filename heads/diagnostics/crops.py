@@ -89,7 +89,10 @@ def crop_tables(
     if visual_genome is not None:
         described, pictures = read_visual_genome(visual_genome)
     elif data_root is not None:
-        described, pictures = _described(seen, data_root)
+        cache, inside = seen.ranker.cache, set(seen.file_names)
+        regions = regions_in(cache.dataset, data_root).items()
+        described = {name: Described(some) for name, some in regions if name in inside}
+        pictures = find_pictures(cache, data_root)
     else:
         raise CacheError(
             "crops are cut out of the images; name their folder with --data-root DIR, or Visual Genome's with"
@@ -134,13 +137,6 @@ def _triplets(described: dict[str, Described], pictures: PictureReader, upright:
         what = counted(len(odd), "image")
         log.warning("%s left out, whose size is not the one that their boxes are for: %s", what, odd[0])
     return found
-
-
-def _described(seen: Scored, data_root: Path) -> tuple[dict[str, Described], PictureReader]:
-    """Return those images of a split that have regions, by file name, and what opens them; errors of `regions_in`."""
-    cache, inside = seen.ranker.cache, set(seen.file_names)
-    regions = regions_in(cache.dataset, data_root).items()
-    return {name: Described(some) for name, some in regions if name in inside}, find_pictures(cache, data_root)
 
 
 def read_visual_genome(folder: Path) -> tuple[dict[str, Described], PictureReader]:

@@ -120,10 +120,9 @@ def _weigh(
         return recall_table(*ranks(matrix, first.caption_image)).rsum
 
     of_each = dict(zip(names, map(rsum, matrices), strict=True))
-    units = [1.0 if how == "equal" else 1 / (float(matrix.double().std()) or 1.0) for matrix in matrices]
-    if how == "equal":
-        taken = list(range(len(names)))
-    else:
+    units, taken = [1.0] * len(names), [*range(len(names))]
+    if how == "validation":
+        units = [1 / (float(matrix.double().std()) or 1.0) for matrix in matrices]
         taken = _greedy([matrix * unit for matrix, unit in zip(matrices, units, strict=True)], rsum)
     shares = [taken.count(number) * unit for number, unit in enumerate(units)]
     weights = {name: share / sum(shares) for name, share in zip(names, shares, strict=True) if share}

@@ -83,7 +83,9 @@ def export_immich(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     }
     config = {"embed_dim": width, "vision_cfg": {"image_size": side}, "text_cfg": {"context_length": tokens}}
     batch, modules = {0: "batch"}, run.modules()
-    grown = [functional.pad(run.images["pixel_values"], _margins(side, crop))]
+    high, wide = side - crop[0], side - crop[1]  # what a square picture has beside its crop
+    margins = wide // 2, wide - wide // 2, high // 2, high - high // 2
+    grown = [functional.pad(run.images["pixel_values"], margins)]
     ids = [tensor.int() for tensor in run.texts.values()]
     with making(out, RunError, "choose another --out") as folder, torch.no_grad():
         for name, content in (("visual/preprocess_cfg", preprocess), ("config", config)):
@@ -117,9 +119,3 @@ def _width(run: Exportable) -> int:
         if width >= dim:
             return width
     raise RunError(f"{run.name} has vectors of {dim} numbers, and immich takes {max(NAMES)}; set model.dim to that")
-
-
-def _margins(side: int, crop: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Return left, right, top and bottom of what a square picture of a side has beside its crop."""
-    high, wide = side - crop[0], side - crop[1]
-    return wide // 2, wide - wide // 2, high // 2, high - high // 2

@@ -1,4 +1,4 @@
-"""`xret eval`: what it prints, and that what it offers is what there is."""
+"""`xret eval` and `xret report`: what they print and write, and the sentence that each mistake gets."""
 
 import json
 
@@ -37,3 +37,32 @@ def test_diagnostics_below_the_table(run):
     assert json.loads(call(*words, "--json").stdout)["diagnostics"] == found.to_dict()
     assert "--diagnostics takes one run, and no store" in refused(*words, run, code=2)
     assert "--data-root is for the crops of --diagnostics" in refused("eval", run, "--data-root", ".", code=2)
+
+
+def test_the_command_writes_the_page_and_says_where(trained, tmp_path):
+    out = tmp_path / "new" / "report.html"
+    for _ in range(2):  # an earlier report is replaced
+        result = call("report", trained(), "--out", out, "--device", "cpu")
+    assert result.stdout.startswith(f"{out}: {out.stat().st_size / 1e3:.1f} kB, ")
+    text = out.read_text()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "give their folder as --data-root DIR" in text
+    assert [file.name for file in out.parent.iterdir()] == ["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        ([], 2, "Missing argument 'RUN [RUN ...]'"),
+        (["{run}", "--out", "{folder}"], 1, "is a folder; give --out the name of a file"),
+        (["{run}", "--out", "{folder}/taken"], 1, "taken exists and is no report of xret"),
+        (["{run}", "--out", "{folder}/taken/report.html"], 1, "taken is a file; choose another --out"),
+        (["{run}", "--out", "{folder}/r", "--split", "dev"], 1, "has no split 'dev'"),
+    ],
+)
+def test_mistakes_of_a_report(trained, tmp_path, words, code, sentence):
+    (tmp_path / "taken").write_text("a letter")
+    words = [word.format(run=trained(), folder=tmp_path) for word in words]
+    assert sentence in refused("report", *words, code=code)
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
+    assert (tmp_path / "taken").read_text() == "a letter"

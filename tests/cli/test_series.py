@@ -1,8 +1,10 @@
-"""``xret ablate``: what it prints and writes, its exit codes, and the sentence each mistake gets."""
+"""``xret ablate`` and ``xret tune``: what they print and write, their exit codes, and what is said of mistakes."""
 
 import csv
+import importlib.util
 import json
 import re
+import sys
 
 import pytest
 from command_line import refused, run
@@ -10,6 +12,7 @@ from command_line import refused, run
 VALUES = {"model.dim": 8, "adapter.words.word_dim": 4, "schedule.epochs": 1}
 SMALL = [f"--set={key}={value}" for key, value in VALUES.items()]
 VARY = ["--recipe", "vsepp", "--vary", "loss.triplet.margin=0.1,0.2", *SMALL]
+TUNE = ["--recipe", "vsepp", "--trials", "3", "--device", "cpu", *SMALL[:2], "--set=schedule.epochs=2"]
 
 
 def test_a_table_its_files_and_its_json(store, tmp_path):
@@ -70,4 +73,34 @@ def test_mistakes(store, tmp_path):
     brackets = ["--vary", "data.text=words,bert,[words,bert"]
     assert "has half of a pair of brackets" in refused("ablate", store, *out, *VARY, *brackets, code=2)
     assert "must end in .csv" in refused("ablate", store, *out, *VARY, "--save", tmp_path / "t.gif")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tuning_its_files_and_its_json(store, tmp_path):
+    out = tmp_path / "not there yet" / "out"
+    words = ["tune", store, *TUNE, "--space", "data.batch_size=4,8", "--out", out]
+    result = run(*words)
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("vsepp: 3 trials, ")
+    assert [line.split()[0] for line in lines[6:12]][-2:] == ["loss.triplet.margin", "data.batch_size"]
+    assert "split test, protocol full: 4 images, 10 captions (2.50 an image), 0 skipped" in result.stdout
+    assert "space of vsepp:" in result.stderr
+    assert "trial 0: 1 of 3: done, validation RSUM " in result.stderr
+    found = json.loads(run(*words, "--json", "-q").stdout)
+    assert found == json.loads((out / "result.json").read_text())
+    assert found["best"]["rsum"] == max(trial["rsum"] for trial in found["trials"] if trial["status"] == "done")
+    evaluated = json.loads(run("eval", out / "best", "--device", "cpu", "--json").stdout)
+    assert found["results"] == evaluated["results"]
+
+
+def test_mistakes_of_a_tuning(store, tmp_path, monkeypatch):
+    out = ["--out", tmp_path / "out"]
+    assert "Missing option '--recipe'" in refused("tune", store, *out, code=2)
+    assert "must have the form KEY=LOW:HIGH" in refused("tune", store, *out, *TUNE, "--space", "model.dim", code=2)
+    assert "did you mean 'optimizer.lr'?" in refused("tune", store, *out, *TUNE, "--space", "optimizer.lrr=1:2")
+    find = importlib.util.find_spec
+    monkeypatch.setattr("xret.pipeline.errors.find_spec", lambda name: None if name == "optuna" else find(name))
+    for name in [name for name in sys.modules if name.startswith("xret.heads.tuning")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert "pip install 'xret[tune]'" in refused("tune", store, *out, *TUNE)
     assert not (tmp_path / "out").exists()

@@ -89,7 +89,7 @@ class FeatureSet:
 
     def missing(self, splits: Iterable[str]) -> list[int]:
         """Return the chunks that hold rows of these splits that are not done."""
-        return np.unique(self.rows_left(splits) // self.chunk_rows).tolist()
+        return [*map(int, np.unique(self.rows_left(splits) // self.chunk_rows))]
 
     def written(self) -> list[int]:
         """Return the chunks that have a mark, whether it can be read or not; rows of a chunk may be left."""

@@ -38,6 +38,7 @@ Compare = Callable[[Embedding, Embedding], Tensor]
 RECORD = "index.json"
 K = 10  # the recall is that of the exact top 10
 DEPTH, MOST_EFFORT = 16, 1024  # elements fetched for an element of the query at effort 1; the largest effort tried
+WIDTH = 128  # principal components by which candidates are looked up: their order is the similarity's in the end
 PER_LIST = 39  # elements that FAISS wants to train a list from
 SMALL = 10_000  # elements that are looked through one after another
 CELLS, VALUES = 1 << 22, 1 << 22  # pairs of elements compared, and numbers read, in one go: 16 MiB
@@ -170,11 +171,11 @@ class Index:
             self._faiss = faiss.read_index(str(folder / "elements.faiss"), mapped)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise RunError(f"{folder} is damaged; build the index again with `xret index RUN --out …`") from error
-        self.set_effort(facts["effort"])
+        self.set_effort(facts["effort"], facts.get("depth"))  # indexes from before have no depth
 
-    def set_effort(self, effort: int) -> None:
-        """Choose how hard to search: lists to look through (or efSearch / 16), and elements to fetch / 16."""
-        self._depth, parameters = DEPTH * effort, load_faiss().ParameterSpace()
+    def set_effort(self, effort: int, depth: int | None = None) -> None:
+        """Choose how many lists to look through (or efSearch / 16), and elements to fetch; None: 16 for each list."""
+        self._depth, parameters = depth or DEPTH * effort, load_faiss().ParameterSpace()
         if "IVF" in self._factory:
             parameters.set_index_parameter(self._faiss, "nprobe", effort)
         elif "HNSW" in self._factory:
@@ -182,7 +183,7 @@ class Index:
 
     def candidates(self, query: Embedding, k: int = 1) -> np.ndarray:
         """Return the rows, sorted, that one query is compared with."""
-        depth = min(max(self._depth, k * self.items.size), self.items.elements)
+        depth = min(max(math.ceil(self._depth * k / K), self._depth, k * self.items.size), self.items.elements)
         looked_for = vectors(self._similarity, query, query=True)
         if self.items.bias is not None:
             looked_for = beside(looked_for, np.zeros(len(looked_for)))
@@ -212,16 +213,18 @@ def build(
 ) -> dict[str, Any]:
     """Build FAISS's index over what `Items.write` put into `folder`, and add to the `facts` that it returned.
 
-    The smallest effort is chosen that finds the wanted `recall` of the exact top 10 of `queries`, embeddings of the
-    other modality. The `factory` is for `faiss.index_factory`; None: inverted lists of elements with a byte a
-    dimension, or flat if there are few. RunError where FAISS is missing, or cannot build this.
+    The smallest effort, and with it the fewest elements to fetch, are chosen that find the wanted `recall` of the exact
+    top 10 of `queries`, embeddings of the other modality. The `factory` is for `faiss.index_factory`; None: inverted
+    lists of `WIDTH` principal components of the elements, a byte each, or flat if there are few. RunError where FAISS
+    is missing, or cannot build this.
     """
     faiss, items, rng = load_faiss(), Items(folder, facts), np.random.default_rng(0)
     lists = max(1, min(round(4 * math.sqrt(items.elements)), items.elements // PER_LIST))
-    factory = factory or ("Flat" if items.elements < SMALL else f"IVF{lists},SQ8")
     share = min(1.0, max(PER_LIST * lists, 1 << 16) / items.elements)
     drawn = np.sort(rng.permutation(len(items))[: math.ceil(share * len(items))])
     sample = items.vectors(similarity, items[drawn], drawn)
+    narrowed = f"PCA{WIDTH}," if sample.shape[1] > WIDTH else ""
+    factory = factory or ("Flat" if items.elements < SMALL else f"{narrowed}IVF{lists},SQ8")
     try:
         index = faiss.index_factory(sample.shape[1], factory)
         index.train(sample)
@@ -237,10 +240,19 @@ def build(
     facts |= {"factory": factory, "effort": 1, "samples": len(items), "elements": items.elements, "bytes": size}
     opened = Index(folder, facts, similarity)
     exact, single = search_exactly(queries, items, compare, K), one_by_one(queries)
-    for effort in (1 << power for power in range(MOST_EFFORT.bit_length())):
-        opened.set_effort(effort)
-        facts |= {"effort": effort, "recall": share_found((opened.candidates(query, K) for query in single), exact)}
+
+    def try_out(effort: int, depth: int) -> float:
+        opened.set_effort(effort, depth)
+        return share_found((opened.candidates(query, K) for query in single), exact)
+
+    efforts = [1 << power for power in range(MOST_EFFORT.bit_length())]
+    for effort in efforts:
+        facts |= {"effort": effort, "depth": DEPTH * effort, "recall": try_out(effort, DEPTH * effort)}
         if facts["recall"] >= recall or DEPTH * effort >= items.elements:
+            break
+    for depth in (DEPTH * fewer for fewer in efforts if fewer < facts["effort"]):
+        if (enough := try_out(facts["effort"], depth)) >= min(recall, facts["recall"]):
+            facts |= {"depth": depth, "recall": enough}
             break
     return facts
 

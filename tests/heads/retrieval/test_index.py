@@ -19,7 +19,7 @@ from xret.heads.retrieval.index import Index, Items, build, search_exactly, vect
 from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import RunError
-from xret.similarities import Chamfer, SampledDistance, SmoothChamfer, Wasserstein
+from xret.similarities import Chamfer, Cosine, SampledDistance, SmoothChamfer, Wasserstein
 
 pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
 WIDTH = 16
@@ -126,6 +126,26 @@ def test_exact_search_in_blocks_is_exact_search(block, count, seed):
         expected, values = exact_of(gallery, query, Chamfer(), 6)
         assert rows.tolist() == expected
         np.testing.assert_allclose(scores, values, rtol=1e-5)
+
+
+def test_wide_vectors_are_looked_up_by_few_numbers_and_ranked_by_all(tmp_path):
+    draw, similarity = torch.Generator().manual_seed(0), Cosine()
+    latent = torch.randn(100, 24, generator=draw)[torch.randint(100, (12_000,), generator=draw)]
+    rows = (latent + 0.5 * torch.randn(12_000, 24, generator=draw)) @ torch.randn(24, 160, generator=draw)
+    gallery = rows + 0.5 * torch.randn(12_000, 160, generator=draw)
+    queries = rows[:60] + 0.5 * torch.randn(60, 160, generator=draw)
+    facts = Items.write(tmp_path, [gallery])
+    build(tmp_path, facts, queries, comparing(similarity), similarity)
+    index = Index(tmp_path, facts, similarity)
+    assert facts["factory"].startswith("PCA128,IVF") and facts["recall"] >= 0.99
+    for k in (10, 100):
+        hits = 0
+        for query in queries.split(1):
+            expected, scores = exact_of(gallery, query, similarity, k)
+            answers, values = index.search(query, k, comparing(similarity))
+            hits += len(set(answers) & set(expected))
+            np.testing.assert_allclose(values[0], scores[0], rtol=1e-4)
+        assert hits / (60 * k) >= 0.97
 
 
 @pytest.mark.parametrize("form", ["closed", "printed"])

@@ -151,7 +151,6 @@ class GridEncoder(Grid):
     """Encode images as the cells of the last feature map of a network of torchvision's, and their mean."""
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Build the network and load its weights; errors as of `registry.load_visual`."""
         known = list_models(module=torchvision.models)
         if spec.name not in known:
             raise unknown(spec.name, [*known, *IMAGES])

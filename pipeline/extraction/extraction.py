@@ -113,7 +113,7 @@ def create_sets(
         for encoder in sorted(encoders, key=lambda encoder: -encoder.rows * encoder.channels):
             arrays = ("size", "digest", *stamp, *encoder.extras)
             facts = replace(
-                _facts(encoder, options.visual, options, device), rows=encoder.rows, views=views, arrays=arrays
+                _facts(encoder, options.sides[side], options, device), rows=encoder.rows, views=views, arrays=arrays
             )
             sets.append((image_set(cache, facts, most=most), encoder))
             most = min(most, sets[-1][0].chunk_rows)
@@ -122,7 +122,7 @@ def create_sets(
     extra = {"counts": counts, "vocabulary": encoders[0].vocabulary and list(encoders[0].vocabulary)}
     most = min(_CAPTIONS, max(8, -(-cache.captions // parts // 8) * 8))
     for encoder in encoders:
-        facts = _facts(encoder, options.text, options, device, **extra)
+        facts = _facts(encoder, options.sides[side], options, device, **extra)
         sets.append((caption_set(cache, facts, lengths, most=most), encoder))
     return sets
 
@@ -154,13 +154,13 @@ def _require_unchanged(cache: FeatureCache, manifest: Manifest, repair: bool) ->
 
 def _finished(cache: FeatureCache, options: Options) -> Extraction | None:
     """Return the summary of an extraction that has nothing left to do, or None if it may have."""
-    if any(is_own(spec.name) for spec in (options.visual, options.text) if spec):
+    if any(is_own(spec.name) for spec in options.sides.values()):
         return None  # its identity is in its code, which may be another one now
     summaries: list[SetSummary] = []
     counts: dict[str, Any] = {}
-    for modality, own in (("images", options.visual), ("captions", options.text)):
-        for spec in options.of_layers(own):
-            found = sets_of(cache, modality, spec)
+    for side in options.sides:
+        for spec in options.of_layers(side):
+            found = sets_of(cache, side, spec)
             if len(found) != 1 or found[0].missing(options.splits):
                 return None
             chunks = {chunk for split in options.splits for chunk in found[0].chunks_of(split)}
@@ -182,11 +182,11 @@ def load_encoders(options: Options, samples: Samples, device: str) -> dict[str, 
 
     encoders: dict[str, list[Any]] = {}
     if options.visual:
-        encoders["images"] = load_visual_layers(options.of_layers(options.visual), device)
+        encoders["images"] = load_visual_layers(options.of_layers("images"), device)
     if options.text is None:
         return encoders
     if options.text.name != "words":
-        return encoders | {"captions": load_text_layers(options.of_layers(options.text), device)}
+        return encoders | {"captions": load_text_layers(options.of_layers("captions"), device)}
     options.text.require(())
     if "train" not in samples.splits:
         raise CacheError(
@@ -204,8 +204,7 @@ def load_encoders(options: Options, samples: Samples, device: str) -> dict[str, 
     return encoders | {"captions": [WordsEncoder.build(texts)]}
 
 
-def _facts(encoder: Any, spec: EncoderSpec | None, options: Options, device: str, **extra: Any) -> SetFacts:
-    assert spec is not None
+def _facts(encoder: Any, spec: EncoderSpec, options: Options, device: str, **extra: Any) -> SetFacts:
     asked = recorded_options(replace(spec, layer=encoder.spec.layer))
     extra |= {"spec": encoder.spec.to_json(), "options": asked, "grid": getattr(encoder, "grid", None)}
     if "pool" in encoder.identity:
@@ -310,7 +309,7 @@ class Extractor:
             total, left = sum(len(range(*features.cache.splits[split])) for split in options.splits), len(rows)
         else:
             total, left = (sum(len(range(*features.rows_in(one))) for one in some) for some in (wanted, missing))
-        trust = any(spec.trust for spec in (options.visual, options.text) if spec)  # `Encoder.spec` has it not
+        trust = any(spec.trust for spec in options.sides.values())  # `Encoder.spec` has it not
         job = Job(
             key=uuid.uuid4().hex,
             url=features.cache.absolute_url,
@@ -399,5 +398,5 @@ def summary_of(features: FeatureSet, splits: Sequence[str], **done: Any) -> SetS
             f"no {features.modality[:-1]} of split {' or '.join(map(repr, lost))} could be read; for example {example};"
             " fix that, or choose other --splits"
         )
-    failed, reasons = int((features.status == FAILED).sum()), tuple(reason for _, reason in features.failures)
-    return SetSummary(features.name, failed=failed, reasons=reasons, **done)
+    reasons = tuple(reason for _, reason in features.failures)
+    return SetSummary(features.name, failed=len(reasons), reasons=reasons, **done)

@@ -1,7 +1,7 @@
 """What to extract, and how."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from numbers import Integral
 from pathlib import Path
@@ -45,14 +45,14 @@ class Options(Filling):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.visual is self.text is None or not self.splits:
+        if not self.sides or not self.splits:
             raise CacheError("nothing to extract: give an encoder of images or captions, and at least one split")
         if self.layers is not None:
             numbers = self.layers if isinstance(self.layers, Sequence) else ()
             if not numbers or not all(isinstance(layer, int) for layer in numbers):
                 raise EncoderError(f"layers is {self.layers!r}; give whole numbers in a list, as [6, 9, 12]")
             object.__setattr__(self, "layers", tuple(numbers))
-        for spec in filter(None, (self.visual, self.text)):
+        for spec in self.sides.values():
             require_dtype(spec.dtype)
         counts: dict[str, Any] = {"batch_size": self.batch_size, "workers": self.workers}
         if self.workers is None or self.cluster:
@@ -61,10 +61,17 @@ class Options(Filling):
             if not isinstance(count, Integral) or int(count) < 1:
                 raise CacheError(f"{name} is {count!r}; give a whole number of at least 1")
 
-    def of_layers(self, spec: EncoderSpec | None) -> list[EncoderSpec]:
-        """Return the spec of each set that an encoder gives, `visual` or `text`; none of None."""
-        if spec is None or spec.name == "words" or not self.layers:
-            return [] if spec is None else [spec]
+    @property
+    def sides(self) -> dict[str, EncoderSpec]:
+        """The encoders by side, ``images`` and ``captions``, as the store names them."""
+        sides = {"images": self.visual, "captions": self.text}
+        return {side: spec for side, spec in sides.items() if spec is not None}
+
+    def of_layers(self, side: str) -> list[EncoderSpec]:
+        """Return the spec of each set that the encoder of a side gives."""
+        spec = self.sides[side]
+        if spec.name == "words" or not self.layers:
+            return [spec]
         return [replace(spec, layer=layer) for layer in dict.fromkeys(self.layers)]
 
     @property
@@ -79,7 +86,7 @@ _FIELDS = {
     | {name: name for name in ("image_size", "whole", "pool", "views", "regions", "frames", "dtype", "trust")},
     "text": {"text_weights": "weights"} | {name: name for name in ("prompt", "dtype", "trust")},
 }
-_DEFAULTS = {field.name: field.default for field in fields(EncoderSpec)}
+_DEFAULTS = {name: getattr(EncoderSpec, field) for side in _FIELDS.values() for name, field in side.items()}
 
 
 def build_options(
@@ -104,9 +111,8 @@ def build_options(
         CacheError, EncoderError: a value cannot be.
     """
     names, by_default = {"visual": visual, "text": text}, (visual, text) == ("resnet152", "bert")
-    of_specs = {name: field for options in _FIELDS.values() for name, field in options.items()}
-    how: dict[str, Any] = {name: value for name, value in given.items() if name not in of_specs}
-    chosen = {name: value for name, value in given.items() if name in of_specs and value != _DEFAULTS[of_specs[name]]}
+    how: dict[str, Any] = {name: value for name, value in given.items() if name not in _DEFAULTS}
+    chosen = {name: value for name, value in given.items() if value != _DEFAULTS.get(name, value)}
     if run is not None:
         if not by_default or encoder or chosen.keys() - {"trust"} or layers not in ((-1,), [-1]):
             raise CacheError("the run given as --encoder decides the encoders and their options; leave the others out")

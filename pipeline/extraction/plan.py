@@ -96,9 +96,8 @@ def plan(manifest: Manifest, url: str | Path, options: Options, price: float | N
     url, samples, options = settle(manifest, url, options)
     known = find_store(url, samples)
     left = {
-        side: max(_left(known, samples, side, one, options.splits) for one in options.of_layers(spec))
-        for side, spec in (("images", options.visual), ("captions", options.text))
-        if spec
+        side: max(_left(known, samples, side, spec, options.splits) for spec in options.of_layers(side))
+        for side in options.sides
     }
     trial = _trial(samples, options.splits)
     task = replace(manifest, images=manifest.images.resolve()), trial, replace(options, repair=False)

@@ -79,11 +79,6 @@ class SetFacts:
     arrays: tuple[str, ...] = ()  # of images: also names in `_PICTURE_ARRAYS` and `REGION_ARRAYS`
     extra: dict[str, Any] = field(default_factory=dict)  # further attributes; those that are None are left out
 
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of identity and dtype."""
-        return fingerprint(self.identity, self.dtype)
-
 
 def image_set(cache: FeatureCache, facts: SetFacts, *, most: int | None = None) -> ImageSet:
     """Return the image set of these facts, created empty if it is not there; `most` images are in a chunk at most.
@@ -150,7 +145,7 @@ def _create(
 
     ``fingerprint`` among the attributes marks it as whole.
     """
-    digest, folder = facts.fingerprint, cache.folder
+    digest, folder = fingerprint(facts.identity, facts.dtype), cache.folder
     for path in cache.set_paths(modality):
         if (features := cache.set_at(path)).fingerprint == digest:
             return features.name

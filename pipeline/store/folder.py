@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import fsspec
 import google_crc32c
@@ -125,7 +125,7 @@ class Folder:
             require_writable(Path(self.root), "store")
 
     @contextmanager
-    def one_writer(self) -> Iterator[None]:
+    def one_writer(self) -> Iterator[Self]:
         """Lock the folder against other writers; on a disk, the system unlocks it however the process ends.
 
         CacheError: another process or thread is writing there. OutputError: nothing can be written there.
@@ -135,7 +135,7 @@ class Folder:
             with ExitStack() as held:
                 with self.answering():
                     held.enter_context(object_lock(self.fs, self.path(LOCK), self.url))
-                yield
+                yield self
             return
         busy = CacheError(f"another process is writing to {self.url}; wait until it has ended")
         lock = Path(self.root, LOCK)
@@ -151,7 +151,7 @@ class Folder:
                 remove(partial)
             _locks.add(handle)
             try:
-                yield
+                yield self
             finally:
                 _locks.discard(handle)
                 remove(lock)  # at which Zarr would wonder

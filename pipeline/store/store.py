@@ -180,11 +180,12 @@ def open_for_writing(url: str | Path, samples: Samples, protocols: Iterable[str]
 
     CacheError: something else is there, or another process is writing. OutputError: nothing can be written there.
     """
-    known, folder = find_store(url, samples), Folder(url)
-    with folder.one_writer():
-        if known is None and find_store(url, samples) is None:  # another process may have created it meanwhile
+    find_store(url, samples)  # before a lock lies in something else
+    with Folder(url).one_writer() as folder:
+        if (cache := find_store(url, samples)) is None:
             create_store(folder, samples, [*protocols])
-        yield FeatureCache.open(url)
+            cache = FeatureCache.open(url)
+        yield cache
 
 
 def find_store(url: str | Path, samples: Samples) -> FeatureCache | None:

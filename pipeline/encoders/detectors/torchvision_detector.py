@@ -28,7 +28,6 @@ class DetectorEncoder(RegionEncoder):
     first_class = 1
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Build the network and load its weights, by default torchvision's COCO_V1."""
         selection = Selection(*(spec.regions or REGIONS), proposals=1000, confidence=0.2, overlap=0.5)
         weights_id, network = load_network(spec, _build, _run, FasterRCNN_ResNet50_FPN_V2_Weights.COCO_V1)
         self.device = device

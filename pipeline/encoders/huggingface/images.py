@@ -41,11 +41,10 @@ class HubImageEncoder(Grid):
     def __init__(
         self, spec: EncoderSpec, device: str, network: nn.Module, processor: Any, lacks_pooler: bool, space: str | None
     ) -> None:
-        """Make an encoder of what `load_image_model` gives; errors as of `registry.load_visual`."""
-        source, self.name = spec.model, short_name(spec.model)
+        checkpoint, self.name = Checkpoint(spec.model, "image"), short_name(spec.model)
         self.device, self._half = device, spec.half
         self.network, self._processor, self.space = network, processor, space
-        what = str(Checkpoint(source, "image"))
+        what = str(checkpoint)
         self._joint = hasattr(self.network, "get_image_features")
         pixels = Pixels(self._processor, what, spec.image_size, spec.whole)
         self.prepare = pixels.prepare
@@ -64,8 +63,7 @@ class HubImageEncoder(Grid):
             "preprocessing": pixels.settings,
             "global": self._global,
         }
-        commit = Checkpoint(source, "image").commit()
-        self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | commit
+        self.versions = library_versions("torch", "torchvision", "transformers", "PIL") | checkpoint.commit()
         self.use_layer(spec.layer)
 
     def use_layer(self, layer: int) -> None:

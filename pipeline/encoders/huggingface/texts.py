@@ -157,7 +157,6 @@ class HubTextEncoder(TokenEncoder):
     _unused = ("logit_", "pooler.")
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Load model and tokenizer; errors as of `registry.load_text`."""
         super().__init__(spec, device)
         bert, source = spec.name == "bert", spec.source or BERT
         if not bert and spec.weights is not None:

@@ -35,7 +35,6 @@ class ClipImageEncoder(Grid):
     takes = GRID_OPTIONS | {"layer"}
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Load the tower; errors as of `registry.load_visual`."""
         self.device, self._half = device, spec.half
         model, self.name, self.space, described = _load(spec, "visual")
         tower = self.network = model.visual.to(device)
@@ -101,7 +100,6 @@ class ClipTextEncoder(TokenEncoder):
     suffix = ".safetensors"  # of what `save` writes
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Load the tower; errors as of `registry.load_text`."""
         super().__init__(spec, device)
         model, self.name, self.space, described = _load(spec, "text")
         self.network = model.text

@@ -35,7 +35,6 @@ class TimmEncoder(Grid):
     takes = GRID_OPTIONS | {"layer"}
 
     def __init__(self, spec: EncoderSpec, device: str) -> None:
-        """Build a model and load its weights; errors as of `registry.load_visual`."""
         timm = load_library("timm", "timm")
         known = timm.models.split_model_name_tag(spec.model)[0]
         if not timm.is_model(known):
@@ -121,7 +120,6 @@ class HubTimmEncoder(TimmEncoder):
     suffix = ""  # `save` writes a folder
 
     def __init__(self, spec: EncoderSpec, device: str, document: dict[str, Any], file: Path) -> None:
-        """Build the model of a config.json and read the file of its weights; errors as of `registry.load_visual`."""
         timm = load_library("timm", "timm")
         self._document, self.name = document, short_name(spec.model)
         config = timm.models.PretrainedCfg(**document["pretrained_cfg"] | {"architecture": document["architecture"]})
@@ -146,7 +144,7 @@ class HubEncoder:
     takes = HubImageEncoder.takes
 
     def __new__(cls, spec: EncoderSpec, device: str) -> Any:
-        """Load the checkpoint; errors as of `registry.load_visual`."""
+        """Load the checkpoint."""
         found = load_from(spec.model, "image", spec.trust, _open)
         made_by: Any = HubTimmEncoder if isinstance(found[0], dict) else HubImageEncoder
         return made_by(spec, device, *found)

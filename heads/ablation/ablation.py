@@ -78,11 +78,7 @@ class Cell:
         return f"{self.recipe.data.image} {self.recipe.data.text}"
 
     def evaluation(self) -> Evaluation | None:
-        """Return the evaluation of a finished cell, or None.
-
-        Raises:
-            RunError: the run has another recipe, or other feature sets.
-        """
+        """Return the evaluation of a finished cell, or None; RunError where its run has another recipe or sets."""
         run = Path(self.run)
         if (run / "run.json").is_file():
             remember(self.recipe.code)

@@ -75,11 +75,8 @@ def make_plan(
 
     Arguments are those of `xret.ablate`. With `grid` a `recipe` replaces that of all cells that name none, and the
     paper's values are left out. Keys of `vary` that commas join take the same value together. If feature sets are
-    varied, a baseline has a row for every combination of them, unless its file names its own.
-
-    Raises:
-        RecipeError: not one of `grid` and `vary` with `recipe` is given; or unknown names, keys and wrong values, all
-            of them at once.
+    varied, a baseline has a row for every combination of them, unless its file names its own. RecipeError where not one
+    of `grid` and `vary` with `recipe` is given; or of unknown names, keys and wrong values, all of them at once.
     """
     fixed = {key: _plain(value) for key, value in normalised(settings or {}).items()}
     faults: list[str] = []
@@ -121,16 +118,13 @@ def grid_names() -> list[str]:
 
 
 def read_grid(name: str) -> dict[str, Any]:
-    """Return a grid: ``source``, ``cells``, and optionally ``recipe`` and ``split``.
+    """Return a grid: ``source``, ``cells``, and optionally ``recipe`` and ``split``; RecipeError where it is unknown.
 
     Its ``sets`` only give YAML's names to settings, for the cells.
 
     A cell has a ``label`` and, where it needs them, ``set``, a ``recipe`` of its own, and ``paper``: by row either
     the RSUM or a mapping with ``rsum``, ``log_circular_variance``, ``image_to_text`` and ``text_to_image``, the last
     two lists of recall@1, 5 and 10 as far as they are printed.
-
-    Raises:
-        RecipeError: there is no grid of this name.
     """
     grids = _grids()
     if name not in grids:

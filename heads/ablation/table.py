@@ -174,11 +174,9 @@ def save(lines: Sequence[Line], file: Path) -> None:
 
 
 def require_saveable(file: Path, values: Sequence[dict[str, Value]]) -> None:
-    """Refuse a file that `save` cannot write for variants that set these values, before anything is trained.
+    """Raise RunError for a file that `save` cannot write for variants that set these values, before any training.
 
-    Raises:
-        RunError: it has another ending; or it is a plot, and not one key is varied, or several together, with numbers;
-            or matplotlib is not installed.
+    A plot needs matplotlib, and one key, or several together, varied with numbers.
     """
     if file.suffix not in (".csv", ".tex", *PLOTS):
         raise RunError(f"{file} must end in .csv, .tex, {', '.join(PLOTS)}")

@@ -304,9 +304,7 @@ class WordsAdapter(Adapter):
         """Let the embeddings of the first V ids be `vectors [V, word_dim]` where `found [V]` is true.
 
         The others stay random, scaled to the standard deviation of those found, so that no word outweighs the rest.
-
-        Raises:
-            ValueError: the vectors differ from the embeddings in width, or are more.
+        ValueError where the vectors differ from the embeddings in width, or are more.
         """
         weight = self.embedding.weight
         if vectors.shape[1] != weight.shape[1] or len(vectors) > self.vocabulary_size:

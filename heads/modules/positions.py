@@ -39,10 +39,7 @@ def grid_positions(rows: Tensor, place: Tensor | None = None, grid: tuple[int, i
     Args:
         rows: all cells of a map, one row of it after the other; or, with `place`, some of them.
         place: the number of each cell in its map, `[B, N]`; None: all cells are there.
-        grid: height and width of the maps; None: they are square, as whole ones may be.
-
-    Raises:
-        ValueError: the maps are neither square nor of this height and width.
+        grid: height and width of the maps; None: they are square, else ValueError.
     """
     if place is None:
         grid = grid or square(rows.shape[1])

@@ -123,12 +123,9 @@ def check(
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Return `value` as its annotation wants it.
+    """Return `value` as its annotation wants it; ValueError, which says what it must be, where it does not fit.
 
     Text is read as a number where one is wanted: YAML 1.1 takes 1e-3 for text.
-
-    Raises:
-        ValueError: what the value must be.
     """
     if get_origin(kind) is Annotated:
         inner, bound = get_args(kind)

@@ -48,10 +48,8 @@ def find_encoders(
         branch: the side.
         weights: a file, ``imagenet``, ``random:SEED``, or a checkpoint's folder or hub id; None: as `origins` name
             them. Of several sets one for each but words, separated by commas; an empty one counts as None.
+            EncoderError where they are not named, or are others than those; or the features were imported.
         trust: let a file of weights, or a program that a checkpoint comes with, run code.
-
-    Raises:
-        EncoderError: the weights are not named, or are others than those; or the features were imported.
     """
     named = iter(weights_of_each(weights, origins, branch))
     found: list[tuple[Any, str]] = []
@@ -90,11 +88,7 @@ def weights_of_each(given: str | None, origins: Sequence[Origin], branch: Branch
 
 
 def specs_of_run(run: Run | str | Path, trust: bool = False) -> dict[BranchName, EncoderSpec]:
-    """Return the specs of the backbones of a fine-tuned run; `trust` as of `Run`.
-
-    Raises:
-        RunError: there is no such run, it has no backbones of its own or no finished epoch, or is damaged.
-    """
+    """Return the specs of the backbones of a fine-tuned run, opened with `trust`; RunError where it has none."""
     run = run if isinstance(run, Run) else Run(run, trust)
     if run.info.finetuned is None:
         raise RunError(f"{run.path} has no backbones of its own; --encoder takes a run that `xret finetune` made")

@@ -56,9 +56,7 @@ def begin(objective: Objective, base: Run | None, split: Batches, val: Batches, 
 def look_at_data(model: Model, split: Batches) -> None:
     """Give a new model what it takes from its training split: statistics of the features, and vectors of the words.
 
-    Raises:
-        VectorsError: the GloVe or fastText file cannot be read.
-        RecipeError: its vectors are of another width than `adapter.words.word_dim`.
+    VectorsError where their file cannot be read, RecipeError where they are of another width than the embeddings.
     """
     for branch, parts in ((model.image, split.image_features), (model.text, split.caption_features)):
         for number, adapter in (*enumerate(branch.adapters), *enumerate(branch.twins)):

@@ -30,12 +30,9 @@ class Callback:
     """
 
     def on_begin(self, run: Run, step: int, epochs: Sequence[Mapping[str, Any]]) -> None:
-        """Take notice of a training that begins.
+        """Take notice of a training that begins in a folder.
 
-        Args:
-            run: its folder.
-            step: how many steps were taken before, where it is resumed.
-            epochs: the lines of `metrics.jsonl` of the epochs before.
+        `step` steps were taken before, where it is resumed, and `epochs` are the lines of `metrics.jsonl` so far.
         """
 
     def on_step(self, step: int, values: Mapping[str, float]) -> None:

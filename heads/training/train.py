@@ -178,11 +178,7 @@ def on_split(info: RunInfo, split: Batches) -> RunInfo:
 
 
 def ready(kind: type[R], run: R | None, out: str | Path, info: RunInfo) -> R:
-    """Make the run folder of a training, or check that a resumed one is of the same training.
-
-    Raises:
-        RunError: it was begun otherwise.
-    """
+    """Make the run folder of a training; RunError where a resumed one was begun otherwise."""
     if run is None:
         return kind.create(out, info)
     then, now = run.info.lasting, info.lasting
@@ -249,9 +245,7 @@ def placement_of(recipe: Recipe, run: Run | None) -> Placement:
 def other_sets(also: Sequence[str], info: RunInfo, cache: FeatureCache) -> list[Sets]:
     """Return the feature sets in the stores `also` that are equal to those in `info`, which are of `cache`.
 
-    Raises:
-        CacheError, RunError: a store cannot be used or has no such features, two have the same samples, or there is a
-            teacher.
+    CacheError, RunError: a store cannot be used or lacks them, two have the same samples, or there is a teacher.
     """
     if also and info.distil is not None:
         raise RunError("a teacher is of one store: train with --distil on a single one")
@@ -319,8 +313,7 @@ def _begun_with(key: str, given: str | Path | None, run: Run | None) -> str | No
 def first_weights(init_from: str | Path | None, run: Run | None, trust: bool = False) -> Run | None:
     """Return the run whose weights a training begins with; a resumed `run` knows it, and needs it until it is saved.
 
-    Raises:
-        RunError: there is no such run, it has no weights, or `run` was begun with another.
+    RunError where there is none, it has no weights, or `run` was begun with another.
     """
     place = _begun_with("init_from", init_from, run)
     if place is None or (run is not None and run.begun):

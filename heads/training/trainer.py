@@ -105,9 +105,7 @@ class Trainer:
     def resume(self, run: Run) -> bool:
         """Go on where `run` is; return False where nothing was saved there.
 
-        Raises:
-            RunError: the checkpoint is lost, damaged or does not fit; or one scales the loss, as float16 needs it,
-                and the other does not.
+        RunError where the checkpoint is lost, damaged or does not fit, also in whether it scales the loss (float16).
         """
         checkpoint = run.load_checkpoint()
         if checkpoint is None:
@@ -156,8 +154,7 @@ class Trainer:
             callbacks: are told of steps and epochs, as is what `runtime.log` names.
             title: of one training among several, see `TrainLog`.
 
-        Raises:
-            RunError: the loss or a similarity is not finite, or a file cannot be written.
+        RunError where the loss or a similarity is not finite, or a file cannot be written.
         """
         self._run, self._split, self._val, self._terms = run, split, val, list(self.recipe.terms)
         self._texts, self._caption_image = val.texts(), torch.as_tensor(val.caption_image)

@@ -101,16 +101,9 @@ def in_blocks(
 ) -> Tensor:
     """Return the loss of the dot products of all pairs, a scalar, and never hold more than a few blocks of them.
 
-    Args:
-        loss: of these similarities.
-        images: `[I, D]`, of unit length where the similarities are cosines.
-        captions: `[C, D]`, likewise.
-        positives: which belong together, listed on the host or sent from there.
-        ignored: others that take no part.
-        side: images and captions in a block; None: what suits the device.
-
-    Raises:
-        ValueError: an embedding is no vector.
+    Images `[I, D]` and captions `[C, D]` are of unit length where the similarities are cosines. Of all pairs `ignored`
+    ones take no part; both lists are on the host or were sent from there. `side` is how many images and captions a
+    block has, None: what suits the device. ValueError where an embedding is no vector.
     """
     check("vector", images, captions)
     assert isinstance(images, Tensor) and isinstance(captions, Tensor), "they are vectors"

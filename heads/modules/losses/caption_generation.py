@@ -48,11 +48,7 @@ class CaptionGeneration(Loss):
         self.dropout = Dropout(DROPOUT)
 
     def forward(self, similarity: Tensor, positives: Tensor, images: Aggregated, captions: Aggregated) -> Tensor:
-        """Return the loss of writing `captions.token` from `images.rows`, for every True of `positives [I, C]`.
-
-        Raises:
-            ValueError: the images have no rows, or the captions no word ids.
-        """
+        """Return the loss of writing `captions.token` from `images.rows`, for every True of `positives [I, C]`."""
         rows = self.needed(images.rows, "local rows", "image", "region-graph")
         token = self.needed(captions.token, "word ids", "text", "a feature set of words")
         image, caption = on_host(positives).nonzero(as_tuple=True)

@@ -97,8 +97,7 @@ class EmbeddingGraph(Loss):
     ) -> Tensor:
         """Return the loss under `positives [I, C]`, a scalar; of `similarity [I, C]` only what is -inf matters.
 
-        Raises:
-            ValueError: a side gives no vectors of width `dim`, or no local rows, which are of one width on both sides.
+        Both sides give vectors of width `dim`, and local rows of one width; else ValueError.
         """
         sides = (("image", images), ("text", captions))
         image, text = (self._vectors(*side) for side in sides)

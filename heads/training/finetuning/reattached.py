@@ -48,11 +48,8 @@ def put_back_images(
     """Return the encoder that made an image set; some of its usable `rows` are compared with the `pictures` first.
 
     `weights` says where the encoder's are, if not where they were; `image_size` is another side of the input, pixels.
-
-    Raises:
-        EncoderError: these are not the set's weights, or the network does not take images of that size.
-        CacheError: the set holds no grid or was imported, or the images are others.
-        SampleError: an image cannot be read.
+    EncoderError where these are not the set's weights, or the network does not take images of that size; CacheError
+    where the set holds no grid or was imported, or the images are others; SampleError where one cannot be read.
     """
     origin = Origin.of(features)
     if features.kind != "grid" or origin.spec is None or is_own(origin.spec.name) or origin.spec.pool:

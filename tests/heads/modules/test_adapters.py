@@ -115,15 +115,6 @@ def valid_mask(x):
     return torch.arange(x.shape[1]) < LENGTH[:, None]
 
 
-def test_regions_by_one_linear_layer():
-    adapter = RowsAdapter(6, 6, 8).double()
-    expected = rows() @ adapter.layer.weight.T + adapter.layer.bias
-    adapted = adapter(local=rows(), length=LENGTH).local
-    torch.testing.assert_close(adapted[valid_mask(rows())], expected[valid_mask(rows())])
-    with pytest.raises(ValueError, match="layers is 'none', but must be one of linear, mlp, mlp-on-linear"):
-        RowsAdapter(6, 6, 8, layers="none")
-
-
 # ---- words
 
 

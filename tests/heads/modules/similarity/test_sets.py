@@ -10,7 +10,7 @@ import torch
 from recorded import DTYPES, assert_near, assert_recorded, bits, leaf, near
 from torch.nn.functional import softplus
 
-from xret.heads.modules.embedding import Gaussian, Sequence
+from xret.heads.modules.embedding import Gaussian, Sequence, each, shape_of
 from xret.heads.modules.similarity import SIMILARITIES, in_blocks, shared
 from xret.heads.modules.similarity.gaussian import KL, Wasserstein
 from xret.heads.modules.similarity.sets import (
@@ -22,6 +22,7 @@ from xret.heads.modules.similarity.sets import (
     monte_carlo_log_odds,
 )
 from xret.similarities import Chamfer, CrossAttention, SmoothChamfer
+from xret.testing import random_embeddings
 
 mil, chamfer = MIL(), Chamfer()
 CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
@@ -29,22 +30,6 @@ CASES = ("main", "K2", "K3", "K5", "rect3x5", "rect5x3")
 
 def sets(*shape, seed=0, dtype=torch.float64):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def embeddings(kind, count, width=5, seed=0, dtype=torch.float64):
-    """Return `count` embeddings of a kind, as a similarity of that kind takes them."""
-    if kind == "vector":
-        return sets(count, width, seed=seed, dtype=dtype)
-    if kind == "set":
-        return sets(count, 2, width, seed=seed, dtype=dtype)
-    if kind == "gaussian":
-        return Gaussian(*(sets(count, width, seed=seed + i, dtype=dtype) for i in (0, 100)))
-    return Sequence(sets(count, 3, width, seed=seed, dtype=dtype), torch.arange(count) % 3 + 1)
-
-
-def floats(embedding):
-    """Return the tensors of an embedding that gradients are for."""
-    return [embedding] if torch.is_tensor(embedding) else [x for x in embedding if x.is_floating_point()]
 
 
 @pytest.mark.parametrize("compare", [Chamfer, SmoothChamfer, partial(SmoothChamfer, 50.0)])
@@ -103,7 +88,8 @@ def test_opposite_sets_are_finite_at_any_alpha(alpha):
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_half_embeddings_are_compared_in_float32_inside_autocast(name, dtype):
     similarity = SIMILARITIES[name]()
-    images, captions = (embeddings(similarity.embedding, 4, 16, seed, dtype) for seed in (0, 1))
+    drawn = (random_embeddings(similarity.embedding, 4, 16) for _ in range(2))
+    images, captions = (each(lambda t: t.to(dtype) if t.is_floating_point() else t, one) for one in drawn)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         actual = similarity(images, captions)
     assert actual.dtype == torch.float32
@@ -113,11 +99,11 @@ def test_half_embeddings_are_compared_in_float32_inside_autocast(name, dtype):
 @pytest.mark.parametrize("name", SIMILARITIES)
 def test_blocks_are_what_one_call_gives(name, monkeypatch):
     similarity = SIMILARITIES[name]()
-    images, captions = embeddings(similarity.embedding, 7), embeddings(similarity.embedding, 11, seed=1)
+    images, captions = (random_embeddings(similarity.embedding, count) for count in (7, 11))
     sizes = []
 
     def compare(some, others):
-        sizes.append((len(floats(some)[0]), len(floats(others)[0])))
+        sizes.append((shape_of(some)[0], shape_of(others)[0]))
         return similarity(some, others)
 
     monkeypatch.setattr(shared, "block_side", lambda *_: 4)
@@ -157,7 +143,7 @@ def test_nothing_in_blocks():
     ],
 )
 def test_wrong_shapes_are_named(similarity, images, captions, match):
-    sides = [embeddings(side, 2) if isinstance(side, str) else torch.ones(side) for side in (images, captions)]
+    sides = [random_embeddings(side, 2) if isinstance(side, str) else torch.ones(side) for side in (images, captions)]
     with pytest.raises(ValueError, match=match):
         similarity(*sides)
 
@@ -166,7 +152,7 @@ def test_wrong_shapes_are_named(similarity, images, captions, match):
 def test_two_widths_are_named(kind):
     similarity = {"gaussian": Wasserstein(), "sequence": CrossAttention()}[kind]
     with pytest.raises(ValueError, match="one width"):
-        similarity(embeddings(kind, 2, 3), embeddings(kind, 2, 4))
+        similarity(*(random_embeddings(kind, 2, width) for width in (3, 4)))
 
 
 def begun_at(module, scale, shift):

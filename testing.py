@@ -71,13 +71,13 @@ def check_aggregator(part: type[Aggregator], *, idle: Sequence[str] = (), **para
         for dtype in (torch.float32, torch.bfloat16):  # the first in a block of mixed precision
             given = _leaves(_cast(dtype, [local, global_]))
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.float32):
-                found = _values(rough.to(dtype)(given[0], torch.tensor(LENGTH), given[1]))
-            apart = (found.double() - expected).abs().max() / expected.abs().max()
+                values = _values(rough.to(dtype)(given[0], torch.tensor(LENGTH), given[1]))
+            apart = (values.double() - expected).abs().max() / expected.abs().max()
             assert apart <= ROUGH, f"half precision is {apart:.0%} off"
-            found.float().sum().backward()
-            assert all(one.grad is None or one.grad.isfinite().all() for one in given), "gradients of half precision"
-        made = _made_later(part, (DIM, DIM), parameters)
-        made(local.float(), torch.tensor(LENGTH), global_.float())
+            values.float().sum().backward()
+            assert all(t.grad is None or t.grad.isfinite().all() for t in given), "gradients of half precision"
+        later = _made_later(part, (DIM, DIM), parameters)
+        later(local.float(), torch.tensor(LENGTH), global_.float())
 
 
 def check_similarity(part: type[Similarity], **parameters: Any) -> None:
@@ -99,10 +99,10 @@ def check_similarity(part: type[Similarity], **parameters: Any) -> None:
         assert gradcheck(lambda *_: exact(images, captions), _leaves(images, captions), fast_mode=True), "gradients"
         for dtype in (torch.bfloat16, torch.float16):
             half = [_cast(dtype, side) for side in (images, captions)]
-            found = similarity(*half)
-            assert found.dtype == torch.float32, f"{dtype} is compared in {found.dtype}"
+            scores = similarity(*half)
+            assert scores.dtype == torch.float32, f"{dtype} is compared in {scores.dtype}"
             reference = exact(*_cast(torch.float64, half))
-            assert_close(found.double(), reference, rtol=1e-5, atol=1e-5 * reference.abs().max().item())
+            assert_close(scores.double(), reference, rtol=1e-5, atol=1e-5 * reference.abs().max().item())
         nothing = each(lambda t: torch.zeros_like(t) if t.is_floating_point() else t, single[0])
         leaves = _leaves(nothing)
         for side in (single[1], nothing):
@@ -153,12 +153,12 @@ def check_loss(part: type[Loss], *, embedding: str = "set", whole: bool = True, 
             assert _is_finite(few, leaves), "batches of one pair, or without positives"
         with torch.autocast("cpu", dtype=torch.bfloat16):
             half = _cast(torch.bfloat16, sides)
-            made = part(*given, **parameters).eval()
-            made.load_state_dict(loss.state_dict())
-            made.begin(100.0)
-            found = made(similarity.float(), positives, *half)
+            single = part(*given, **parameters).eval()
+            single.load_state_dict(loss.state_dict())
+            single.begin(100.0)
+            value_of_half = single(similarity.float(), positives, *half)
         reference = loss(similarity, positives, *_cast(torch.float64, half))
-        assert_close(found.double(), reference, rtol=1e-4, atol=1e-5, msg="half precision")
+        assert_close(value_of_half.double(), reference, rtol=1e-4, atol=1e-5, msg="half precision")
         if (rest := loss.at_rest(7)) is not None:
             assert_close(loss(torch.full((4, 7), 0.7).double(), positives, *sides).item(), rest, msg="at_rest is wrong")
         if isinstance(loss, BlockLoss):
@@ -189,10 +189,10 @@ def check_encoder(encoder: VisualEncoder | TextEncoder, texts: Sequence[str] = T
             return
         of_texts = hasattr(encoder, "tokenize")
         together, alone = (_texts_encoded if of_texts else _pictures_encoded)(encoder, texts)
-        for one, other in zip(together, alone, strict=True):
-            assert np.isfinite(one).all() and np.asarray(one).dtype == np.float32, "features are finite float32"
-            near = 1e-4 * max(1.0, float(np.abs(one).max(initial=0)))  # deep networks round by their largest values
-            assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-3, atol=near, msg="others change the features")
+        for x, y in zip(together, alone, strict=True):
+            assert np.isfinite(x).all() and np.asarray(x).dtype == np.float32, "features are finite float32"
+            near = 1e-4 * max(1.0, float(np.abs(x).max(initial=0)))  # deep networks round by their largest values
+            assert_close(torch.tensor(x), torch.tensor(y), rtol=1e-3, atol=near, msg="others change the features")
 
 
 def random_embeddings(kind: str, count: int, width: int = 5) -> Embedding:
@@ -226,12 +226,12 @@ def _stirred(module: Any) -> Any:
 def _made_later(part: type[nn.Module], sizes: Sequence[int], parameters: Any, like: nn.Module | None = None) -> Any:
     """Make a part without memory for its weights, which it gets afterwards."""
     with torch.device("meta"):
-        made = part(*sizes, **parameters)
-    assert all(weight.is_meta for weight in made.parameters()), "a weight is not made on the device of the context"
-    made = made.to_empty(device="cpu").eval()
+        module = part(*sizes, **parameters)
+    assert all(weight.is_meta for weight in module.parameters()), "a weight is not made on the device of the context"
+    module = module.to_empty(device="cpu").eval()
     if like is not None:
-        made.load_state_dict(like.state_dict())
-    return made
+        module.load_state_dict(like.state_dict())
+    return module
 
 
 def _check_padding(module: Any, local: Tensor, global_: Tensor) -> None:
@@ -241,17 +241,17 @@ def _check_padding(module: Any, local: Tensor, global_: Tensor) -> None:
     padding = ~valid_rows(longer, length)
     for garbage in (torch.nan, torch.inf, -torch.inf, 1e30):
         padded = longer.masked_fill(padding[..., None], garbage).requires_grad_()
-        made = module(padded, length, global_)
-        for b, (n, one) in enumerate(zip(LENGTH, alone, strict=True)):
-            assert_close(_values(made, b), _values(one, 0), msg="padding or another sample changes the embedding")
-            if made.attention is not None:
-                assert_close(made.attention[:, b, ..., :n], one.attention[:, 0])
-                assert not made.attention[:, b, ..., n:].any(), "padding has attention"
-            if made.rows is not None:
-                assert_close(made.rows.rows[b, :n], one.rows.rows[0])
-                assert not made.rows.rows[b, n:].any(), "padding has rows"
+        result = module(padded, length, global_)
+        for b, (n, single) in enumerate(zip(LENGTH, alone, strict=True)):
+            assert_close(_values(result, b), _values(single, 0), msg="padding or another sample changes the embedding")
+            if result.attention is not None:
+                assert_close(result.attention[:, b, ..., :n], single.attention[:, 0])
+                assert not result.attention[:, b, ..., n:].any(), "padding has attention"
+            if result.rows is not None:
+                assert_close(result.rows.rows[b, :n], single.rows.rows[0])
+                assert not result.rows.rows[b, n:].any(), "padding has rows"
         if module.uses_local:
-            _values(made).square().sum().backward()
+            _values(result).square().sum().backward()
             assert padded.grad is not None and not padded.grad[padding].any(), "padding has a gradient"
             assert padded.grad[~padding].any() and padded.grad.isfinite().all(), "rows have none, or it is not finite"
         assert all(weight.grad is None or weight.grad.isfinite().all() for weight in module.parameters())
@@ -259,13 +259,13 @@ def _check_padding(module: Any, local: Tensor, global_: Tensor) -> None:
     none = _values(module(learnt[0], torch.tensor([0, 5, 3]), learnt[1]))
     none.sum().backward()
     assert none.isfinite().all(), "a sample without rows is not finite"
-    assert all(one.grad is None or one.grad.isfinite().all() for one in learnt), "gradients without rows"
+    assert all(t.grad is None or t.grad.isfinite().all() for t in learnt), "gradients without rows"
 
 
 def _check_weights(module: Any, local: Tensor, global_: Tensor, idle: Sequence[str]) -> None:
     module.train().zero_grad()
-    found = _values(module(*_leaves(local), torch.tensor(LENGTH), *_leaves(global_)))
-    (found * torch.randn(found.shape[-1])).square().sum().backward()
+    values = _values(module(*_leaves(local), torch.tensor(LENGTH), *_leaves(global_)))
+    (values * torch.randn(values.shape[-1])).square().sum().backward()
     module.eval()
     for name, weight in module.named_parameters():
         learns = weight.grad is not None and weight.grad.abs().max() > 1e-9
@@ -298,9 +298,9 @@ def _check_claims(similarity: Any, images: Embedding, captions: Embedding, expec
         assert points.ndim == 2 and len(points) == count, "points are [T, W], one for each element or row"
 
 
-def _values(made: Aggregated, sample: int | None = None) -> Tensor:
+def _values(aggregated: Aggregated, sample: int | None = None) -> Tensor:
     """Return an embedding as one tensor; of a sequence its valid rows."""
-    embedding = made.embedding if sample is None else each(lambda t: t[sample : sample + 1], made.embedding)
+    embedding = aggregated.embedding if sample is None else each(lambda t: t[sample : sample + 1], aggregated.embedding)
     if isinstance(embedding, Rows):
         return embedding.rows[valid_rows(*embedding)]
     return embedding if isinstance(embedding, Tensor) else torch.cat(embedding, 1)
@@ -323,25 +323,25 @@ def _side(kind: str, count: int) -> Aggregated:
 
 def _cast(dtype: torch.dtype, value: T) -> T:
     """Return embeddings, or all that is known of a side, with other floats."""
-    found: T = tree_map_only(Tensor, lambda t: t.detach().to(dtype) if t.is_floating_point() else t, value)
-    return found
+    cast: T = tree_map_only(Tensor, lambda t: t.detach().to(dtype) if t.is_floating_point() else t, value)
+    return cast
 
 
 def _chosen(side: Aggregated, rows: Tensor) -> Aggregated:
-    found: Aggregated = tree_map_only(Tensor, lambda t: t[rows], side)
-    return found
+    chosen: Aggregated = tree_map_only(Tensor, lambda t: t[rows], side)
+    return chosen
 
 
 def _leaves(*sides: Any) -> list[Tensor]:
     """Let gradients flow to the floats of embeddings; return these."""
-    found = [t for t in tree_leaves(sides) if isinstance(t, Tensor) and t.is_floating_point()]
-    return [t.requires_grad_() for t in found]
+    floats = [t for t in tree_leaves(sides) if isinstance(t, Tensor) and t.is_floating_point()]
+    return [t.requires_grad_() for t in floats]
 
 
 def _is_finite(value: Tensor, leaves: Sequence[Tensor]) -> bool:
     """Return whether a loss and its gradients are finite; what nothing reaches has none."""
-    found = torch.autograd.grad(value, leaves, allow_unused=True)
-    return bool(value.isfinite()) and all(one is None or bool(one.isfinite().all()) for one in found)
+    gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+    return bool(value.isfinite()) and all(gradient is None or bool(gradient.isfinite().all()) for gradient in gradients)
 
 
 def _texts_encoded(encoder: Any, texts: Sequence[str]) -> tuple[list[Any], list[Any]]:
@@ -352,7 +352,7 @@ def _texts_encoded(encoder: Any, texts: Sequence[str]) -> tuple[list[Any], list[
     states, globals_ = whole
     assert states.shape == (sum(map(len, ids)), encoder.channels), f"states {states.shape}"
     assert globals_.shape == (len(texts), encoder.global_channels), f"global features {globals_.shape}"
-    each_alone = [encoder.encode([one]) for one in ids]
+    each_alone = [encoder.encode([text]) for text in ids]
     return [states, globals_], [np.concatenate(parts) for parts in zip(*each_alone, strict=True)]
 
 
@@ -368,8 +368,8 @@ def _pictures_encoded(encoder: Any, _: Sequence[str]) -> tuple[list[Any], list[A
     of_regions = encoder.kind != "grid"
     assert encoder.grid is None or encoder.grid[0] * encoder.grid[1] == encoder.rows, "grid has other cells than rows"
     (whole,) = encode_layers([encoder], decoded if of_regions else torch.stack(decoded))  # of the declared shapes
-    alone = [encoder.encode([one] if of_regions else one[None]) for one in decoded]
+    alone = [encoder.encode([picture] if of_regions else picture[None]) for picture in decoded]
     if of_regions:
-        assert all(1 <= len(one.local) <= encoder.rows for one in whole), "1 to `rows` regions of each picture"
-        return [one.local for one in whole], [one.local for (one,) in alone]
-    return [np.asarray(one.cpu()) for one in whole], [np.concatenate(parts) for parts in zip(*alone, strict=True)]
+        assert all(1 <= len(picture.local) <= encoder.rows for picture in whole), "1 to `rows` regions of each picture"
+        return [picture.local for picture in whole], [picture.local for (picture,) in alone]
+    return [np.asarray(t.cpu()) for t in whole], [np.concatenate(parts) for parts in zip(*alone, strict=True)]

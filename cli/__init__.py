@@ -63,11 +63,11 @@ class Commands(click.Group):
         """Remember what was typed, and move the options of ``xret`` itself before the command."""
         ctx.meta[_WORDS] = list(args)
         end = args.index("--") if "--" in args else len(args)  # what follows is no option
-        own, others = ([word for word in args[:end] if (word in ANYWHERE) == wanted] for wanted in (True, False))
+        options, others = ([word for word in args[:end] if (word in ANYWHERE) == wanted] for wanted in (True, False))
         try:
-            return super().parse_args(ctx, own + others + args[end:])
+            return super().parse_args(ctx, options + others + args[end:])
         except click.UsageError as error:
-            return _end(error, as_json="--json" in own)
+            return _end(error, as_json="--json" in options)
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; with ``--json`` an error is ``{"error": sentence}``."""

@@ -137,23 +137,23 @@ def ls(place: str) -> None:
     from ..pipeline.store.inspect import describe, stores_at
     from ..pipeline.wording import aligned
 
-    stores, rows, found = stores_at(place), [], []
+    stores, rows, contents = stores_at(place), [], []
     for store in stores:
         try:
             facts = describe(store)
         except (CacheError, StoreError) as error:
             if stores == [place]:
                 raise
-            found.append({"store": store, "error": str(error)})  # a damaged one hides no other
+            contents.append({"store": store, "error": str(error)})  # a damaged one hides no other
             click.echo(printable(str(error)), err=True)
             continue
-        found.append(facts)
+        contents.append(facts)
         if stores == [place]:
             rows += [_row(features) for features in facts["sets"]]
         else:
             names = ", ".join(map(_path, facts["sets"]))
             rows.append([store, facts["dataset"], in_bytes(facts["bytes"]), names or "no feature set"])
-    show(found, aligned([[printable(cell) for cell in row] for row in rows]) if rows else [])
+    show(contents, aligned([[printable(cell) for cell in row] for row in rows]) if rows else [])
 
 
 @cache.command()
@@ -170,8 +170,8 @@ def align(store: str, split: str) -> None:
     """
     from .. import align as measure
 
-    found = measure(store, split)
-    show(found.to_dict(), str(found))
+    alignment = measure(store, split)
+    show(alignment.to_dict(), str(alignment))
 
 
 def _row(features: dict[str, Any]) -> list[str]:
@@ -205,7 +205,7 @@ def leaks(store: str, name: str, threshold: float, out: Path | None) -> None:
     if out is not None:
         with making_file(out, OutputError) as partial, partial.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([[field.name for field in fields(NearPair)], *map(astuple, pairs)])
-    lines = [f"{one.cosine:.4f}  {one.split} {one.image}  {one.other_split} {one.other}" for one in pairs]
+    lines = [f"{pair.cosine:.4f}  {pair.split} {pair.image}  {pair.other_split} {pair.other}" for pair in pairs]
     summary = f"{store}: {counted(len(pairs), 'pair')} with a cosine of {threshold:g} or more by {features.name}"
     show({"set": features.name, "threshold": threshold, "pairs": [*map(asdict, pairs)]}, [*some_of(lines, 20), summary])
 

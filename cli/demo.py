@@ -76,13 +76,13 @@ def demo(out: Path) -> None:
     """
     _refuse_others(out)
     began = time.monotonic()
-    found = run_demo(out)
+    evaluations = run_demo(out)
     seconds = time.monotonic() - began
     lines = [
         f"{'':11}{'image to text':>24}{'text to image':>24}",
         f"{'':11}" + 2 * "     R@1     R@5    R@10" + "    RSUM",
     ]
-    for name, evaluation in found.items():
+    for name, evaluation in evaluations.items():
         (table,) = evaluation.results
         values = [way[f"R@{k}"] for way in (table.image_to_text, table.text_to_image) for k in (1, 5, 10)]
         lines.append(f"{name:11}" + "".join(f"{value:8.1f}" for value in (*values, table.rsum)))
@@ -96,7 +96,7 @@ def demo(out: Path) -> None:
         f"  {typed()} eval {run} --diagnostics --data-root {scenes}",
         f"  {typed()} serve {run} --data-root {scenes}  # needs pip install 'xret[serve]'",
     ]
-    recipes = {name: evaluation.to_dict() for name, evaluation in found.items()}
+    recipes = {name: evaluation.to_dict() for name, evaluation in evaluations.items()}
     show({"seconds": round(seconds, 1), "report": str(out / "report.html"), "recipes": recipes}, lines)
 
 
@@ -122,7 +122,7 @@ def run_demo(out: Path) -> "dict[str, Evaluation]":
     from ..heads.report import write_report
     from ..heads.report.tables import Opening
 
-    store, found = out / "scenes.zarr", {}
+    store, evaluations = out / "scenes.zarr", {}
     log.info("[1/4] Drawing pictures of four objects, and what can be said of each")
     manifest = generate_scenes(out / "scenes", seed=0)
     log.info("[2/4] Encoding them once")
@@ -131,15 +131,15 @@ def run_demo(out: Path) -> "dict[str, Evaluation]":
     for name, (recipe, settings) in ROWS.items():
         done = train(store, recipe=recipe, out=out / name, settings=settings, resume=True, title=name)
         log.info(f"{name}: {done.epochs} epochs in {done.seconds:.0f} s, val RSUM {done.best_rsum:.1f}")
-        found[name] = evaluate(out / name)
+        evaluations[name] = evaluate(out / name)
     log.info("[4/4] Judging, and writing the page")
-    found[BY_CAPTION] = evaluate(out / "setdiv-k4", direction="caption")
-    both, one = (found[name].results[0].rsum for name in ("setdiv-k4", BY_CAPTION))
+    evaluations[BY_CAPTION] = evaluate(out / "setdiv-k4", direction="caption")
+    both, alone = (evaluations[name].results[0].rsum for name in ("setdiv-k4", BY_CAPTION))
     direction = (
         f"A caption names one object, and the other three elements of its picture have nothing to find in it: where the"
-        f" caption's elements alone look for their nearest, setdiv-k4 has an RSUM of {one:.1f} in place of {both:.1f}"
+        f" caption's elements alone look for their nearest, setdiv-k4 has an RSUM of {alone:.1f} in place of {both:.1f}"
         " (xret eval --direction caption)."
     )
     opening = Opening("What it shows", None, None, [STORY, direction])
     write_report([out / name for name in ROWS], out / "report.html", data_root=out / "scenes", opening=opening)
-    return found
+    return evaluations

@@ -163,8 +163,8 @@ def extract(dataset: str, store: str, planned: bool, price: float | None, **opti
     if price is not None and not planned:
         raise click.UsageError("--price is for --plan; give both or none")
     if planned:
-        found = plan(dataset, store, price=price, **options)
-        show(found.to_json(), str(found))
+        foreseen = plan(dataset, store, price=price, **options)
+        show(foreseen.to_json(), str(foreseen))
         return
     summary = run(dataset, store, **options)
     show(summary.to_json(), _lines(summary))

@@ -23,8 +23,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 def typed() -> str:
     """Return how a shell finds this command: ``xret``, or its path, as in a clone, whose environment is not active."""
-    own = sys.argv[0]
-    return own if Path(own).name == "xret" and shutil.which("xret") is None else "xret"
+    program = sys.argv[0]
+    return program if Path(program).name == "xret" and shutil.which("xret") is None else "xret"
 
 
 def show(value: Any, lines: str | Iterable[str]) -> None:
@@ -59,14 +59,14 @@ _COMMA = re.compile(r",(?![^\[\]]*\])")  # none within brackets: [words, bert] i
 
 def key_choices(ctx: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> dict[str, list[str]]:
     """Return the values of ``KEY=V1,V2`` options by key; a list in brackets is one value."""
-    found = {}
+    choices = {}
     for key, text in key_values(ctx, parameter, value).items():
-        found[key] = [part.strip() for part in _COMMA.split(text)]
-        if not all(found[key]):
+        choices[key] = [part.strip() for part in _COMMA.split(text)]
+        if not all(choices[key]):
             raise click.BadParameter(f"'{key}={text}' must have the form {parameter.metavar}")
         if text.count("[") != text.count("]"):
             raise click.BadParameter(f"'{key}={text}' has half of a pair of brackets")
-    return found
+    return choices
 
 
 def workers(_ctx: click.Context, _parameter: click.Parameter, value: str | None) -> int | str | None:

@@ -74,7 +74,8 @@ def show_one(name: str, store: str | None, settings: dict[str, Any]) -> None:
         recipe = fitted(recipe, *map(feature_facts, sets))
     sources: dict[str, str] = {}
     for layer in reversed(layers):  # what a variant says overrides what its base says
-        sources = {key: one for key, one in sources.items() if not key.startswith("expected.")} | _sources(*layer.place)
+        kept = {key: source for key, source in sources.items() if not key.startswith("expected.")}
+        sources = kept | _sources(*layer.place)
     file, variant = layers[0].place
     lines = file.read_text(encoding="utf-8").splitlines()
     first = lines.index(f"  {variant}:") + 1 if variant else 0
@@ -109,8 +110,8 @@ def _sources(file: Path, variant: str) -> dict[str, str]:
     prefix = f"variants.{variant}."
     root = yaml.compose(text, yaml.SafeLoader)
     assert root is not None, "a recipe has keys"
-    found = dict(within(root))
-    return {key.removeprefix(prefix): source for key, source in found.items() if not variant or key.startswith(prefix)}
+    texts = dict(within(root))
+    return {key.removeprefix(prefix): source for key, source in texts.items() if not variant or key.startswith(prefix)}
 
 
 def _lines(values: Mapping[str, Any], sources: Mapping[str, str], path: tuple[str, ...] = ()) -> Iterator[str]:

@@ -95,7 +95,7 @@ def search(
         return Path(query) if there or names_picture(query) else query
 
     encoded = retriever.encode_query(asked(words[0]))
-    others = {"like": [asked(one) for one in like], "unlike": [asked(one) for one in unlike]}
+    others = {"like": [asked(word) for word in like], "unlike": [asked(word) for word in unlike]}
     hits = retriever.search(encoded, k, **others, at_least=at_least)
     count = counted(len(retriever.searched.names(encoded.answers)[0]), encoded.answers.removesuffix("s"))
     where = options["images"] or f"{retriever.cache.url}{retriever.gallery.part}"

@@ -145,5 +145,5 @@ def average(runs: tuple[str, ...], **options: Any) -> None:
 
     from ..heads.evaluation.averaging import average as make
 
-    made = make([str(run) for run in runs], **options)
-    show(asdict(made), str(made))
+    averaged = make([str(run) for run in runs], **options)
+    show(asdict(averaged), str(averaged))

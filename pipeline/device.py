@@ -99,11 +99,11 @@ def draw_lots(number: int, device: torch.device, generator: torch.Generator | No
 
 def cores() -> int:
     """Return how many cores this process may use, also within a container's quota or a job of SLURM."""
-    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limits = [math.ceil(share) for share in _quotas() if share > 0]
     if (of_job := os.environ.get("SLURM_CPUS_PER_TASK", "")).isdecimal():
         limits.append(int(of_job))
-    return max(1, min(found, *limits)) if limits else found
+    return max(1, min(count, *limits)) if limits else count
 
 
 def _quotas() -> Iterator[float]:
@@ -115,8 +115,8 @@ def _quotas() -> Iterator[float]:
     paths = [("cpu" if kinds else "", path) for _, kinds, path in groups if not kinds or "cpu" in kinds.split(",")]
     for kind, path in [*paths, ("", "/"), ("cpu", "/")]:  # a container may not see its own path, but its root
         place = PurePosixPath(path)
-        for one in (place, *place.parents):
-            folder = CGROUP / kind / str(one).lstrip("/")
+        for group in (place, *place.parents):
+            folder = CGROUP / kind / str(group).lstrip("/")
             with suppress(OSError, ValueError):
                 if kind:
                     quota, period = ((folder / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
@@ -195,8 +195,8 @@ def known(values: Tensor, host: Tensor) -> Tensor:
 
 def on_host(values: Tensor) -> Tensor:
     """Return the values that a tensor was sent from; of any other a copy, for which the host waits."""
-    found: Tensor | None = getattr(values, "host", None)
-    return values.cpu() if found is None else found
+    host: Tensor | None = getattr(values, "host", None)
+    return values.cpu() if host is None else host
 
 
 def start_reading(values: Tensor) -> Callable[[], Tensor]:
@@ -216,10 +216,10 @@ def start_reading(values: Tensor) -> Callable[[], Tensor]:
 
 def copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies in the host's memory; from a GPU they come together, into pinned memory, which torch uses again."""
-    made = [one.detach().to("cpu", non_blocking=True, copy=True) for one in tensors]
-    for device in {one.device for one in tensors if one.is_cuda}:
+    copied = [tensor.detach().to("cpu", non_blocking=True, copy=True) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
         torch.cuda.current_stream(device).synchronize()
-    return made
+    return copied
 
 
 def to_host(local: Tensor, global_: Tensor) -> tuple[np.ndarray, np.ndarray]:

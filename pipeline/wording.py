@@ -11,7 +11,7 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\
 
 def printable(text: str) -> str:
     """Return a text that may come from a stranger as a terminal can show it on one line: its white space as spaces."""
-    return _UNPRINTABLE.sub(lambda found: " " if found[0].isspace() else repr(found[0])[1:-1], text)
+    return _UNPRINTABLE.sub(lambda match: " " if match[0].isspace() else repr(match[0])[1:-1], text)
 
 
 def option(name: str, value: str = "") -> str:

@@ -104,13 +104,13 @@ def crop_tables(
         names = np.random.default_rng(0).choice(names, IMAGES, replace=False).tolist()
     image_encoders, text_encoders = seen.ranker.encoders("image"), seen.ranker.encoders("text")
     upright = are_upright(seen.batches.image_set)
-    found = _triplets({name: described[name] for name in names}, pictures, upright)
-    if not found:
+    triplets = _triplets({name: described[name] for name in names}, pictures, upright)
+    if not triplets:
         raise CacheError(
             f"none of the {len(names):,} images that have regions has two of at most {max(THRESHOLDS):.0%} of its area;"
             " take another --split or data set"
         )
-    parts = sorted({(case.file_name, part) for case in found for part in (case.a, case.c)})
+    parts = sorted({(case.file_name, part) for case in triplets for part in (case.a, case.c)})
     crops = iter(tqdm(cut(pictures, upright, parts), "crops", len(parts), unit=" crops", disable=hidden()))
     some_crops = iter(lambda: list(itertools.islice(crops, PART)), [])
     encoded = (features for some in some_crops for features in encode_images_by_all(image_encoders, device, some))
@@ -118,13 +118,13 @@ def crop_tables(
     texts = encode_captions_by_all(text_encoders, device, [region.phrase for _, region in parts])
     captions = embed_side(seen.model.embed_captions, texts)
     at = {part: row for row, part in enumerate(parts)}
-    rows = [[at[case.file_name, part] for part in (case.a, case.c)] for case in found]
-    return _tables(seen, found, images, captions, rows, ties)
+    rows = [[at[case.file_name, part] for part in (case.a, case.c)] for case in triplets]
+    return _tables(seen, triplets, images, captions, rows, ties)
 
 
 def _triplets(described: dict[str, Described], pictures: PictureReader, upright: bool) -> list[Found]:
     """Return the triplets of images, and warn of those whose boxes are of another picture."""
-    found, odd = [], []
+    cases, odd = [], []
     for name, (regions, size_there) in described.items():
         size = read_picture(image_size, pictures, name, upright)
         if size_there not in (None, size):
@@ -132,11 +132,11 @@ def _triplets(described: dict[str, Described], pictures: PictureReader, upright:
             continue
         usable = regions_of(regions, size)
         triplets = ((threshold, triplet(usable, size, threshold)) for threshold in THRESHOLDS)
-        found += [Found(threshold, name, abc[0], abc[2]) for threshold, abc in triplets if abc is not None]
+        cases += [Found(threshold, name, abc[0], abc[2]) for threshold, abc in triplets if abc is not None]
     if odd:
         what = counted(len(odd), "image")
         log.warning("%s left out, whose size is not the one that their boxes are for: %s", what, odd[0])
-    return found
+    return cases
 
 
 def read_visual_genome(folder: Path) -> tuple[dict[str, Described], PictureReader]:
@@ -157,12 +157,12 @@ def read_visual_genome(folder: Path) -> tuple[dict[str, Described], PictureReade
             for name in ("image_data.json", "region_descriptions.json")
         )
         image_of = {image["image_id"]: image for image in images}
-        found = {}
+        described = {}
         for entry in entries:
             image = image_of[entry["id"] if "id" in entry else entry["image_id"]]
             if entry["regions"]:
                 name = "/".join(image["url"].split("/")[-2:])
-                found[name] = Described(entry["regions"], (image["width"], image["height"]))
+                described[name] = Described(entry["regions"], (image["width"], image["height"]))
     except OSError as error:
         raise CacheError(
             f"{error.filename} cannot be read ({error.strerror}); --visual-genome is the folder of Visual Genome's"
@@ -172,7 +172,7 @@ def read_visual_genome(folder: Path) -> tuple[dict[str, Described], PictureReade
         raise CacheError(
             f"{folder} does not hold image_data.json and region_descriptions.json of Visual Genome"
         ) from error
-    return found, FolderReader(folder)
+    return described, FolderReader(folder)
 
 
 def regions_in(dataset: str, data_root: Path) -> dict[str, list[Any]]:
@@ -181,22 +181,22 @@ def regions_in(dataset: str, data_root: Path) -> dict[str, list[Any]]:
     A bundled data set's paths start from `data_root`; others have their manifest there, or beside it. CacheError if
     the manifest is missing, or its caption file has no regions.
     """
-    own = next(manifests_in(data_root, dataset), None)
-    manifest = load_manifest(dataset, data_root) if dataset in bundled_manifests() else own
+    beside = next(manifests_in(data_root, dataset), None)
+    manifest = load_manifest(dataset, data_root) if dataset in bundled_manifests() else beside
     if manifest is None or manifest.captions is None:
         raise CacheError(f"there is no manifest of '{dataset}' with a caption file in {data_root}: check --data-root")
     captions = manifest.captions
     try:
-        found = {
+        regions = {
             posixpath.normpath(posixpath.join(image.get("filepath", ""), image["filename"])): list(image["regions"])
             for image in (read_json(captions)["images"] if captions.suffix == ".json" else [])
             if image.get("regions")
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CacheError(f"{captions} is no Karpathy JSON with regions ({error!r})") from error
-    if not found:
+    if not regions:
         raise CacheError(f"no image in {captions} has regions to crop; take a data set with regions, such as scenes")
-    return found
+    return regions
 
 
 def regions_of(listed: Sequence[Any], size: tuple[int, int]) -> list[Region]:
@@ -274,7 +274,7 @@ def selection_accuracy(similarity: Tensor, ties: Ties) -> list[float]:
 
 @torch.no_grad()
 def _tables(
-    seen: Scored, found: list[Found], images: Side, captions: Side, rows: list[list[int]], ties: Ties
+    seen: Scored, triplets: list[Found], images: Side, captions: Side, rows: list[list[int]], ties: Ties
 ) -> dict[str, NumberTable]:
 
     def taken(side: Side, some: list[int]) -> Embedding:
@@ -283,7 +283,7 @@ def _tables(
     similarity = torch.stack([seen.model.similarity(taken(images, some), taken(captions, some)).cpu() for some in rows])
     selected, uncertain, places = Rows(), Rows(), torch.tensor(rows)
     for threshold in THRESHOLDS:
-        inside = [number for number, one in enumerate(found) if one.threshold == threshold]
+        inside = [number for number, case in enumerate(triplets) if case.threshold == threshold]
         if not inside:
             continue
         selected.append([f"{threshold:.0%}", len(inside), *selection_accuracy(similarity[inside], ties)])
@@ -296,7 +296,7 @@ def _tables(
         "its own? Caption A asks for its crop likewise. A is a region smaller than the area's share of the image, C "
         "the box around it and another one."
     )
-    tables = {"crops": NumberTable(caption, ["area", "triplets", *(f"{one} asks" for one in letters)], selected)}
+    tables = {"crops": NumberTable(caption, ["area", "triplets", *(f"{name} asks" for name in letters)], selected)}
     if uncertain:
         caption = "Uncertainty of crops and captions against ambiguity: means over the triplets."
         tables["uncertainty of crops"] = NumberTable(caption, ["area", *letters], uncertain)

@@ -74,8 +74,8 @@ def diagnose(
     with within_memory(seen.ranker.device):
         for name, (answer, reason) in questions.items():
             try:
-                if found := answer():
-                    tables |= found
+                if answered := answer():
+                    tables |= answered
                 else:
                     reasons[name] = reason
             except XretError as error:  # the rest is worth having

@@ -75,8 +75,8 @@ def rsum_tables(
             for k in range(sets.shape[1]):
                 rest = [j for j in range(sets.shape[1]) if j != k]
                 kept = [sets[:, [k]], *([sets[:, rest]] if rest else [])]
-                found = [rsum(some, captions) if name == "image" else rsum(images, some) for some in kept]
-                rows.append([str(k + 1), found[0], found[1] if rest else None])
+                rsums = [rsum(some, captions) if name == "image" else rsum(images, some) for some in kept]
+                rows.append([str(k + 1), rsums[0], rsums[1] if rest else None])
             caption = f"RSUM with a single {name} element, and with each left out, the other side whole; {whole}."
             header = [f"{name} element", "only this", "all but this"]
             tables[f"rsum {name}"] = NumberTable(caption, header, rows)

@@ -127,11 +127,11 @@ def gpo_coefficients(branch: nn.Module, length: Tensor) -> dict[str, dict[int, t
     """
     ends = any(isinstance(part, Adapter) and part.ends for part in branch.modules())
     lengths, samples = (length.clamp(min=1) + 2 * ends).unique(return_counts=True)
-    found = {}
+    coefficients = {}
     for name, part in branch.named_modules():
         weights = part.coefficients(lengths, int(lengths.max())) if isinstance(part, Aggregator) else None
         if weights is not None:
             rows = (weights.mean(2) if weights.ndim == 3 else weights).tolist()
             known = zip(lengths.tolist(), samples.tolist(), rows, strict=True)
-            found[name] = {n: (count, row[:n]) for n, count, row in known}
-    return found
+            coefficients[name] = {n: (count, row[:n]) for n, count, row in known}
+    return coefficients

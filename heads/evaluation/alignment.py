@@ -102,8 +102,8 @@ def align(store: str | Path, split: str = "val") -> Alignment:
     images, captions, left_out = _compared(cache, split)
     sides = joined(images), joined(captions)
     fields: dict[str, Any] = {
-        "image_fields": tuple({FIELDS[_feature(one)]} for one in images),
-        "caption_fields": tuple({FIELDS[_feature(one)]} for one in captions),
+        "image_fields": tuple({FIELDS[_feature(features)]} for features in images),
+        "caption_fields": tuple({FIELDS[_feature(features)]} for features in captions),
     }
     train, other = (stored_batches(*sides, name, **fields) for name in ("train", split))
     learned, read = with_captions(train), (_vectors, _vectors)
@@ -120,8 +120,8 @@ def align(store: str | Path, split: str = "val") -> Alignment:
             best = choosing.best(moments, i, c)
             rsum = shown.rsum(best.maps, i, c)
             x, y = shown.images[i], _mean_captions(shown, c)
-            found = rsum / 6, rsum, best.ridge, best.power, 100 * mutual_neighbours(x, y), linear_cka(x, y)
-            pairs.append(PairAlignment(image.name, _feature(image), caption.name, _feature(caption), *found))
+            measured = rsum / 6, rsum, best.ridge, best.power, 100 * mutual_neighbours(x, y), linear_cka(x, y)
+            pairs.append(PairAlignment(image.name, _feature(image), caption.name, _feature(caption), *measured))
     pairs.sort(key=lambda pair: -pair.mean_recall)
     return Alignment(str(store), split, count, len(shown.owner), other.skipped, tuple(pairs), left_out)
 
@@ -171,7 +171,7 @@ def _mean_captions(samples: Held, c: int) -> Tensor:
 
 def mutual_neighbours(x: Tensor, y: Tensor, k: int = NEIGHBOURS) -> float:
     """Return the mean share of the `k` nearest rows by cosine in ``x [N, D]`` that are nearest in ``y [N, E]`` too."""
-    units, shared = [functional.normalize(one.double(), dim=1) for one in (x, y)], 0
+    units, shared = [functional.normalize(rows_of.double(), dim=1) for rows_of in (x, y)], 0
     for rows in torch.arange(len(x)).split(BATCH):
         near = []
         for unit in units:
@@ -191,9 +191,9 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
     n, x, y = len(x), x.double() - x.double().mean(0), y.double() - y.double().mean(0)
 
     def hsic(x: Tensor, y: Tensor) -> Tensor:
-        own = x.square().sum(1), y.square().sum(1)
-        both = own[0].sum() * own[1].sum() / ((n - 1) * (n - 2))
-        return (x.T @ y).square().sum() - n / (n - 2) * own[0] @ own[1] + both
+        squares = x.square().sum(1), y.square().sum(1)
+        both = squares[0].sum() * squares[1].sum() / ((n - 1) * (n - 2))
+        return (x.T @ y).square().sum() - n / (n - 2) * squares[0] @ squares[1] + both
 
     return float((hsic(x, y) / (hsic(x, x) * hsic(y, y)).sqrt()).nan_to_num())  # 0 where features are constant
 

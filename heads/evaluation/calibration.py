@@ -82,7 +82,7 @@ def calibrations(ranker: Ranker) -> dict[str, Calibration] | None:
         return None
     fitted = {way: fit_calibration(*both) for way, both in _queries(scored.similarity, scored.caption_image).items()}
     if run is not None:
-        content = {"weights": digest} | {way: asdict(one) for way, one in fitted.items()}
+        content = {"weights": digest} | {way: asdict(calibration) for way, calibration in fitted.items()}
         with suppress(RunError):  # others' runs are read alone
             write_text(run.path / FILE, json.dumps(content), RunError)
     return fitted
@@ -116,11 +116,11 @@ class CalibrationReport:
             f"{'':16}{'gallery':>14}{'says':>9}{'fits':>9}{'ECE':>9}{'ECE':>9}{'0.5 says':>12}{'90% fit from':>15}",
         ]
         for way, several in self.reliability.items():
-            for one in several:
-                values = "".join(f"{value:9.3f}" for value in (one.first, one.fits, one.first_ece, one.ece))
-                precise = "none" if one.precise is None else f"{one.precise:.2f}"
+            for row in several:
+                values = "".join(f"{value:9.3f}" for value in (row.first, row.fits, row.first_ece, row.ece))
+                precise = "none" if row.precise is None else f"{row.precise:.2f}"
                 lines.append(
-                    f"{way.replace('_', ' '):16}{f'{one.images:,} images':>14}{values}{one.wrong:12.3f}{precise:>15}"
+                    f"{way.replace('_', ' '):16}{f'{row.images:,} images':>14}{values}{row.wrong:12.3f}{precise:>15}"
                 )
         lines.append(f"how many of the {BEST} best fit in the whole split:")
         lines.append(f"{'probability':16}" + "".join(f"{way.replace('_', ' '):>28}" for way in WAYS))
@@ -136,7 +136,7 @@ def judge_calibration(ranker: Ranker, split: str) -> CalibrationReport:
         raise RunError(f"probabilities are fitted on '{CHOOSE}', which cannot judge them; take another split")
     if (fitted := calibrations(ranker)) is None:
         raise RunError(f"{ranker.cache.url} has no complete '{CHOOSE}', on which probabilities are fitted")
-    found: dict[str, list[Reliability]] = {way: [] for way in WAYS}
+    report: dict[str, list[Reliability]] = {way: [] for way in WAYS}
     scored = embed_split(ranker, split)
     images = len(scored.ids)
     order = torch.randperm(images, generator=torch.Generator().manual_seed(0)).to(scored.similarity.device)
@@ -152,10 +152,10 @@ def judge_calibration(ranker: Ranker, split: str) -> CalibrationReport:
                 lost = fitted[way].probabilities(scores.masked_fill(fits, -torch.inf)).amax(1)
                 parts[way].append((fitted[way].probabilities(scores).gather(1, best), fits.gather(1, best), lost))
         for way, several in parts.items():
-            found[way].append(
+            report[way].append(
                 reliability(size, len(several), *(torch.cat(all_).cpu() for all_ in zip(*several, strict=True)))
             )
-    return CalibrationReport(fitted, found)
+    return CalibrationReport(fitted, report)
 
 
 def reliability(images: int, galleries: int, said: Tensor, fits: Tensor, lost: Tensor) -> Reliability:
@@ -189,8 +189,8 @@ def _bins(said: Tensor, fits: Tensor) -> list[tuple[int, float, float]]:
     number = (said * BINS).long().clamp(max=BINS - 1)
     chosen = (number == bin_ for bin_ in range(BINS))
     return [
-        (int(one.sum()), *((float(said[one].mean()), float(fits[one].mean())) if one.any() else (0.0, 0.0)))
-        for one in chosen
+        (int(inside.sum()), *((float(said[inside].mean()), float(fits[inside].mean())) if inside.any() else (0.0, 0.0)))
+        for inside in chosen
     ]
 
 

@@ -56,9 +56,9 @@ def blocks(batches: Batches, chosen: np.ndarray, image: Read, caption: Read) -> 
     for images in np.split(chosen, range(BATCH, len(chosen), BATCH)):
         count = first[images + 1] - first[images]
         owner = torch.from_numpy(np.repeat(np.arange(len(images)), count))
-        found = batches.image_source.fetch(images)(), batches.caption_source.fetch(ranges(first[images], count))()
-        of_images, of_captions = (read(one) for read, one in zip((image, caption), found, strict=True))
-        yield Block([one.cpu() for one in of_images], [one.cpu() for one in of_captions], owner)
+        features = batches.image_source.fetch(images)(), batches.caption_source.fetch(ranges(first[images], count))()
+        of_images, of_captions = (read(vectors) for read, vectors in zip((image, caption), features, strict=True))
+        yield Block([vectors.cpu() for vectors in of_images], [vectors.cpu() for vectors in of_captions], owner)
 
 
 def moments_of(parts: Iterable[Block]) -> Moments:
@@ -86,7 +86,7 @@ class Held:
     def rsum(self, maps: Maps, image: int = 0, caption: int = 0) -> float:
         """Return the RSUM of an image set and a caption set by the cosine of what the maps give, ties pessimistic."""
         vectors = self.images[image], self.captions[caption]
-        images, captions = (normalize(one(side), dim=1).float() for one, side in zip(maps, vectors, strict=True))
+        images, captions = (normalize(linear(side), dim=1).float() for linear, side in zip(maps, vectors, strict=True))
         pairs = Pairs((Part(cosine_model(), (images,), captions),), self.owner, representatives(captions, self.texts))
         return recall_table(*block_ranks(pairs.blocks, len(images), self.owner)).rsum
 
@@ -100,11 +100,11 @@ class Held:
                 tried[ridge, power] = Chosen(maps, ridge, power, self.rsum(maps, image, caption))
             return tried[ridge, power].rsum
 
-        ridge = max(RIDGES, key=lambda one: rsum(one, 0.5))
-        power = max(POWERS, key=lambda one: rsum(ridge, one))
-        for ridge, power in (*((one, power) for one in RIDGES), PROCRUSTES):
+        ridge = max(RIDGES, key=lambda choice: rsum(choice, 0.5))
+        power = max(POWERS, key=lambda choice: rsum(ridge, choice))
+        for ridge, power in (*((choice, power) for choice in RIDGES), PROCRUSTES):
             rsum(ridge, power)
-        return max(tried.values(), key=lambda one: one.rsum)
+        return max(tried.values(), key=lambda choice: choice.rsum)
 
 
 def find_base(model: Model, train: Batches, val: Batches, *, rotate: bool = False) -> Chosen:
@@ -112,17 +112,17 @@ def find_base(model: Model, train: Batches, val: Batches, *, rotate: bool = Fals
 
     With `rotate` they are Procrustes', whatever ranks better.
     """
-    found = (branch.residual.base for branch in (model.image, model.text) if branch.residual is not None)
-    bases = [base for base in found if isinstance(base, ClosedForm)]
+    residuals = (branch.residual.base for branch in (model.image, model.text) if branch.residual is not None)
+    bases = [base for base in residuals if isinstance(base, ClosedForm)]
     image, caption = map(_reader, bases)
     moments = moments_of(blocks(train, with_captions(train), image, caption))
     images = with_captions(val)
     held = Held(val, images[:: -(-len(images) // HELD)], image, caption)
     maps = moments.maps(*PROCRUSTES)
     chosen = Chosen(maps, *PROCRUSTES, held.rsum(maps)) if rotate else held.best(moments)
-    for base, one in zip(bases, chosen.maps, strict=True):
-        base.mean.copy_(one.mean)
-        base.matrix.copy_(one.matrix / one.matrix.abs().max())  # its scale means nothing
+    for base, linear in zip(bases, chosen.maps, strict=True):
+        base.mean.copy_(linear.mean)
+        base.matrix.copy_(linear.matrix / linear.matrix.abs().max())  # its scale means nothing
     return chosen
 
 

@@ -85,26 +85,26 @@ def evaluate(
         compare.direction = direction
     if calibration and (len(rankers) > 1 or views):
         raise RunError("probabilities are those of a single run, of the first view of images; leave calibration out")
-    found = _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
-    return replace(found, calibration=judge_calibration(rankers[0], split)) if calibration else found
+    evaluation = _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
+    return replace(evaluation, calibration=judge_calibration(rankers[0], split)) if calibration else evaluation
 
 
 def open_rankers(
     given: Several[str | Path | Embedder], store: str | Path | None, features: str, device: str, trust: bool
 ) -> list[Ranker]:
     """Open runs, stores and models; arguments as of `evaluate`, RunError where one is for none of them."""
-    stores = [isinstance(one, str | Path) and is_store(one) for one in given]
+    stores = [isinstance(item, str | Path) and is_store(item) for item in given]
     if store is not None and all(stores):
         raise RunError("--store is another store for a run, and none is evaluated; name that store itself")
-    if features != "auto" and all(isinstance(one, str | Path) for one in given) and not any(stores):
+    if features != "auto" and all(isinstance(item, str | Path) for item in given) and not any(stores):
         raise RunError("--features is for a store; a run reads the feature sets that it was trained on: leave it out")
 
-    def opened(one: str | Path | Embedder, frozen: bool) -> Ranker:
-        if not isinstance(one, str | Path):
-            return Ranker(one, store=store, features=features, device=device)
+    def opened(item: str | Path | Embedder, frozen: bool) -> Ranker:
+        if not isinstance(item, str | Path):
+            return Ranker(item, store=store, features=features, device=device)
         if frozen:
-            return open_frozen(str(one), device, features)
-        return Ranker(one, store=store, device=device, trust=trust)
+            return open_frozen(str(item), device, features)
+        return Ranker(item, store=store, device=device, trust=trust)
 
     return [opened(*both) for both in zip(given, stores, strict=True)]
 
@@ -152,14 +152,14 @@ def _evaluate(
     scale, deviations, tried = choose_scale(rankers, ties)
     scales = () if scale is None else (scale,)
     scores, biases, _ = _together(rankers, split, scales, deviations, whole=whole)
-    found = tables(rankers, scores, measures, ties)
-    skews, results = {"without": _skewness(scores)}, found.results
+    evaluation = tables(rankers, scores, measures, ties)
+    skews, results = {"without": _skewness(scores)}, evaluation.results
     if biases is not None:
         scores = scores.biased(biases[0][0], biases[1][0])
         results = tables(rankers, scores, measures, ties).results
     skews["with"] = _skewness(scores)
-    of_each = tuple(one / deviation for deviation in deviations for one in scales)
-    return replace(found, hubness=Hubness(scale, of_each, tried, skews, results))
+    of_each = tuple(multiple / deviation for deviation in deviations for multiple in scales)
+    return replace(evaluation, hubness=Hubness(scale, of_each, tried, skews, results))
 
 
 def _together(
@@ -204,11 +204,11 @@ def choose_scale(
     """Return the best scale on `CHOOSE`, each ranker's deviation there, and the RSUM of each scale that was tried."""
     scores, biases, deviations = _together(rankers, CHOOSE, MULTIPLES)
     assert biases is not None, "there are scales"
-    found: dict[float | None, float] = {None: recall_table(*scores.ranks(), ties).rsum}
+    rsums: dict[float | None, float] = {None: recall_table(*scores.ranks(), ties).rsum}
     for multiple, *bias in zip(MULTIPLES, *biases, strict=True):
-        found[multiple] = recall_table(*scores.biased(*bias).ranks(), ties).rsum
-    best = max(found, key=lambda one: found[one])
-    return best, deviations, {"none" if one is None else f"{one:g}": rsum for one, rsum in found.items()}
+        rsums[multiple] = recall_table(*scores.biased(*bias).ranks(), ties).rsum
+    best = max(rsums, key=lambda multiple: rsums[multiple])
+    return best, deviations, {"none" if multiple is None else f"{multiple:g}": rsum for multiple, rsum in rsums.items()}
 
 
 def _skewness(scores: Scored) -> dict[str, float]:
@@ -221,7 +221,7 @@ def load_measures(ranker: Ranker, protocol: str = "auto") -> dict[str, Protocol]
     """Return what measures by each protocol of a manifest, or by a single one; errors of `load_protocol`."""
     auto = protocol == "auto"
     names = ranker.cache.protocols if auto else (protocol,)
-    return dict(_of_each(names, lambda one: load_protocol(one, named=not auto)).values())
+    return dict(_of_each(names, lambda name: load_protocol(name, named=not auto)).values())
 
 
 def tables(
@@ -235,22 +235,22 @@ def tables(
 
 def _of_each(protocols: Iterable[str], make: Callable[[str], T]) -> dict[str, T]:
     """Return what `make` gives for each protocol; those that it refuses are left out with a warning, unless all are."""
-    made: dict[str, T] = {}
+    accepted: dict[str, T] = {}
     refused: dict[str, RunError] = {}
     for protocol in protocols:
         try:
-            made[protocol] = make(protocol)
+            accepted[protocol] = make(protocol)
         except RunError as error:
             refused[protocol] = error
-    if not made:
+    if not accepted:
         raise next(iter(refused.values()))
     for protocol, why in refused.items():
         log.warning("protocol %s is left out: %s", protocol, why)
-    return made
+    return accepted
 
 
 def _result(protocol: str, measure: Protocol, scores: Scored, rankers: Several[Ranker], ties: Ties) -> Result:
-    found, images, captions = measure(scores, ties), len(scores.ids), len(scores.texts)
+    table, images, captions = measure(scores, ties), len(scores.ids), len(scores.texts)
     run = rankers[0].run if len(rankers) == 1 else None
     row = row_of(rankers[0].cache.dataset, protocol) if run is not None and scores.split == "test" else None
     of_papers_size = row is not None and ROWS[row].images == images
@@ -262,10 +262,10 @@ def _result(protocol: str, measure: Protocol, scores: Scored, rankers: Several[R
         captions_per_image=captions / images,
         skipped=scores.skipped,
         ties=ties,
-        image_to_text=found.image_to_text,
-        text_to_image=found.text_to_image,
-        rsum=found.rsum,
-        mean_recall=None if found.rsum is None else found.rsum / 6,
+        image_to_text=table.image_to_text,
+        text_to_image=table.text_to_image,
+        rsum=table.rsum,
+        mean_recall=None if table.rsum is None else table.rsum / 6,
         paper_rsum=run.recipe.expected.get(row) if run is not None and row and of_papers_size else None,
         log_circular_variance=scores.log_circular_variance if len(rankers) == 1 else None,
         chance_rsum=chance_rsum(scores.caption_image, images, protocol),

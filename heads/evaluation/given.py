@@ -65,5 +65,5 @@ def evaluate_embeddings(
             for name, file in files.items():
                 text = text.replace(str(Path(folder, name)), str(file))
             raise SourceError(text) from error
-        found = evaluate(store, split=split, **how)
-    return replace(found, runs=(f"{images} and {captions}",), stores=(str(index),))
+        evaluation = evaluate(store, split=split, **how)
+    return replace(evaluation, runs=(f"{images} and {captions}",), stores=(str(index),))

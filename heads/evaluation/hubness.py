@@ -120,8 +120,8 @@ def learned_bias(
             block = torch.stack([in_blocks(model.similarity, *pair) for pair in pairs]).mean(0)
             block = block.T if images else block
             if owners is not None:
-                own = rows[first : first + len(block), None] == owners
-                block = block.masked_fill(torch.from_numpy(own).to(block.device), -math.inf)
+                alike = rows[first : first + len(block), None] == owners
+                block = block.masked_fill(torch.from_numpy(alike).to(block.device), -math.inf)
             first += len(block)
             yield block
 

@@ -90,19 +90,19 @@ def block_ranks(blocks: Callable[[bool], Iterable[Block]], images: int, caption_
         caption_image: as of `ranks`.
     """
     captions = len(caption_image)
-    own = torch.empty(0)
+    own_scores = torch.empty(0)
     for rows, columns, block in blocks(True):
-        own = block.new_empty(captions) if len(own) < captions else own
+        own_scores = block.new_empty(captions) if len(own_scores) < captions else own_scores
         owner = caption_image[columns]
         inside = ((owner >= rows.start) & (owner < rows.stop)).nonzero()[:, 0]
-        own[columns[inside]] = block[owner[inside] - rows.start, inside]
-    best = own.new_full((images,), -torch.inf).scatter_reduce(0, caption_image, own, "amax")
+        own_scores[columns[inside]] = block[owner[inside] - rows.start, inside]
+    best = own_scores.new_full((images,), -torch.inf).scatter_reduce(0, caption_image, own_scores, "amax")
     count = torch.zeros_like(best, dtype=torch.int64)
-    own_at_best = count.scatter_add(0, caption_image, (own == best[caption_image]).long())
+    own_at_best = count.scatter_add(0, caption_image, (own_scores == best[caption_image]).long())
     asked = count.scatter_add(0, caption_image, torch.ones_like(caption_image)) > 0
 
     image_better, image_tied = torch.zeros_like(count), torch.zeros_like(count)
-    caption_better, caption_tied = torch.zeros((2, captions), dtype=torch.int64, device=own.device)
+    caption_better, caption_tied = torch.zeros((2, captions), dtype=torch.int64, device=own_scores.device)
     for rows, columns, block in blocks(False):
         if block.isnan().any():
             row, column = block.isnan().nonzero()[0].tolist()
@@ -111,8 +111,8 @@ def block_ranks(blocks: Callable[[bool], Iterable[Block]], images: int, caption_
         # No own item beats the best own one, so whatever does is wrong. Own items tied with it go below.
         image_better[rows] += (block > best[rows, None]).sum(1, dtype=torch.int32)
         image_tied[rows] += (block == best[rows, None]).sum(1, dtype=torch.int32)
-        caption_better[columns] += (block > own[columns]).sum(0, dtype=torch.int32)
-        caption_tied[columns] += (block == own[columns]).sum(0, dtype=torch.int32)
+        caption_better[columns] += (block > own_scores[columns]).sum(0, dtype=torch.int32)
+        caption_tied[columns] += (block == own_scores[columns]).sum(0, dtype=torch.int32)
     image_to_text = Ranks(image_better[asked], (image_tied - own_at_best)[asked], own_at_best[asked])
     return image_to_text, Ranks(caption_better, caption_tied - 1, torch.ones_like(caption_tied))
 
@@ -215,13 +215,13 @@ def chance(captions: Sequence[int]) -> float:
     without replacement has none. `captions` is how many each image has; those without any ask nothing.
     """
     total = sum(captions)
-    found = 0.0
+    total_rsum = 0.0
     for k in (1, 5, 10):
-        found += 100 * min(k / len(captions), 1.0)  # captions ask for their image
-        asked = Counter(own for own in captions if own)
-        misses = {own: comb(total - own, k) / comb(total, k) if k <= total else 0.0 for own in asked}
-        found += 100 * sum(many * (1 - misses[own]) for own, many in asked.items()) / asked.total()
-    return found
+        total_rsum += 100 * min(k / len(captions), 1.0)  # captions ask for their image
+        asked = Counter(right for right in captions if right)
+        misses = {right: comb(total - right, k) / comb(total, k) if k <= total else 0.0 for right in asked}
+        total_rsum += 100 * sum(many * (1 - misses[right]) for right, many in asked.items()) / asked.total()
+    return total_rsum
 
 
 def chance_rsum(caption_image: Tensor, images: int, protocol: str) -> float | None:
@@ -240,6 +240,6 @@ def log_circular_variance(*sets: Tensor, power: int = 1) -> float:
     n is the norm of the mean of a set's unit elements (SetDiv), or, with a `power` of 2, its square (MaxMatch). Sets
     without any spread give about -36, where double precision ends.
     """
-    parts = [part for one in sets for part in torch.split(one, 1024)]
+    parts = [part for elements in sets for part in torch.split(elements, 1024)]
     norms = torch.cat([functional.normalize(part.double(), dim=-1).mean(1).norm(dim=-1) for part in parts])
     return (1 - norms**power).mean().clamp(min=torch.finfo(torch.float64).eps).log().item()

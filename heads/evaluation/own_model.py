@@ -42,11 +42,11 @@ def require_methods(model: object) -> None:
 
 def digest_of(model: object) -> str:
     """Return the SHA-256 of a model's class and weights, in hexadecimal."""
-    found = sha256(type(model).__qualname__.encode())
+    digest = sha256(type(model).__qualname__.encode())
     for name, values in model.state_dict().items() if isinstance(model, nn.Module) else ():
-        found.update(name.encode())
-        found.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return found.hexdigest()
+        digest.update(name.encode())
+        digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 class CheckedModel:
@@ -72,21 +72,21 @@ class CheckedModel:
     def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
         """Return their similarity ``[I, C]``."""
         with _evaluating(self._model):
-            found: Tensor = self.compare(images, captions)
+            scores: Tensor = self.compare(images, captions)
         wanted = [shape_of(images)[0], shape_of(captions)[0]]
-        if list(found.shape) != wanted:
-            raise RunError(f"similarity gives {list(found.shape)} in the place of {wanted}, images by captions")
-        return found
+        if list(scores.shape) != wanted:
+            raise RunError(f"similarity gives {list(scores.shape)} in the place of {wanted}, images by captions")
+        return scores
 
     def _embed(self, method: str, features: Features) -> Aggregated:
         with _evaluating(self._model):
-            made = getattr(self._model, method)(features)
-        made = made if isinstance(made, Aggregated) else Aggregated(made)
-        count, one = len(features.rows), made.embedding
-        if not isinstance(one, Embedding) or shape_of(one)[0] != count or (isinstance(one, Tensor) and one.ndim < 2):
-            given = list(one.shape) if isinstance(one, Tensor) else type(one).__name__
-            raise RunError(f"{method} gives {given} for {count} samples; return [{count}, D] or [{count}, K, D]")
-        return made
+            aggregated = getattr(self._model, method)(features)
+        aggregated = aggregated if isinstance(aggregated, Aggregated) else Aggregated(aggregated)
+        n, rows = len(features.rows), aggregated.embedding
+        if not isinstance(rows, Embedding) or shape_of(rows)[0] != n or (isinstance(rows, Tensor) and rows.ndim < 2):
+            given = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
+            raise RunError(f"{method} gives {given} for {n} samples; return [{n}, D] or [{n}, K, D]")
+        return aggregated
 
 
 class _Compare(Similarity):

@@ -62,14 +62,14 @@ class Pairs:
         images, captions = (torch.tensor(some, device=self.same.device) for some in (rows, columns))
         size = len(captions)
         key = self.same * len(other.same) + other.same[captions]
-        found = key.unique(return_inverse=True)[1]
-        first = torch.full_like(key, size).scatter_reduce(0, found, torch.arange(size, device=key.device), "amin")
+        groups = key.unique(return_inverse=True)[1]
+        first = torch.full_like(key, size).scatter_reduce(0, groups, torch.arange(size, device=key.device), "amin")
         take_images, take_captions = _taking(images), _taking(captions)
         parts = tuple(
             Part(part.model, tuple(each(take_images, view) for view in part.views), each(take_captions, part.captions))
             for part in other.parts
         )
-        return replace(self, parts=self.parts + parts, same=first[found])
+        return replace(self, parts=self.parts + parts, same=first[groups])
 
     def deviation(self) -> float:
         """Return the standard deviation of all similarities."""

@@ -30,8 +30,8 @@ def best_ranks(similarity: Tensor, relevant: Tensor) -> Ranks:
     def counts(scores: Tensor, right: Tensor, _: Tensor) -> Tensor:
         best = scores.masked_fill(~right, -torch.inf).amax(1, keepdim=True)
         level = scores == best
-        own = _count(level & right)
-        return torch.cat([_count(scores > best), _count(level) - own, own], 1)
+        tied_right = _count(level & right)
+        return torch.cat([_count(scores > best), _count(level) - tied_right, tied_right], 1)
 
     return Ranks(*_by_query(counts, similarity, relevant, None).T)
 
@@ -49,13 +49,13 @@ def r_precision(
         position = count.clamp(max=scores.shape[1])[:, None]
         value = _sorted(scores).gather(1, position - 1)
         above, level = scores > value, scores == value
-        inside, own, size = position - _count(above), _count(level & right), _count(level)
-        found = {
-            "pessimistic": (inside - (size - own)).clamp(min=0),
-            "optimistic": inside.minimum(own),
-            "mean": inside * own / size.double(),
+        inside, tied_right, size = position - _count(above), _count(level & right), _count(level)
+        among = {
+            "pessimistic": (inside - (size - tied_right)).clamp(min=0),
+            "optimistic": inside.minimum(tied_right),
+            "mean": inside * tied_right / size.double(),
         }[ties]
-        return ((_count(above & right) + found).double() / count[:, None])[:, 0]
+        return ((_count(above & right) + among).double() / count[:, None])[:, 0]
 
     return _by_query(precision, similarity, relevant, count)
 
@@ -69,12 +69,12 @@ def map_at_r(similarity: Tensor, relevant: Tensor, ties: Ties = "pessimistic", c
 
     def average(scores: Tensor, right: Tensor, count: Tensor) -> Tensor:
         position = torch.arange(1, 1 + min(int(count.max()), scores.shape[1]), device=scores.device)
-        falling, own = (-_sorted(rows) for rows in (scores, scores.masked_fill(~right, -torch.inf)))
+        falling, right_scores = (-_sorted(rows) for rows in (scores, scores.masked_fill(~right, -torch.inf)))
         value = falling[:, : len(position)].contiguous()
-        above, before = torch.searchsorted(falling, value), torch.searchsorted(own, value)
+        above, before = torch.searchsorted(falling, value), torch.searchsorted(right_scores, value)
         inside, size = position - above, torch.searchsorted(falling, value, right=True) - above
         # `own` ends with -inf for the wrong items, which may be a score as well.
-        level = torch.searchsorted(own, value, right=True).minimum(_count(right)) - before
+        level = torch.searchsorted(right_scores, value, right=True).minimum(_count(right)) - before
         if ties == "pessimistic":  # right items among the first r, where the r-th is one
             gain = (before + inside - (size - level)).double() * (inside > size - level)
         elif ties == "optimistic":
@@ -104,13 +104,13 @@ def _by_query(
     asked = relevant.any(1).nonzero()[:, 0]
     if not len(asked):
         raise ValueError("no query has a right item in the gallery")
-    found = []
+    measured = []
     for rows in asked.split(max(1, metrics.BLOCK // similarity.shape[1])):
         scores = similarity[rows.to(similarity.device)].contiguous()  # of a transpose it is not
         right = relevant[rows].to(similarity.device).contiguous()
         total = right.sum(1) if count is None else count[rows.to(count.device)].to(similarity.device)
-        found.append(measure(scores, right, total))
-    return torch.cat(found)
+        measured.append(measure(scores, right, total))
+    return torch.cat(measured)
 
 
 def _sorted(scores: Tensor) -> Tensor:

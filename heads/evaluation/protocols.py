@@ -122,13 +122,13 @@ class _CrisscrossedCaptions(Protocol):
 
     def __call__(self, scores: Scored, ties: Ties) -> Table:
         truth = self.truth
-        known, found = (set(truth.coco_gts["i2t"]), set(truth.coco_ids.tolist())), (scores.cocoid, scores.sentid)
-        if any(sorted(ours.tolist()) != sorted(theirs) for ours, theirs in zip(found, known, strict=True)):
-            among = [len(theirs & set(ours.tolist())) for ours, theirs in zip(found, known, strict=True)]
+        known, given = (set(truth.coco_gts["i2t"]), set(truth.coco_ids.tolist())), (scores.cocoid, scores.sentid)
+        if any(sorted(ours.tolist()) != sorted(theirs) for ours, theirs in zip(given, known, strict=True)):
+            among = [len(theirs & set(ours.tolist())) for ours, theirs in zip(given, known, strict=True)]
             raise RunError(
                 f"protocol {self.name} needs the {len(known[0]):,} images and {len(known[1]):,} captions of COCO's test"
-                f" split, with their cocoid and sentid; split '{scores.split}' has {len(found[0]):,} and"
-                f" {len(found[1]):,}, of which {among[0]:,} and {among[1]:,} are among them; take --protocol full"
+                f" split, with their cocoid and sentid; split '{scores.split}' has {len(given[0]):,} and"
+                f" {len(given[1]):,}, of which {among[0]:,} and {among[1]:,} are among them; take --protocol full"
             )
         right = getattr(truth, self.judgements)
         to_text = relevance(right["i2t"], scores.cocoid, scores.sentid)
@@ -182,12 +182,12 @@ class _PlausibleMatches(Protocol):
         codes = torch.from_numpy(np.stack([self.classes[number] for number in scores.cocoid.tolist()]))
         # One at a time: a byte a cell.
         matches = (plausible_matches(codes, zeta)[:, scores.caption_image] for zeta in ZETAS)
-        tables = [_with_folds(scores, one, one.T, partial(_r_precisions, "PMRP", ties)) for one in matches]
+        tables = [_with_folds(scores, match, match.T, partial(_r_precisions, "PMRP", ties)) for match in matches]
         ways = []
         for way in metrics.WAYS:
-            found: list[dict[str, float]] = [getattr(table, way) for table in tables]
-            means = {name: fmean(one[name] for one in found) for name in found[0]}
-            ways.append(means | {f"zeta {zeta}": one["PMRP"] for zeta, one in zip(ZETAS, found, strict=True)})
+            of_zetas: list[dict[str, float]] = [getattr(table, way) for table in tables]
+            means = {name: fmean(values[name] for values in of_zetas) for name in of_zetas[0]}
+            ways.append(means | {f"zeta {zeta}": values["PMRP"] for zeta, values in zip(ZETAS, of_zetas, strict=True)})
         return Table(ways[0], ways[1])
 
 
@@ -199,12 +199,12 @@ def _with_folds(
     `to_text`, bool `[I, C]`, and `to_image`, `[C, I]`, are the right items of each query.
     """
     whole = measure(scores.similarity, to_text, to_image)
-    folds = [measure(*one) for one in _folds(scores, to_text, to_image)]
+    folds = [measure(*fold) for fold in _folds(scores, to_text, to_image)]
     ways = []
     for way in metrics.WAYS:
-        found: dict[str, float] = getattr(whole, way)
-        known = [name for name in found if folds and name != "medr"]
-        ways.append(found | {f"{name} 1K": fmean(getattr(one, way)[name] for one in folds) for name in known})
+        values: dict[str, float] = getattr(whole, way)
+        known = [name for name in values if folds and name != "medr"]
+        ways.append(values | {f"{name} 1K": fmean(getattr(fold, way)[name] for fold in folds) for name in known})
     return Table(ways[0], ways[1], whole.rsum)
 
 
@@ -214,8 +214,8 @@ def _recalls(ties: Ties, similarity: Tensor, to_text: Tensor, to_image: Tensor) 
 
 def _r_precisions(name: str, ties: Ties, similarity: Tensor, to_text: Tensor, to_image: Tensor) -> Table:
     ways = (similarity, to_text), (similarity.T, to_image)
-    found = [{name: _percent(r_precision(*way, ties))} for way in ways]
-    return Table(found[0], found[1])
+    tables = [{name: _percent(r_precision(*way, ties))} for way in ways]
+    return Table(tables[0], tables[1])
 
 
 def _folds(scores: Scored, to_text: Tensor, to_image: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -233,11 +233,11 @@ def relevance(right: Mapping[int, Sequence[int]], queries: np.ndarray, items: np
     lie outside the gallery.
     """
     column = {item: place for place, item in enumerate(items.tolist())}
-    found = [set(right.get(query, ())) for query in queries.tolist()]
+    wanted = [set(right.get(query, ())) for query in queries.tolist()]
     relevant = torch.zeros(len(queries), len(items), dtype=torch.bool)
-    for row, ids in enumerate(found):
+    for row, ids in enumerate(wanted):
         relevant[row, [column[item] for item in ids if item in column]] = True
-    return relevant, torch.tensor([len(ids) for ids in found])
+    return relevant, torch.tensor([len(ids) for ids in wanted])
 
 
 def read_classes(file: Path) -> dict[int, np.ndarray]:

@@ -111,17 +111,17 @@ class Evaluation:
     @classmethod
     def of_one(cls, content: dict[str, Any]) -> "Evaluation":
         """Return the evaluation of one run that was written down with `to_dict`; KeyError or TypeError if it is not."""
-        results, hubness = tuple(Result(**one) for one in content["results"]), None
+        results, hubness = tuple(Result(**result) for result in content["results"]), None
         if given := content.get("hubness"):
-            own = tuple(Result(**one) for one in given["results"])
-            hubness = Hubness(**given | {"scales": tuple(given["scales"]), "results": own})
+            corrected = tuple(Result(**result) for result in given["results"])
+            hubness = Hubness(**given | {"scales": tuple(given["scales"]), "results": corrected})
         return cls((content["run"],), (content["store"],), (content["views"],), results, hubness)
 
     @property
     def tables(self) -> list[tuple[Result, bool]]:
         """All results, those with hubness corrected at the end, and whether it is."""
         corrected = () if self.hubness is None else self.hubness.results
-        return [*((one, False) for one in self.results), *((one, True) for one in corrected)]
+        return [*((result, False) for result in self.results), *((result, True) for result in corrected)]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it: a value where the runs have one in common, else a list of each run's."""
@@ -138,5 +138,5 @@ class Evaluation:
         first = f"{', '.join(self.runs)} on {'; '.join(self.stores if len(set(self.stores)) > 1 else self.stores[:1])}"
         if max(self.views) > 1:
             first += f", mean over {' and '.join(map(str, dict.fromkeys(self.views)))} views of each image"
-        last = [str(one) for one in (self.hubness, self.calibration) if one is not None]
+        last = [str(part) for part in (self.hubness, self.calibration) if part is not None]
         return "\n".join([first, *map(str, self.results), *last])

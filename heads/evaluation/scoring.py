@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -47,20 +48,8 @@ WHOLE = 1 << 28  # pairs, whose similarities take a gibibyte; those of more are 
 class Ranker:
     """A run or a user-defined model, with the feature sets that it reads of a store.
 
-    Store, sets and model of a run are opened at their first use.
-
-    Args:
-        ranks: the run's folder, or a model, see `own_model.Embedder`, which reads all fields of its sets.
-        store: of a run another feature store, with features of the same encoders; None: the one that it was trained
-            on. A model needs it.
-        features: of a model, how the names of its sets begin, ``IMAGE,TEXT``; ``auto``: the only ones there.
-        device: ``auto``, ``cpu`` or ``cuda``; of a model ``auto`` is that of its weights.
-        trust: let parts of somebody's own in a run that was not trained here, and encoders of theirs, run code.
-
-    Raises:
-        RunError: there is no such run, or it is damaged; a model lacks a method, or has no store; later, where a run's
-            own store or its sets are not there.
-        CacheError: `store` cannot be used; of a run later.
+    Store, sets and model of a run are opened at their first use. Arguments and errors are those of `evaluate`; a model
+    reads all fields of its sets, and its device ``auto`` is that of its weights.
     """
 
     run: Run | None = None  # None: another model ranks
@@ -186,19 +175,19 @@ def open_frozen(store: str, device: str, features: str = "auto") -> Frozen:
     image, _, text = ("" if features == "auto" else features).partition(",")
     images = [cache.image_set(name) for name in cache.set_names("images") if name.startswith(image.strip())]
     captions = [cache.caption_set(name) for name in cache.set_names("captions") if name.startswith(text.strip())]
-    found = [(one, other) for one in images for other in captions if in_one_space(one, other)]
-    if len(found) > 1:
-        pairs = "; ".join(f"{one.name},{other.name}" for one, other in found)
+    pairs = [pair for pair in product(images, captions) if in_one_space(*pair)]
+    if len(pairs) > 1:
+        named = "; ".join(f"{image_set.name},{caption_set.name}" for image_set, caption_set in pairs)
         raise RunError(
-            f"{store} has several image and caption sets in one space: {pairs}; choose by --features IMAGE,TEXT"
+            f"{store} has several image and caption sets in one space: {named}; choose by --features IMAGE,TEXT"
         )
-    if not found:
+    if not pairs:
         named = "" if features == "auto" else f" whose names begin with {features}"
         raise RunError(
             f"{store} has no image and caption features in one space{named}, which cosine could compare without a head;"
             " extract both towers of one model with `xret extract … --encoder hf:MODEL`, or name a run"
         )
-    return Frozen(found[0], device)
+    return Frozen(pairs[0], device)
 
 
 def is_store(path: str | Path) -> bool:
@@ -313,7 +302,7 @@ def embed_split(ranker: Ranker, split: str, *, whole: bool = True) -> Scored:
             owner = torch.as_tensor(batches.caption_image, device=device)
             pairs = Pairs((part,), owner, representatives(text.embedding, texts))
         both = [side.embedding for side in (image, text)]
-        sets = [one for one in both if isinstance(one, Tensor) and one.ndim == 3 and one.shape[1] > 1]
+        sets = [side for side in both if isinstance(side, Tensor) and side.ndim == 3 and side.shape[1] > 1]
         return Scored(
             ranker,
             batches,
@@ -343,13 +332,13 @@ def embed_side(embed: Callable[[Features], Aggregated], parts: Iterable[Features
     uncertainties, lengths = [], []
 
     def noted(features: Features) -> Aggregated:
-        made = embed(features)
+        aggregated = embed(features)
         # That of sets drawn from a Gaussian is the Gaussian's.
-        gaussian = made.embedding if isinstance(made.embedding, Gaussian) else made.gaussian
+        gaussian = aggregated.embedding if isinstance(aggregated.embedding, Gaussian) else aggregated.gaussian
         if gaussian is not None:
             uncertainties.append(gaussian.log_determinant())
         lengths.append(features.rows.cpu())
-        return made
+        return aggregated
 
     embedding = embed_all(noted, parts)
     return Side(embedding, torch.cat(uncertainties) if uncertainties else None, torch.cat(lengths))
@@ -365,8 +354,8 @@ def embed(model: Model, batches: Batches) -> tuple[Embedding, Embedding]:
 @torch.no_grad()
 def embed_all(embed: Callable[[Features], Aggregated], parts: Iterable[Features]) -> Embedding:
     """Return the embeddings of all samples of `parts`, float32, by `Model.embed_images` or `Model.embed_captions`."""
-    made = (embed(features).embedding for features in parts)
-    return concatenate([each(lambda t: t.float() if t.is_floating_point() else t, part) for part in made])
+    embeddings = (embed(features).embedding for features in parts)
+    return concatenate([each(lambda t: t.float() if t.is_floating_point() else t, part) for part in embeddings])
 
 
 @torch.no_grad()

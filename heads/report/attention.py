@@ -62,8 +62,8 @@ class Place(NamedTuple):
 
     def map(self, weights: np.ndarray, shows: str, title: str, text: str, right: bool = False) -> Map:
         """Return the map of some weights, which outlines the boxes of the largest ones; other arguments as in `Map`."""
-        own = weights[: len(self.boxes)]
-        foremost = [row for row in np.argsort(-own, kind="stable")[:OUTLINED] if 2 * own[row] >= own.max()]
+        inside = weights[: len(self.boxes)]
+        foremost = [row for row in np.argsort(-inside, kind="stable")[:OUTLINED] if 2 * inside[row] >= inside.max()]
         return Map(shade(self.lit(weights)), self.boxes[foremost].tolist(), shows, title, text, right)
 
 
@@ -85,21 +85,21 @@ def attention_of_run(run: PageRun, count: int, seed: int, first: Several[int] = 
     if not places:
         return "", [], "the pictures cannot be read"
     if slots is not None:
-        found = nearest(seen.image.elements[chosen], seen.text.elements)
-        each = zip(chosen, slots, found, strict=True)
+        nearest_texts = nearest(seen.image.elements[chosen], seen.text.elements)
+        each = zip(chosen, slots, nearest_texts, strict=True)
         what = "Each slot at its last iteration; below it its share of all attention and the caption nearest to it."
         return what, [_slots(run, row, places[row], weights, near) for row, weights, near in each if row in places], ""
     by_word = compare.attends == "t-i"
     who = "Each word attends to the places" if by_word else "Each place attends to the words"
     what = f"{who} (cross-attention): the weights of each add up to 100 %; below a word is the largest that it has."
-    return what, [one for row, place in places.items() for one in _words(run, row, place, by_word)], ""
+    return what, [attended for row, place in places.items() for attended in _words(run, row, place, by_word)], ""
 
 
 @torch.no_grad()
 def slot_attention(seen: Scored, images: list[int]) -> Tensor | None:
     """Return the last iteration's attention over the rows of some images, mean of its heads, ``[B, K, N]``, or None."""
-    made = seen.model.embed_images(seen.batches.image_source.fetch(np.array(images))())
-    return None if made.attention is None else made.attention[-1].float().mean(1).cpu()
+    aggregated = seen.model.embed_images(seen.batches.image_source.fetch(np.array(images))())
+    return None if aggregated.attention is None else aggregated.attention[-1].float().mean(1).cpu()
 
 
 @torch.no_grad()
@@ -107,8 +107,8 @@ def word_attention(seen: Scored, image: int, caption: int) -> Tensor:
     """Return the cross-attention between the rows of an image and the words of a caption, ``[N, L]``."""
     images, captions = seen.image.embedding, seen.text.embedding
     assert isinstance(images, Sequence) and isinstance(captions, Sequence), "a similarity that attends compares them"
-    one, other = (Sequence(*(t[[row]] for t in side)) for row, side in ((image, images), (caption, captions)))
-    return seen.model.compare.attention(one, other)[0, 0][: int(one.length), : int(other.length)].cpu()
+    regions, words = (Sequence(*(t[[row]] for t in side)) for row, side in ((image, images), (caption, captions)))
+    return seen.model.compare.attention(regions, words)[0, 0][: int(regions.length), : int(words.length)].cpu()
 
 
 def words_of(seen: Scored, caption: int) -> list[str]:
@@ -174,14 +174,14 @@ def _why_no_places(run: PageRun, images: list[int]) -> str:
     return "" if placed and features.kind != "frames" else "the store does not know where its rows lie in a picture"
 
 
-def _slots(run: PageRun, row: int, place: Place, attention: Tensor, found: Tensor) -> Attended:
+def _slots(run: PageRun, row: int, place: Place, attention: Tensor, nearest_texts: Tensor) -> Attended:
     """Draw one image; `attention` is ``[K, N]``, `found` the caption nearest to each of K elements."""
     seen, name = run.seen, run.seen.ids[row]
     shares = 100 * attention.sum(1) / attention.sum().clamp(min=1e-9)
     maps = []
-    for k, (weights, share, text) in enumerate(zip(attention, shares.tolist(), found.tolist(), strict=True), 1):
-        own, shows = int(seen.caption_image[text]) == row, f"Attention of slot {k} over image {name}"
-        maps.append(place.map(weights.numpy(), shows, f"slot {k}, {share:.0f} %", seen.texts[text], own))
+    for k, (weights, share, text) in enumerate(zip(attention, shares.tolist(), nearest_texts.tolist(), strict=True), 1):
+        right, shows = int(seen.caption_image[text]) == row, f"Attention of slot {k} over image {name}"
+        maps.append(place.map(weights.numpy(), shows, f"slot {k}, {share:.0f} %", seen.texts[text], right))
     way = run.ways["image_to_text"]
     best, rank = way.right(row)
     return Attended(name, "slots", place.picture, seen.texts[best], f" (its closest caption, {way.place(rank)})", maps)

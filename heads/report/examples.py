@@ -74,8 +74,8 @@ class Way:
     def right(self, query: int) -> tuple[int, int]:
         """Return the best right item of a query, and its rank from 1, equal scores in the order of the store."""
         scores = self.similarity[query].cpu().numpy()
-        own = np.flatnonzero(self.item_image == self.query_image[query])
-        best = int(own[scores[own].argmax()])
+        right = np.flatnonzero(self.item_image == self.query_image[query])
+        best = int(right[scores[right].argmax()])
         return best, 1 + int((scores > scores[best]).sum() + (scores[:best] == scores[best]).sum())
 
     def example(self, query: int, found: list[int], notes: Several[str] = ()) -> Example:
@@ -122,8 +122,8 @@ class PageRun:
 
     def first_caption(self, image: int) -> str:
         """Return the first caption of an image; an empty text if it has none."""
-        own = (self.seen.caption_image == image).nonzero()[:, 0]
-        return self.seen.texts[int(own[0])] if len(own) else ""
+        captions = (self.seen.caption_image == image).nonzero()[:, 0]
+        return self.seen.texts[int(captions[0])] if len(captions) else ""
 
     def image(self, row: int) -> Item:
         """Return an image as the page shows it."""
@@ -147,26 +147,25 @@ def mixed(way: Way, count: int, seed: int) -> list[int]:
 def gallery(way: Way, queries: Several[int], top: int) -> list[Example]:
     """Return queries with the `top` results by the run's own similarity; ties in the store's order."""
     best = {query: way.similarity[query].sort(descending=True, stable=True).indices[:top].tolist() for query in queries}
-    return [way.example(query, found) for query, found in best.items()]
+    return [way.example(query, rows) for query, rows in best.items()]
 
 
 def exemplary(run: PageRun, seed: int) -> list[int]:
     """Return an image that is answered rightly and finds many of its own captions, each by an element; none if none."""
     way = run.ways["image_to_text"]
     right = drawn(way.queries[way.hits], SEARCHED, seed)
-    found = nearest(way.query_elements[right], way.item_elements).tolist()
-    own = [
-        len({text for text in texts if way.item_image[text] == row}) for row, texts in zip(right, found, strict=True)
-    ]
-    return [right[int(np.argmax(own))]] if right else []
+    nearest_texts = nearest(way.query_elements[right], way.item_elements).tolist()
+    pairs = zip(right, nearest_texts, strict=True)
+    hits = [len({text for text in texts if way.item_image[text] == row}) for row, texts in pairs]
+    return [right[int(np.argmax(hits))]] if right else []
 
 
 def by_element(way: Way, right: bool, count: int, seed: int) -> list[Example]:
     """Return the best result of each element of `count` random queries whose whole set is right, or wrong."""
     chosen = drawn(way.queries[way.hits == right], count, seed)
-    found = nearest(way.query_elements[chosen], way.item_elements)
-    notes = [f"element {k}" for k in range(1, found.shape[1] + 1)]
-    return [way.example(query, rows, notes) for query, rows in zip(chosen, found.tolist(), strict=True)]
+    nearest_items = nearest(way.query_elements[chosen], way.item_elements)
+    notes = [f"element {k}" for k in range(1, nearest_items.shape[1] + 1)]
+    return [way.example(query, rows, notes) for query, rows in zip(chosen, nearest_items.tolist(), strict=True)]
 
 
 def agreement_table(runs: Several[PageRun]) -> NumberTable:
@@ -194,11 +193,11 @@ def disagreements(runs: Several[PageRun], direction: str, count: int, seed: int)
     examples = []
     for query in drawn(runs[0].ways[direction].queries[(right > 0) & (right < len(runs))], count, seed):
         firsts = [way.example(query, [int(way.found[query])], [name]) for name, way in ways.items()]
-        found = [
+        items = [
             item._replace(note=f"{item.note}, the right one at {missed.note}") if missed else item
             for _, (item,), missed in firsts
         ]
-        examples.append(Example(firsts[0].query, found))
+        examples.append(Example(firsts[0].query, items))
     return examples
 
 
@@ -209,8 +208,8 @@ def nearest(queries: Tensor, items: Tensor) -> Tensor:
     That is by the cosine of unit elements, ``[Q, K1, D]`` and ``[M, K2, D]``, with the nearest of the item's.
     """
     flat = items.flatten(0, 1).T
-    found = [(one @ flat).unflatten(1, items.shape[:2]).amax(2).argmax(1) for one in queries]
-    return torch.stack(found).cpu() if found else torch.empty(queries.shape[:2], dtype=torch.int64)
+    nearest_items = [(query @ flat).unflatten(1, items.shape[:2]).amax(2).argmax(1) for query in queries]
+    return torch.stack(nearest_items).cpu() if nearest_items else torch.empty(queries.shape[:2], dtype=torch.int64)
 
 
 def drawn(rows: np.ndarray, count: int, seed: int) -> list[int]:

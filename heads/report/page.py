@@ -57,14 +57,14 @@ def write_report(
     require_place(Path(out))
     opened = tqdm(runs, "report", unit=" runs", disable=hidden())
     how: dict[str, Any] = {"store": store, "features": features, "device": device, "trust": trust}
-    embedded = [embed_split(Ranker(one, **how), split) for one in opened]
-    if len(datasets := {one.ranker.cache.dataset for one in embedded}) > 1:
+    embedded = [embed_split(Ranker(run, **how), split) for run in opened]
+    if len(datasets := {run.ranker.cache.dataset for run in embedded}) > 1:
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))
     if pictures.why_not:
         log.warning("the page will have no pictures: %s", pictures.why_not)
-    named = zip(names([one.ranker.name for one in embedded]), embedded, strict=True)
-    shown_runs = [PageRun(name, one, pictures) for name, one in named]
+    named = zip(names([run.ranker.name for run in embedded]), embedded, strict=True)
+    shown_runs = [PageRun(name, run, pictures) for name, run in named]
     text = render({"opening": opening, **_content(shown_runs, pictures, seed, device)})
     if pictures.unreadable:
         first = next(iter(pictures.unreadable.values()))
@@ -132,23 +132,23 @@ def _attended(runs: Several[PageRun], seed: int, alike: bool) -> dict[str, tuple
 
 
 def _evaluations(runs: Several[PageRun], device: str) -> list[tuple[str, Any]]:
-    seen = {run.name: run.seen for run in runs}
-    found = [(name, tables([one.ranker], one, load_measures(one.ranker))) for name, one in seen.items()]
-    rankers = {(one.ranker.cache.url, *(part.name for part in one.ranker.sets)): one.ranker for one in seen.values()}
-    for ranker in rankers.values():
+    evaluations = [(run.name, tables([run.seen.ranker], run.seen, load_measures(run.seen.ranker))) for run in runs]
+    rankers = [run.seen.ranker for run in runs]
+    by_sets = {(ranker.cache.url, *(part.name for part in ranker.sets)): ranker for ranker in rankers}
+    for ranker in by_sets.values():
         if untrained := evaluate_untrained(ranker.sets, runs[0].seen.split, device=device):
-            found.append((untrained.runs[0], untrained))
-    return found
+            evaluations.append((untrained.runs[0], untrained))
+    return evaluations
 
 
 def _elements(runs: Several[PageRun], seed: int) -> list[tuple[str, list[tuple[str, Any]]]]:
-    sets, found = [run for run in runs if run.seen.is_set], []
+    sets, sections = [run for run in runs if run.seen.is_set], []
     for way, title in DIRECTIONS.items():
         for right, what in ((True, "right"), (False, "wrong")):
             count = _each(CASES, len(sets))
-            cases = [(run.name, one) for run in sets for one in by_element(run.ways[way], right, count, seed)]
-            found += [(f"{title.capitalize()}: the whole set is {what}", cases)] if cases else []
-    return found
+            cases = [(run.name, example) for run in sets for example in by_element(run.ways[way], right, count, seed)]
+            sections += [(f"{title.capitalize()}: the whole set is {what}", cases)] if cases else []
+    return sections
 
 
 def spread(run: PageRun) -> list[str]:
@@ -174,8 +174,8 @@ def _galleries(runs: Several[PageRun], way: str, seed: int, alike: bool) -> list
     best = max(runs, key=lambda run: run.ways[way].hits.mean())
     top, queries = TOP if len(runs) == 1 else SHARED, mixed(best.ways[way], QUERIES, seed)
     if alike:
-        found = [[(run.name, example) for example in gallery(run.ways[way], queries, top)] for run in runs]
-        return [list(group) for group in zip(*found, strict=True)]
+        of_runs = [[(run.name, example) for example in gallery(run.ways[way], queries, top)] for run in runs]
+        return [list(group) for group in zip(*of_runs, strict=True)]
     each = [(run.name, gallery(run.ways[way], mixed(run.ways[way], QUERIES, seed), top)) for run in runs]
     return [[(name, example)] for name, examples in each for example in examples]
 

@@ -68,37 +68,37 @@ def differing_settings(recipes: Sequence[Recipe | None]) -> list[list[str]]:
     """
     values = [{} if recipe is None else recipe.flat() for recipe in recipes]
     first: dict[str, dict[str, Any]] = {}
-    pairs = [(own, first.setdefault(own["name"], own)) for own in values if own]
+    pairs = [(flat, first.setdefault(flat["name"], flat)) for flat in values if flat]
     rows = []
-    for key in dict.fromkeys(key for own in values for key in own if role(key) in ("learnt", "finetuned", "rounded")):
-        if any(own.get(key) != other.get(key) for own, other in pairs):
-            cells = (own.get(key, "–") for own in values)
+    for key in dict.fromkeys(key for flat in values for key in flat if role(key) in ("learnt", "finetuned", "rounded")):
+        if any(flat.get(key) != other.get(key) for flat, other in pairs):
+            cells = (flat.get(key, "–") for flat in values)
             rows.append([key, *(cell if isinstance(cell, str) else json.dumps(cell) for cell in cells)])
     return rows
 
 
-def evaluation_tables(found: Sequence[tuple[str, Evaluation]]) -> list[NumberTable]:
+def evaluation_tables(evaluations: Sequence[tuple[str, Evaluation]]) -> list[NumberTable]:
     """Return a table a protocol, with a row for each run or frozen encoders, by name, and one of chance.
 
     Those with other numbers of images or captions, because samples failed, have a table of their own.
     """
     alike: dict[tuple[str, int, int, int], list[tuple[str, Result]]] = {}
-    for name, evaluation in found:
-        for one in evaluation.results:
-            alike.setdefault((one.protocol, one.images, one.captions, one.skipped), []).append((name, one))
+    for name, evaluation in evaluations:
+        for row in evaluation.results:
+            alike.setdefault((row.protocol, row.images, row.captions, row.skipped), []).append((name, row))
     return [_evaluation_table(rows) for rows in alike.values()]
 
 
-def _evaluation_table(found: list[tuple[str, Result]]) -> NumberTable:
-    first = found[0][1]
+def _evaluation_table(results: list[tuple[str, Result]]) -> NumberTable:
+    first = results[0][1]
     measures = list(first.image_to_text)
-    recalls, paper = first.rsum is not None, any(one.paper_rsum is not None for _, one in found)
+    recalls, paper = first.rsum is not None, any(result.paper_rsum is not None for _, result in results)
     header = ["run", *(f"{way} {measure}" for way in ("i→t", "t→i") for measure in measures)]
     header += ["RSUM", "mean recall"] * recalls + ["paper's RSUM", "difference"] * paper
     rows = Rows()
-    for name, one in found:
-        row = [name, *(getattr(one, way)[measure] for way in WAYS for measure in measures)]
-        rows.append(row + [one.rsum, one.mean_recall] * recalls + [one.paper_rsum, one.difference] * paper)
+    for name, result in results:
+        row = [name, *(getattr(result, way)[measure] for way in WAYS for measure in measures)]
+        rows.append(row + [result.rsum, result.mean_recall] * recalls + [result.paper_rsum, result.difference] * paper)
     if first.chance_rsum is not None:
         blank = [None] * 2 * len(measures)
         rows.append(["chance", *blank, first.chance_rsum, first.chance_rsum / 6, *[None] * 2 * paper])
@@ -107,7 +107,7 @@ def _evaluation_table(found: list[tuple[str, Result]]) -> NumberTable:
         f"({first.captions_per_image:.2f} an image), {first.skipped:,} skipped, ties {first.ties}. i→t is image to "
         f"text, t→i text to image; {'recall in percent, medr: median rank from 1' if recalls else 'in percent'}."
     )
-    if trained := [name for name, one in found if one.frozen and one.paper_rsum is not None]:
+    if trained := [name for name, result in results if result.frozen and result.paper_rsum is not None]:
         caption += f" The papers of {', '.join(trained)} train their encoders, which are frozen here."
     if first.images < FEW:
         caption += f" {too_few(first.images)} to tell how good this is; take {FEW} or more."

@@ -22,10 +22,10 @@ def local_folder(name: str | Path) -> Path:
 
     RunError where the hub has no such model, or is not reached and it is not in the cache.
     """
-    found = _HUB_ID.fullmatch(str(name))
-    if Path(name).exists() or not found:
+    hub_id = _HUB_ID.fullmatch(str(name))
+    if Path(name).exists() or not hub_id:
         return Path(name)
-    repo, revision = found.groups()
+    repo, revision = hub_id.groups()
     try:
         patterns = ["recipe.yaml", "run.json", *COPIED, "*_backbone/*", "*.py"]
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))

@@ -86,7 +86,7 @@ class PictureFolder(Searched):
     def _stamps(self) -> dict[str, Stamp]:
         if not self._folder.is_dir():
             raise QueryError(f"there is no folder {self._folder}; give one that holds pictures as {option('images')}")
-        found: dict[str, Stamp] = {}
+        stamps: dict[str, Stamp] = {}
         others: list[str] = []
 
         def note(error: OSError) -> None:
@@ -101,14 +101,14 @@ class PictureFolder(Searched):
                 try:
                     status = file.stat()
                     stamp = status.st_size, status.st_mtime_ns, status.st_ctime_ns
-                    found[file.relative_to(self._folder).as_posix()] = stamp
+                    stamps[file.relative_to(self._folder).as_posix()] = stamp
                 except OSError as error:
                     note(error)
-        if others and found:
+        if others and stamps:
             named = printable(", ".join(some_of(sorted(others))))
             what = f"{counted(len(others), 'file')} of {self._folder}"
             log.warning("%s passed over, whose suffix is no picture's: %s", what, named)
-        return dict(sorted(found.items()))
+        return dict(sorted(stamps.items()))
 
     def _report_unreadable(self) -> None:
         named = ", ".join(some_of([f"{name} ({reason})" for name, reason in sorted(self.unreadable.items())]))
@@ -134,7 +134,7 @@ class PictureFolder(Searched):
                 for number, first in enumerate(range(0, len(new), BATCH), 1):
                     names = new[first : first + BATCH]
                     decoded = zip(names, pool.map(decode, names), strict=True)
-                    self._embed_batch(encoders, {name: one for name, one in decoded if one is not None})
+                    self._embed_batch(encoders, {name: picture for name, picture in decoded if picture is not None})
                     bar.update(len(names))
                     if number % SAVED_AFTER == 0:
                         self._save(stamps)

@@ -107,7 +107,7 @@ def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInf
     sides: dict[str, Any] = {}
     for branch in BRANCHES:
         origins, named = info.origins(branch), iter(weights_of_each(weights[branch], info.origins(branch), branch))
-        sides[branch] = tuple(one if one.kind == "words" else _naming(one, next(named)) for one in origins)
+        sides[branch] = tuple(origin if origin.kind == "words" else _naming(origin, next(named)) for origin in origins)
     return replace(
         info,
         recipe=replace(info.recipe, adapter=adapter),

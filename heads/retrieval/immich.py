@@ -23,7 +23,6 @@ from torch.nn import functional
 from ...pipeline.errors import RunError
 from ...pipeline.files import making, require_new
 from .onnx import Exportable, exportable, write_tokenizer
-from .onnx_graphs import write_graph
 from .retriever import Retriever
 
 # By dimensions the models that immich feeds with ids and a mask.
@@ -70,36 +69,30 @@ def export_immich(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     run = exportable(retriever, "immich")
     width = _width(run)
     crop = run.how["crop_size"]["height"], run.how["crop_size"]["width"]
-    side = run.how["size"].get("shortest_edge") or run.how["size"]["height"]
-    fixed = run.tokenizer.padding["length"]
-    tokens = fixed or min(LONGEST, run.tokenizer.truncation["max_length"])
+    edge = run.how["size"].get("shortest_edge") or run.how["size"]["height"]
+    tokens = run.tokenizer.padding["length"] or min(LONGEST, run.tokenizer.truncation["max_length"])
     preprocess = {
-        "size": [side, side],
+        "size": [edge, edge],
         "mode": "RGB",
         "mean": run.how["image_mean"],
         "std": run.how["image_std"],
         "interpolation": Image.Resampling(run.how["resample"]).name.lower(),
         "resize_mode": "shortest" if "shortest_edge" in run.how["size"] else "squash",
     }
-    config = {"embed_dim": width, "vision_cfg": {"image_size": side}, "text_cfg": {"context_length": tokens}}
-    batch, modules = {0: "batch"}, run.modules()
-    high, wide = side - crop[0], side - crop[1]  # what a square picture has beside its crop
+    config = {"embed_dim": width, "vision_cfg": {"image_size": edge}, "text_cfg": {"context_length": tokens}}
+    modules = run.modules()
+    high, wide = edge - crop[0], edge - crop[1]  # what a square picture has beside its crop
     margins = wide // 2, wide - wide // 2, high // 2, high - high // 2
-    grown = [functional.pad(run.images["pixel_values"], margins)]
-    ids = [tensor.int() for tensor in run.texts.values()]
+    grown = functional.pad(run.images["pixel_values"], margins)
+    ids = {name: tensor.int() for name, tensor in run.texts.items()}
     with making(out, RunError, "choose another --out") as folder, torch.no_grad():
         for name, content in (("visual/preprocess_cfg", preprocess), ("config", config)):
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         (folder / "textual").mkdir()
-        of_text = batch if fixed else {0: "batch", 1: "tokens"}
-        for part, key, names, tensors, axes, cut in (
-            ("visual", "image", ["image"], grown, batch, crop),
-            ("textual", "text", ["input_ids", "attention_mask"], ids, of_text, None),
-        ):
-            inputs = {name: (tensor, axes) for name, tensor in zip(names, tensors, strict=True)}
-            module = _Side(modules[key], width, cut)
-            write_graph(folder / part / "model.onnx", module, inputs, [f"{key}_embedding"], run.what(key))
+        for part, side, inputs, cut in (("visual", "image", {"image": grown}, crop), ("textual", "text", ids, None)):
+            module = _Side(modules[side], width, cut)
+            run.write(folder / part / "model.onnx", side, module, inputs, [f"{side}_embedding"])
         write_tokenizer(run.tokenizer, folder / "textual")
         card = _CARD.format(run=Path(run.name).resolve().name, name=NAMES[width], tokens=tokens)
         (folder / "README.md").write_text(card, encoding="utf-8")

@@ -62,7 +62,7 @@ class MtebModel:
         answers, ids, retriever = _answers(task_metadata), list(queries["id"]), self.retriever
         compare, row_of = retriever.comparison(answers), {name: row for row, name in enumerate(self._ids)}
         bias = retriever.bias_of(answers, self._items).cpu().numpy()
-        embedded, found = self._encode(queries, images=answers == "captions"), {}
+        embedded, results = self._encode(queries, images=answers == "captions"), {}
         for first in range(0, len(ids), _BATCH):
             some = slice(first, first + _BATCH)
             compared = compare(each(itemgetter(some), embedded), self._items).cpu().numpy() + bias
@@ -70,8 +70,8 @@ class MtebModel:
                 names = self._ids if top_ranked is None else top_ranked[query]
                 rows = np.array([row_of[name] for name in names], np.int64)
                 rows, scores = best(rows, scores[rows], top_k)
-                found[query] = {self._ids[row]: float(score) for row, score in zip(rows, scores, strict=True)}
-        return found
+                results[query] = {self._ids[row]: float(score) for row, score in zip(rows, scores, strict=True)}
+        return results
 
     def _encode(self, rows: Any, images: bool) -> Embedding:
         parts = []

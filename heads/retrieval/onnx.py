@@ -95,10 +95,14 @@ class Exportable:
             "text": TextGraph(self.text, self.model.text, compare),
         }
 
-    def what(self, side: str) -> str:
-        """Name a side in errors."""
+    def write(
+        self, path: Path, side: str, module: nn.Module, inputs: dict[str, Tensor], outputs: list[str]
+    ) -> tuple[dict[str, Any], tuple[Tensor, ...]]:
+        """Write the graph of ``image`` or ``text`` by `write_graph`; batches vary, and a text's length if it may."""
+        axes = {0: "batch"} if side == "image" or self.tokenizer.padding["length"] else {0: "batch", 1: "tokens"}
         aggregator = self.recipe.aggregator[side]["name"]
-        return f"{self.name}: its {side} side ({getattr(self, side).name}, aggregator.{side} '{aggregator}')"
+        what = f"{self.name}: its {side} side ({getattr(self, side).name}, aggregator.{side} '{aggregator}')"
+        return write_graph(path, module, {key: (tensor, axes) for key, tensor in inputs.items()}, outputs, what)
 
 
 def exportable(retriever: Retriever, to: str = "onnx") -> Exportable:
@@ -127,7 +131,7 @@ def exportable(retriever: Retriever, to: str = "onnx") -> Exportable:
     tokenizer: Any = text.portable_tokenizer()
     _require_ids(text, tokenizer)
     encoded = tokenizer.encode_batch(list(TEXTS[:3]))
-    ids, mask = (torch.tensor([getattr(one, key) for one in encoded]) for key in ("ids", "attention_mask"))
+    ids, mask = (torch.tensor([getattr(encoding, key) for encoding in encoded]) for key in ("ids", "attention_mask"))
     texts = {"input_ids": ids, "attention_mask": mask}
     model = retriever.model.requires_grad_(False)
     return Exportable(name, recipe, model, image, text, how, tokenizer, {"pixel_values": pixels}, texts)
@@ -171,20 +175,17 @@ def export_onnx(retriever: Retriever, out: str | Path, *, dtype: str = "float32"
         "text": run.text.identity,
     }
     with making(out, RunError, "choose another --out") as folder, torch.no_grad():
-        batch = {0: "batch"}
-        tokens = batch if run.tokenizer.padding["length"] else {0: "batch", 1: "tokens"}
-        graphs, made, least = dict[str, Any](), dict[str, Tensor](), dict[str, float]()
+        graphs, embeddings, least = dict[str, Any](), dict[str, Tensor](), dict[str, float]()
         names = ["embedding"] if compare.embedding != "gaussian" else [*Gaussian._fields]
         for side, module in run.modules().items():
             tensors = run.images if side == "image" else run.texts
-            inputs = {key: (tensor, batch if side == "image" else tokens) for key, tensor in tensors.items()}
             outputs, path = [f"{side}_{part}" for part in names], folder / f"{side}.onnx"
-            graphs[side], values = write_graph(path, module, inputs, outputs, run.what(side))
-            made |= dict(zip(outputs, values, strict=True))
+            graphs[side], values = run.write(path, side, module, tensors, outputs)
+            embeddings |= dict(zip(outputs, values, strict=True))
             if dtype == "int8":
                 least[side] = quantise(path, tensors, values[0])
         if not compare.dot_product:
-            compared = {key: (value, {0: f"{key.partition('_')[0]}s"}) for key, value in made.items()}
+            compared = {key: (value, {0: f"{key.partition('_')[0]}s"}) for key, value in embeddings.items()}
             what, path = f"{run.name}: its similarity '{recipe.similarity['name']}'", folder / "similarity.onnx"
             graphs["similarity"], _ = write_graph(path, ScoreGraph(compare, names), compared, ["scores"], what)
         about |= {"graphs": graphs} | ({"least_cosine": least} if least else {})
@@ -255,11 +256,11 @@ def example_picture(width: int, height: int) -> Image.Image:
 
 def _require_pixels(encoder: Any, how: dict[str, Any], pictures: list[Image.Image], pixels: Tensor) -> None:
     mean, std = (torch.tensor(how[f"image_{key}"])[:, None, None] for key in ("mean", "std"))
-    for picture, found in zip(pictures, pixels, strict=True):
+    for picture, given in zip(pictures, pixels, strict=True):
         expected = encoder.prepare(picture)
         if expected.dtype == torch.uint8:
             expected = (expected / 255 - mean) / std
-        levels = ((found - expected) * std).abs() * 255 if expected.shape == found.shape else torch.tensor(torch.inf)
+        levels = ((given - expected) * std).abs() * 255 if expected.shape == given.shape else torch.tensor(torch.inf)
         if not (levels.max() <= LEVELS and levels.mean() <= LEVELS / 10):
             raise RunError(
                 f"{encoder.name} prepares pictures in a way that no preprocessor_config.json says (pixels differ by up"

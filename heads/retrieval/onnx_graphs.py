@@ -88,7 +88,7 @@ def write_graph(
         return opset18.Neg(opset18.Softplus(opset18.Neg(x)))
 
     tensors = {key: tensor for key, (tensor, _) in inputs.items()}
-    made: tuple[Tensor, ...] = module.eval()(*tensors.values())
+    expected: tuple[Tensor, ...] = module.eval()(*tensors.values())
     axes: tuple[Any, ...] = tuple(names for _, names in inputs.values())
     if isinstance(module, ScoreGraph):
         axes = (axes,)
@@ -113,12 +113,12 @@ def write_graph(
         ran = [_run(session, some, outputs) for some in (tensors, smaller)]
     except Exception as error:  # both libraries raise all kinds
         raise RunError(f"{what} cannot be written as ONNX ({_cause(error)}); take another head") from error
-    for array, tensor in zip(chain(*ran), (*made, *module(*smaller.values())), strict=True):
+    for array, tensor in zip(chain(*ran), (*expected, *module(*smaller.values())), strict=True):
         furthest = float((torch.from_numpy(array) - tensor).abs().max() / tensor.abs().max().clamp(min=1e-12))
         if array.shape != tensor.shape or not furthest <= CLOSE:
             raise RunError(f"{what} gives other numbers as ONNX, by {furthest:.2g} of the largest; take another head")
     puts = {"inputs": session.get_inputs(), "outputs": session.get_outputs()}
-    return {key: {put.name: list(put.shape) for put in some} for key, some in puts.items()}, made
+    return {key: {put.name: list(put.shape) for put in some} for key, some in puts.items()}, expected
 
 
 def quantise(path: Path, inputs: dict[str, Tensor], expected: Tensor) -> float:
@@ -134,8 +134,8 @@ def quantise(path: Path, inputs: dict[str, Tensor], expected: Tensor) -> float:
         file.unlink()
     out.rename(path)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = torch.from_numpy(_run(session, inputs)[0])
-    return float(functional.cosine_similarity(found, expected, dim=-1).min())
+    outputs = torch.from_numpy(_run(session, inputs)[0])
+    return float(functional.cosine_similarity(outputs, expected, dim=-1).min())
 
 
 def _run(session: Any, inputs: dict[str, Tensor], outputs: list[str] | None = None) -> list[np.ndarray]:

@@ -257,14 +257,14 @@ class Retriever(Ranker):
     def _scores(self, query: Query) -> Tensor:
         items, asked = self.searched.of(query.answers), query.embedding
         if self.model.compare.dot_product and isinstance(items, Tensor) and isinstance(asked, Tensor):
-            found = items @ asked[0].to(items)  # both are normalised, which the similarity would do again
+            scores = items @ asked[0].to(items)  # both are normalised, which the similarity would do again
         else:
-            found = self.comparison(query.answers)(asked, items)[0]
-        return found if query.alike or not self.hubness else found + self.bias(query.answers).to(found)
+            scores = self.comparison(query.answers)(asked, items)[0]
+        return scores if query.alike or not self.hubness else scores + self.bias(query.answers).to(scores)
 
     def _standard_scores(self, query: Query) -> Tensor:
-        found = self._scores(query).double()
-        return (found - found.mean()) / found.std(correction=0).clamp_min(1e-12)
+        scores = self._scores(query).double()
+        return (scores - scores.mean()) / scores.std(correction=0).clamp_min(1e-12)
 
     def _sums(self, query: Query, like: Sequence[Picture], unlike: Sequence[Picture]) -> Tensor:
         """Return the sums of standard scores of images, see `search`."""
@@ -317,7 +317,14 @@ class Retriever(Ranker):
             return Query(self._encoded("images", query), "images" if alike else "captions", alike)
         _require_query(query)
         if not self._reads_states:
-            _require_known_word(query, self.unknown_words([query]))
+            words, unknown = set(tokenize(query)), self.unknown_words([query])
+            if not words:
+                raise QueryError(f"'{query}' has no words; describe in a few words what to look for")
+            if len(unknown) == len(words):
+                raise QueryError(
+                    f"no word of the query is in the vocabulary of this run ({', '.join(some_of(unknown, 10))}); use"
+                    " words of the captions that it was trained on, which run.json in its folder lists"
+                )
         return Query(self._encoded("captions", query), "images")
 
     def unknown_words(self, texts: Sequence[str]) -> list[str]:
@@ -344,7 +351,7 @@ class Retriever(Ranker):
             return self.encode_text([str(query)]) if texts else self.encode_images([query])
         except EncoderError as error:
             origins = self.origins("text" if texts else "image")
-            if self._images is not None or any(one.kind != "global" for one in origins):
+            if self._images is not None or any(origin.kind != "global" for origin in origins):
                 raise
             named = query.name if isinstance(query, PictureFile) else query
             path = f"/{Path(named).as_posix()}" if isinstance(named, str | Path) else ""
@@ -387,13 +394,3 @@ def _require_query(text: str) -> None:
         raise QueryError("the query is empty; describe in a few words what to look for")
     if names_picture(name):
         raise QueryError(f"'{name}' is a file name and not a text; a picture is given as pathlib.Path({name!r})")
-
-
-def _require_known_word(query: str, unknown: Sequence[str]) -> None:
-    if not tokenize(query):
-        raise QueryError(f"'{query}' has no words; describe in a few words what to look for")
-    if len(unknown) == len(set(tokenize(query))):
-        raise QueryError(
-            f"no word of the query is in the vocabulary of this run ({', '.join(some_of(list(unknown), 10))}); use"
-            " words of the captions that it was trained on, which run.json in its folder lists"
-        )

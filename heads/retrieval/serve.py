@@ -115,8 +115,8 @@ def make_page(answers: Answers) -> Any:
         if query is None:
             return []
         try:
-            asked, *more = (one[:QUERY_LENGTH] if isinstance(one, str) else one for one in (query, *others))
-            options = {name: [one] for name, one in zip(("like", "unlike"), more, strict=False) if one}
+            asked, *more = (text[:QUERY_LENGTH] if isinstance(text, str) else text for text in (query, *others))
+            options = {name: [text] for name, text in zip(("like", "unlike"), more, strict=False) if text}
             return answers.find(asked, min(int(k), MOST_RESULTS), **options).result()
         except XretError as error:
             raise gradio.Error(str(error), print_exception=False) from error
@@ -153,7 +153,7 @@ def make_page(answers: Answers) -> Any:
                     ]
             picture = gradio.Image(type="filepath", sources=["upload"], label="Or drop a picture", height=190)
         told = gradio.HTML()
-        found = gradio.Gallery(
+        gallery = gradio.Gallery(
             label="Answers", show_label=False, columns=5, format="jpeg", interactive=False, visible=False
         )
         gradio.HTML(HELP.format(run=escape(f"{name} ({retriever.title})"), score=escape(retriever.model.compare.score)))
@@ -162,12 +162,12 @@ def make_page(answers: Answers) -> Any:
             with gradio.Row():
                 others = [gradio.Textbox("", label=one, max_length=QUERY_LENGTH) for one in ("Also like", "But not")]
             hits = gradio.JSON(show_label=False)
-        shown = [found, told, hits]
+        shown = [gallery, told, hits]
         asked = [text, count, *others]
         gradio.on([text.submit, *(one.submit for one in others)], show, asked, shown, api_visibility="private")
         picture.input(show, [picture, count], shown, api_visibility="private")
         for search, given in ((search_text, asked), (search_picture, [picture, count])):
-            gradio.on([], search, given, [found, hits], api_name=search.__name__)
+            gradio.on([], search, given, [gallery, hits], api_name=search.__name__)
         for sample in samples:
             chosen = sample.click(lambda words: words, sample, text, api_visibility="private", show_progress="hidden")
             chosen.then(show, asked, shown, api_visibility="private")
@@ -200,10 +200,10 @@ def _take_sent_files_alone(page: Any, picture: Any) -> None:
     sent = Path(picture.GRADIO_CACHE).resolve()
 
     def require_sent(path: str | Path | None) -> Path:
-        found = Path(path or "").resolve()
-        if not (found.is_relative_to(sent) and found.is_file()):
+        file = Path(path or "").resolve()
+        if not (file.is_relative_to(sent) and file.is_file()):
             raise gradio.Error("send the picture itself and not its address", print_exception=False)
-        return found
+        return file
 
     def guarded(move: Any) -> Any:
         async def moved(path: str | Path | None) -> Any:

@@ -39,8 +39,8 @@ def rotation(ranker: Ranker, dims: int) -> Tensor:
         moment = moment.to(of_side) + of_side / of_side.trace().clamp(min=1)  # both sides weigh the same
     if dims > len(moment):
         raise RunError(f"the embeddings of {ranker.name} have {len(moment)} dimensions; take --dims up to that")
-    found: Tensor = torch.linalg.eigh(moment).eigenvectors[:, -dims:].flip(1).float()
-    return found.contiguous()  # safetensors writes arrays of numpy as they lie in memory
+    axes: Tensor = torch.linalg.eigh(moment).eigenvectors[:, -dims:].flip(1).float()
+    return axes.contiguous()  # safetensors writes arrays of numpy as they lie in memory
 
 
 def made_smaller(

@@ -61,7 +61,8 @@ class StoredArray:
         for number, inside, left in zip(numbers.tolist(), places.tolist(), counts.tolist(), strict=True):
             while left > 0:
                 rows = chunks[number] if number in chunks else self._open(number, touched)
-                pieces.append(rows[inside : inside + left])
+                piece = rows[inside : inside + left]
+                pieces.append(piece if self.folder.is_local else piece.copy())  # a view would keep a fetched chunk
                 number, inside, left = number + 1, 0, left - (length - inside)
         if pieces:
             np.concatenate(pieces, out=out)

@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import unicodedata
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from .digests import NONE
 from .manifest import SPLITS, Manifest
 from .rows import SPLIT_NAMES, Entry, folder_split
 from .sources import FOLDER, Place, Source, digests_of, open_pictures, read_source
-from .texts import Texts
+from .texts import Column, Labels, Texts
 
 log = logging.getLogger("xret")
 
@@ -66,29 +65,30 @@ class Images(Sequence[ImageSample]):
     def __init__(self, entries: Iterable[Entry], most: int | None = None) -> None:
         """Take images as their source gives them, with so many captions of each at `most`; splits come later."""
         self.names, self.texts, imgids = Texts(), Texts(), Texts()
-        edges, cocoids, places, numbers, running = (array("q", start) for start in ([0], [], [], [], []))
-        kinds: dict[str | None, int] = {}
-        kind, by_imgid, numbered, number = array("i"), True, True, 0
+        edges, cocoids, places, numbers, running = (Column("q") for _ in range(5))
+        self.given, by_imgid, numbered, number = Labels(), True, True, 0
+        edges.append(0)
         for entry in entries:
             self.names.append(entry.file_name)
-            imgids.append(entry.imgid or "")
             by_imgid = by_imgid and entry.imgid is not None
-            for text, sentid in entry.captions[:most]:
+            if by_imgid:
+                imgids.append(entry.imgid or "")
+            for place, (text, sentid) in enumerate(entry.captions[:most]):
                 self.texts.append(text)
                 numbers.append(-1 if sentid is None else sentid)
-                running.append(number + len(running) - edges[-1])
+                running.append(number + place)
             numbered = numbered and all(sentid is not None for _, sentid in entry.captions)
             number += len(entry.captions)
             edges.append(len(self.texts))
             cocoids.append(entry.cocoid)
-            places.extend(entry.place or ())
-            kind.append(kinds.setdefault(entry.split, len(kinds)))
+            for part in entry.place or ():
+                places.append(part)
+            self.given.append(entry.split)
         self.ids = imgids if by_imgid else self.names
-        self.edges, self.cocoids, self.sentids = map(np.array, (edges, cocoids, numbers if numbered else running))
-        self.places = np.array(places).reshape(-1, 3)
-        self.given, self.kinds = np.array(kind), list(kinds)
+        self.edges, self.cocoids, self.sentids = edges.read(), cocoids.read(), (numbers if numbered else running).read()
+        self.places = places.read().reshape(-1, 3)
         self.splits = np.zeros(len(self.names), np.uint8)
-        self.rows = np.arange(len(self.names))
+        self.rows = np.arange(len(self.names), dtype=np.int32)
 
     @classmethod
     def of(cls, samples: Sequence[ImageSample]) -> "Images":
@@ -103,12 +103,16 @@ class Images(Sequence[ImageSample]):
 
     def settle(self, splits: np.ndarray) -> None:
         """Give each row its split, and order the images by them."""
-        self.splits, self.rows = splits, np.argsort(splits, kind="stable")
+        self.splits, end = splits, 0
+        for split in np.unique(splits).tolist():
+            rows = np.flatnonzero(splits == split)
+            self.rows[end : end + len(rows)] = rows
+            end += len(rows)
 
-    @property
-    def caption_count(self) -> np.ndarray:
-        """Captions of each image, int64 [I]."""
-        return np.asarray(np.diff(self.edges)[self.rows])
+    def caption_count(self, first: int = 0, last: int | None = None) -> np.ndarray:
+        """Return the captions of each of the images [first, last), int32."""
+        rows = self.rows[first:last]
+        return (self.edges[rows + 1] - self.edges[rows]).astype(np.int32)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -207,13 +211,14 @@ def tokenize(text: str) -> list[str]:
 
 def _splits(images: Images, manifest: Manifest, source: Source, kept: Kept) -> np.ndarray:
     """Return the split of each image, after merging; where the source has none, that of `_own_splits`."""
-    if None in images.kinds and len(images.kinds) > 1:
-        first = images.names[int(np.argmax(images.given == images.kinds.index(None)))]
+    kinds, given = images.given.kinds, images.given.numbers
+    if None in kinds and len(kinds) > 1:
+        first = images.names[int(np.argmax(given == kinds.index(None)))]
         raise ManifestError(
             f"{manifest.listing}: some images have a split and some, such as '{first}', have none; "
             "give it to all or none."
         )
-    if None in images.kinds:
+    if None in kinds:
         named, by = [*dict.fromkeys(map(folder_split, images.names))], "the folders of the pictures"
         if None in named or len(named) == 1:
             named, by = [*SPLITS[:3]], "SHA-256 of the file name"
@@ -225,8 +230,8 @@ def _splits(images: Images, manifest: Manifest, source: Source, kept: Kept) -> n
         log.warning("%s names no splits: %s by %s.", manifest.listing, shares, by)
         return splits
     joins = {**SPLIT_NAMES, **manifest.merge_splits}
-    merged, strange = [joins.get(str(kind), str(kind)) for kind in images.kinds], Counter[str]()
-    for split, count in zip(merged, np.bincount(images.given, minlength=len(merged)).tolist(), strict=True):
+    merged, strange = [joins.get(str(kind), str(kind)) for kind in kinds], Counter[str]()
+    for split, count in zip(merged, np.bincount(given, minlength=len(merged)).tolist(), strict=True):
         if split not in SPLITS:
             strange[split] += count
     if strange:
@@ -237,7 +242,7 @@ def _splits(images: Images, manifest: Manifest, source: Source, kept: Kept) -> n
             "%s: images of unknown splits count as 'other' (%s); %s to use them.", manifest.listing, found, advice
         )
     numbers = [_NUMBERS.get(split, _NUMBERS["other"]) for split in merged]
-    return np.asarray(np.array(numbers, np.uint8)[images.given])
+    return np.asarray(np.array(numbers, np.uint8)[given])
 
 
 def _own_splits(images: Images, manifest: Manifest, source: Source, kept: Mapping[str, str]) -> np.ndarray:

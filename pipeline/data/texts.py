@@ -1,32 +1,80 @@
-"""Texts in one buffer, at eight bytes each over their own, where a list of `str` takes sixty."""
+"""Numbers and texts of millions of samples, which are appended and read, and take next to no memory.
+
+They lie in files without a name, whose pages the system takes away where it needs memory; a few stay in memory.
+"""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count, pairwise
-from typing import overload
+from tempfile import TemporaryFile
+from typing import IO, Any, overload
 
 import numpy as np
 
 _BLOCK = 1 << 14  # texts that are joined together
+_PENDING = 1 << 18  # numbers that are written together
+
+
+class Column:
+    """Numbers of a type as in `array.array`."""
+
+    def __init__(self, kind: str) -> None:
+        self._pending = array(kind)
+        self._file: IO[bytes] | None = None
+
+    def append(self, number: int) -> None:
+        """Add a number at the end."""
+        self._pending.append(number)
+        if len(self._pending) >= _PENDING:
+            self._write()
+
+    def extend(self, numbers: bytes) -> None:
+        """Add numbers that are bytes."""
+        self._pending.frombytes(numbers)
+        if len(self._pending) >= _PENDING:
+            self._write()
+
+    def _write(self) -> None:
+        self._file = self._file or TemporaryFile()  # noqa: SIM115 -- it goes with the column
+        self._pending.tofile(self._file)
+        del self._pending[:]
+
+    def read(self) -> np.ndarray:
+        """Return all numbers, which are not to be changed."""
+        if self._file is None:
+            return np.array(self._pending)
+        self._write()
+        self._file.flush()
+        return np.asarray(np.memmap(self._file, self._pending.typecode, "r"))
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 class Texts(Sequence[str]):
-    """Texts, which are appended and read."""
+    """Texts; halves of character pairs stay as they are."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._data, self._edges = bytearray(), array("q", [0])
+        self._data, self._edges, self._count, self._end = Column("B"), Column("q"), 0, 0
+        self._edges.append(0)
+        self._views: tuple[memoryview, memoryview] | None = None
         for text in texts:
             self.append(text)
 
     def append(self, text: str) -> None:
-        """Add a text at the end; halves of character pairs stay as they are."""
-        self._data += text.encode("utf-8", "surrogatepass")
-        self._edges.append(len(self._data))
+        """Add a text at the end."""
+        data = text.encode("utf-8", "surrogatepass")
+        self._data.extend(data)
+        self._count, self._end, self._views = self._count + 1, self._end + len(data), None
+        self._edges.append(self._end)
 
-    def lengths(self) -> np.ndarray:
-        """Return the bytes of each text, int64."""
-        return np.diff(np.frombuffer(self._edges, np.int64))
+    def _read(self) -> tuple[memoryview, memoryview]:
+        """Return the bytes of all, and where each begins."""
+        if self._views is None:
+            self._views = memoryview(self._data.read()), memoryview(self._edges.read())
+        return self._views
 
     def in_blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         """Yield the bytes of the texts in these rows, uint8, some thousand texts at a time."""
@@ -36,17 +84,32 @@ class Texts(Sequence[str]):
         """Yield `text_hashes` of the texts in these rows, some thousand texts at a time."""
         return map(text_hashes, self._pieces(rows))
 
-    def _pieces(self, rows: np.ndarray) -> Iterator[Iterator[bytearray]]:
-        edges = np.frombuffer(self._edges, np.int64)
-        for first in range(0, len(rows), _BLOCK):
-            part = rows[first : first + _BLOCK]
-            yield (self._data[a:b] for a, b in zip(edges[part].tolist(), edges[part + 1].tolist(), strict=True))
+    def offsets(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield where each of the texts in these rows begins among the bytes of `in_blocks`, and last where all end."""
+        edges, end = np.asarray(self._read()[1]), 0
+        yield np.zeros(1, np.int64)
+        for part in blocks_of(rows):
+            ends = end + np.cumsum(edges[part + 1] - edges[part])
+            yield ends
+            end = int(ends[-1])
+
+    def _pieces(self, rows: np.ndarray) -> Iterator[Iterator[memoryview]]:
+        data, edges = self._read()
+        ends = np.asarray(edges)
+        for part in blocks_of(rows):
+            yield (data[a:b] for a, b in zip(ends[part].tolist(), ends[part + 1].tolist(), strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all texts."""
+        return self._end
 
     def __len__(self) -> int:
-        return len(self._edges) - 1
+        return self._count
 
     def __iter__(self) -> Iterator[str]:
-        return (self._data[a:b].decode("utf-8", "surrogatepass") for a, b in pairwise(self._edges))
+        data, edges = self._read()
+        return (str(data[a:b], "utf-8", "surrogatepass") for a, b in pairwise(edges))
 
     @overload
     def __getitem__(self, row: int) -> str: ...
@@ -56,25 +119,74 @@ class Texts(Sequence[str]):
         if isinstance(row, slice):
             return [self[one] for one in range(*row.indices(len(self)))]
         row = row if row >= 0 else len(self) + row
-        return self._data[self._edges[row] : self._edges[row + 1]].decode("utf-8", "surrogatepass")
+        data, edges = self._read()
+        return str(data[edges[row] : edges[row + 1]], "utf-8", "surrogatepass")
 
 
-def text_hashes(texts: Iterable[bytes | bytearray]) -> np.ndarray:
+class Labels(Sequence[str | None]):
+    """Labels, each one of few, as those of splits."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str | None, int] = {}
+        self._numbers, self._count = Column("i"), 0
+        self._read: np.ndarray | None = None
+
+    def append(self, label: str | None) -> None:
+        """Add a label at the end."""
+        self._numbers.append(self._kinds.setdefault(label, len(self._kinds)))
+        self._count, self._read = self._count + 1, None
+
+    @property
+    def kinds(self) -> list[str | None]:
+        """The different labels."""
+        return [*self._kinds]
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """The number of each among `kinds`, int32."""
+        if self._read is None:
+            self._read = self._numbers.read()
+        return self._read
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, row: int) -> str | None: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[str | None]: ...
+    def __getitem__(self, row: int | slice) -> Any:
+        kinds, numbers = self.kinds, self.numbers[row]
+        return [kinds[number] for number in numbers] if isinstance(row, slice) else kinds[numbers]
+
+
+def blocks_of(rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield some thousand rows at a time."""
+    return (rows[first : first + _BLOCK] for first in range(0, len(rows), _BLOCK))
+
+
+def text_hashes(texts: Iterable[bytes | memoryview]) -> np.ndarray:
     """Return 64 bits of the BLAKE2b of each text, int64: different texts have the same ones once in 2 ** 64 pairs."""
     return np.frombuffer(b"".join(blake2b(text, digest_size=8).digest() for text in texts), "<i8")
 
 
 def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first row of each different text, ascending, and for each text which of these it equals, both int64.
+    """Return the first row of each different text, ascending, and for each text which of these it equals, as integers.
 
     Their hashes are compared; should different texts have the same one, other hashes are.
     """
-    for salt in count():
+    for salt in count():  # without end: the last one returns
         hashes = np.fromiter((hash((salt, text)) for text in texts), np.int64, len(texts))
-        _, first, which = np.unique(hashes, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        first, which = first[order], np.argsort(order)[which]
+        order = np.argsort(hashes, kind="stable")
+        hashes = hashes[order]
+        new = np.append(True, hashes[1:] != hashes[:-1])[: len(texts)]
+        if new.all():
+            return (rows := np.arange(len(texts), dtype=np.int32)), rows
+        first = order[new]  # by hash; of equal texts the first row
+        which = np.empty(len(texts), np.int64)
+        which[order] = np.argsort(np.argsort(first))[np.cumsum(new) - 1]
+        first.sort()
         same = first[which]
         if all(texts[row] == texts[same[row]] for row in np.flatnonzero(same != np.arange(len(texts))).tolist()):
-            break
-    return first, which
+            return first, which
+    raise AssertionError("hashes with another salt differ")

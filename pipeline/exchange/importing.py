@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pkgutil import resolve_name
 
 import numpy as np
@@ -142,15 +143,18 @@ def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Sample
     """Return the source's images and captions as a data set; captions are numbered by their entries."""
     assert source.captions is not None
     names, texts, splits = source.owners, source.captions.keys, source.captions.splits
-    first, which = distinct(names)
-    for row, same in enumerate(map(int, first[which])):
-        if splits[row] != splits[same]:
-            both = f"in split '{splits[same]}' and in '{splits[row]}'"
+    order, edges = _by_name(names)
+    again = np.ones(len(names), bool)
+    again[edges[:-1]] = False
+    for place in np.flatnonzero(again).tolist():
+        row, before = int(order[place]), int(order[place - 1])
+        if splits[row] != splits[before]:
+            both = f"in split '{splits[before]}' and in '{splits[row]}'"
             raise SourceError(f"{options.source}: '{names[row]}' is {both}; correct one")
-    order, edges = np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))
+    rows = memoryview(order)
     entries = (
-        Entry(names[at], splits[at], [(texts[row], row) for row in order[end - count : end].tolist()])
-        for at, end, count in zip(map(int, first), map(int, edges), np.bincount(which), strict=True)
+        Entry(names[rows[a]], splits[rows[a]], [(texts[row], row) for row in rows[a:b]])
+        for a, b in pairwise(memoryview(edges))
     )
     place = options.source.absolute()
     return build_samples(
@@ -161,23 +165,31 @@ def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Sample
     )
 
 
+def _by_name(names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows, those of one name together and in the order of the first, and where each name begins, int32."""
+    which = distinct(names)[1]
+    order = np.argsort(which, kind="stable").astype(np.int32)
+    edges = np.flatnonzero(np.diff(which[order], prepend=-1, append=-1)).astype(np.int32)
+    return order, edges
+
+
 def _require_all(
     entries: Mapping[str, np.ndarray], splits: Sequence[str], samples: Samples, options: ImportOptions
 ) -> None:
     """Refuse a source that has nothing of a split or, unless failures are skipped, not all of it."""
-    every = np.arange(len(samples.images))
-    image_of = {"images": every, "captions": np.repeat(every, samples.images.caption_count)}
     for modality, of_modality in entries.items():
         for split in splits:
-            first, last = samples.splits[split]
-            images = image_of[modality]
-            wanted = (images >= first) & (images < last)
-            lost, total = images[wanted & (of_modality < 0)], int(wanted.sum())
+            first, last = begin, end = samples.splits[split]
+            if modality == "captions":
+                begin, end = (int(samples.images.caption_count(0, image).sum()) for image in (first, last))
+            lost, total = np.flatnonzero(of_modality[begin:end] < 0), end - begin
             if len(lost) == total or (len(lost) and options.on_error == "fail"):
+                if modality == "captions":
+                    lost = np.repeat(np.arange(last - first), samples.images.caption_count(first, last))[lost]
                 skip = "--on-error skip records them as failed" if len(lost) < total else "choose others with --splits"
                 raise SourceError(
                     f"{options.source} lacks {len(lost):,} of {total:,} {modality} of split '{split}' of"
-                    f" '{samples.dataset}', the first of '{samples.images[lost[0]].file_name}'; {skip}"
+                    f" '{samples.dataset}', the first of '{samples.images[first + int(lost[0])].file_name}'; {skip}"
                 )
 
 
@@ -193,13 +205,14 @@ def _fill(
         features = features.forget(*wanted.intersection(damaged_chunks(features)))
         features.retry(splits)
     missing, left = features.missing(splits), features.rows_left(splits)
+    left.sort()
     samples, began, seconds = 0, time.monotonic(), {"read": 0.0, "encode": 0.0, "write": 0.0}
     with Progress(printable(features.name), len(left), features.modality) as progress:
         for chunk in missing:
             started = time.monotonic()
             first, last = features.rows_in(chunk)
             arrays = features.read_chunk(chunk)
-            rows = left[(left >= first) & (left < last)]
+            rows = left[slice(*np.searchsorted(left, (first, last)))]
             at, own = rows - first, entries[rows]
             faults = dict.fromkeys(at[own < 0].tolist(), "the source has no features of it")
             faults |= table.put(arrays, at[own >= 0], own[own >= 0])

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data.images import SUFFIXES
 from ..data.samples import ImageSample, Samples, tokenize
-from ..store.rows import ranges
+from ..store.samples import caption_order
 from .importers.source import Imported, SourceError, Table
 
 
@@ -50,10 +50,10 @@ def match(source: Imported, samples: Samples) -> tuple[dict[str, np.ndarray], st
 
 def match_own(source: Imported, samples: Samples) -> dict[str, np.ndarray]:
     """Return the entries of the source's own images and captions; a caption's number is its entry."""
-    images, first = samples.images, samples.images.edges[samples.images.rows]
-    a_row_each = len(source.images.keys) == len(images)
-    captions = images.sentids[ranges(first, images.caption_count)]
-    return {"images": images.rows if a_row_each else images.sentids[first], "captions": captions}
+    images = samples.images
+    rows = images.rows if len(source.images.keys) == len(images) else images.edges[images.rows]
+    captions = images.sentids[caption_order(images)]
+    return {"images": rows if rows is images.rows else images.sentids[rows], "captions": captions}
 
 
 def match_images(keys: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:

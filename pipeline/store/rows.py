@@ -196,5 +196,9 @@ class FewChunks(StoredArray):
 
 def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
+    if (count == 1).all():
+        return start.astype(np.int64)
     ends = np.cumsum(count)
-    return np.repeat(start - ends + count, count) + np.arange(ends[-1] if len(ends) else 0)
+    numbers = np.repeat(start - ends + count, count)
+    numbers += np.arange(len(numbers))
+    return numbers

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import zarr
 
-from ..data.samples import Samples
+from ..data.samples import Images, Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
-from ..data.texts import text_hashes
+from ..data.texts import blocks_of, text_hashes
 from ..errors import CacheError
 from .folder import LOCK, Folder, NewArray, begin_group, write_group
 from .rows import FewChunks, ranges
@@ -175,20 +175,28 @@ def create_store(folder: Folder, samples: Samples, protocols: Sequence[str]) -> 
     write_group(folder, "", attributes)
 
 
+def caption_order(images: Images) -> np.ndarray:
+    """Return the row of each caption in the order of the images, int32 or, of more, int64."""
+    rows = ranges(images.edges[images.rows], images.caption_count())
+    return rows.astype(np.int32) if len(images.texts) < 2**31 else rows
+
+
 def _sample_arrays(samples: Samples) -> dict[str, NewArray]:
     images, rows = samples.images, samples.images.rows
-    captions = ranges(images.edges[rows], images.caption_count)
-    numbers: dict[str, tuple[tuple[str, ...], np.ndarray, str]] = {
-        "split": (("image",), images.splits[rows], "uint8"),
-        "cocoid": (("image",), images.cocoids[rows], "int64"),
-        "sentid": (("caption",), images.sentids[captions], "int64"),
-        "caption_count": (("image",), images.caption_count, "int32"),
+    captions = caption_order(images)
+
+    def numbers(values: np.ndarray, order: np.ndarray, dtype: str, *dimensions: str) -> NewArray:
+        shape = len(order), *values.shape[1:]
+        return _array(dimensions, shape, dtype, (values[part] for part in blocks_of(order)))
+
+    arrays = {
+        "split": numbers(images.splits, rows, "uint8", "image"),
+        "cocoid": numbers(images.cocoids, rows, "int64", "image"),
+        "sentid": numbers(images.sentids, captions, "int64", "caption"),
+        "caption_count": _array(("image",), (len(rows),), "int32", [images.caption_count()]),
     }
     if samples.source != FOLDER:
-        numbers["place"] = ("image", "part"), images.places[rows], "int64"
-    arrays = {
-        name: _array(dimensions, values.shape, dtype, [values]) for name, (dimensions, values, dtype) in numbers.items()
-    }
+        arrays["place"] = numbers(images.places, rows, "int64", "image", "part")
     for name, texts, order in (
         ("id", images.ids, rows),
         ("file_name", images.names, rows),
@@ -196,9 +204,8 @@ def _sample_arrays(samples: Samples) -> dict[str, NewArray]:
     ):
         if name == "caption":
             arrays["text_hash"] = _array(("caption",), (len(order),), "int64", texts.hashes(order))
-        edges = np.concatenate([[0], np.cumsum(texts.lengths()[order])])
-        arrays[name] = _array((f"{name}_byte",), (int(edges[-1]),), "uint8", texts.in_blocks(order))
-        arrays[f"{name}_offset"] = _array((f"{name}_edge",), edges.shape, "int64", [edges])
+        arrays[name] = _array((f"{name}_byte",), (texts.nbytes,), "uint8", texts.in_blocks(order))
+        arrays[f"{name}_offset"] = _array((f"{name}_edge",), (len(order) + 1,), "int64", texts.offsets(order))
     return arrays
 
 

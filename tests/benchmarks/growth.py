@@ -47,19 +47,24 @@ MOST_TOKENS = 1_000_000  # captions that get states
 TEXT = "a photograph of thing number {} beside another one"
 
 
-def write_source(folder: Path, rows: int, width: int) -> None:
-    """Write embeddings as clip-retrieval does."""
+def write_source(folder: Path, rows: int, width: int, distinct: int) -> None:
+    """Write embeddings as clip-retrieval does; after so many files of vectors they begin again, as links."""
     for kind in ("img_emb", "text_emb", "metadata"):
         (folder / kind).mkdir(parents=True)
     tested, validated = min(rows // 10, 100_000), min(rows // 100, 1000)
     for part, first in enumerate(range(0, rows, PART)):
         rng, number = np.random.default_rng(part), np.arange(first, min(first + PART, rows))
-        centres = rng.standard_normal((max(2, len(number) // 100), width), np.float32)
-        images = centres[rng.integers(len(centres), size=len(number))]
-        images += 0.7 * rng.standard_normal(images.shape, np.float32)
-        captions = images + 0.5 * rng.standard_normal(images.shape, np.float32)
-        for kind, values in (("img_emb", images), ("text_emb", captions)):
-            np.save(folder / kind / f"{kind}_{part:04d}.npy", values.astype(np.float16))
+        files = [folder / kind / f"{kind}_{part:04d}.npy" for kind in ("img_emb", "text_emb")]
+        if part >= distinct and len(number) == PART:
+            for file in files:
+                file.hardlink_to(file.with_name(file.name.replace(f"{part:04d}", f"{part % distinct:04d}")))
+        else:
+            centres = rng.standard_normal((max(2, len(number) // 100), width), np.float32)
+            images = centres[rng.integers(len(centres), size=len(number))]
+            images += 0.7 * rng.standard_normal(images.shape, np.float32)
+            captions = images + 0.5 * rng.standard_normal(images.shape, np.float32)
+            for file, values in zip(files, (images, captions), strict=True):
+                np.save(file, values.astype(np.float16))
         split = np.full(len(number), "train", dtype=object)
         split[number % (rows // validated) == 1] = "val"
         split[number % (rows // tested) == 0] = "test"
@@ -206,9 +211,11 @@ def measured(work: Callable[..., Any], words: tuple[Any, ...]) -> tuple[float, f
         return peak, *found
 
 
-def grown(folder: Path, rows: int, width: int, only: tuple[str, ...]) -> Iterator[tuple[str, float, str]]:
+def grown(
+    folder: Path, rows: int, width: int, distinct: int, only: tuple[str, ...]
+) -> Iterator[tuple[str, float, str]]:
     """Yield what was measured of a store of so many rows: a name, a number and its unit."""
-    write_source(folder / "source", rows, width)
+    write_source(folder / "source", rows, width, distinct)
     for name, work, words in steps(folder, rows, width):
         if only and name.strip("`") not in only:
             continue
@@ -229,17 +236,18 @@ def grown(folder: Path, rows: int, width: int, only: tuple[str, ...]) -> Iterato
 @click.command()
 @click.option("--rows", default="10000,100000,1000000", show_default=True, help="The sizes, smallest first.")
 @click.option("--width", default=512, show_default=True, help="Of the embeddings.")
+@click.option("--distinct", default=1000, show_default=True, help="Files of 100,000 vectors; others are links to them.")
 @click.option("--only", default="", help="The steps to take, and no others: import,cache info,…")
 @click.option("--scratch", type=click.Path(path_type=Path), help="Where stores are made and deleted.")
 @small(rows="200", width=16)
-def main(rows: str, width: int, only: str, scratch: Path | None) -> None:
+def main(rows: str, width: int, distinct: int, only: str, scratch: Path | None) -> None:
     """Measure each step at each size."""
     sizes = [int(size) for size in rows.split(",")]
     table: dict[str, list[float]] = {}
     units: dict[str, str] = {}
     for size in sizes:
         with tempfile.TemporaryDirectory(dir=scratch) as folder:
-            for name, value, unit in grown(Path(folder), size, width, tuple(filter(None, only.split(",")))):
+            for name, value, unit in grown(Path(folder), size, width, distinct, tuple(filter(None, only.split(",")))):
                 table.setdefault(name, []).append(value)
                 units[name] = unit
                 click.echo(f"{size:,} rows: {name} {value:.4g} {unit}".strip(), err=True)

@@ -16,9 +16,7 @@ Vectors are arrays of a ``.npz``, or columns of lists of floats.
 
 import posixpath
 import re
-import sys
 import zipfile
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +29,7 @@ import numpy as np
 from ...data.caption_files import caption_rows
 from ...data.manifest import Columns
 from ...data.rows import IMAGES, Entry, RowReader
-from ...data.texts import Texts, distinct
+from ...data.texts import Column, Labels, Texts, distinct
 from ...documents import reading
 from ...errors import require_pyarrow
 from ...wording import some_of
@@ -345,20 +343,20 @@ def _normal(name: str) -> str:
 
 def _source(images: Matrix, captions: Matrix, lines: Iterable[Entry | None], where: Path) -> Imported:
     """Match matrices with the lines of an index, which lie there; SourceError where they do not fit."""
-    names, texts, kept, count = Texts(), Texts(), array("q"), 0
-    splits: list[str | None] = []
+    names, texts, splits, numbers, count = Texts(), Texts(), Labels(), Column("q"), 0
     for count, entry in enumerate(lines, 1):
         if entry is not None:
-            kept.append(count - 1)
+            numbers.append(count - 1)
             names.append(_normal(entry.file_name))
             texts.append(entry.captions[0][0])
-            splits.append(entry.split and sys.intern(entry.split))
+            splits.append(entry.split)
     first, of_each = distinct(names)
+    kept = numbers.read()
     a_line = _has_row_a_line(images, captions, count, len(first), where)
     gone = [captions.where(row) for row in np.setdiff1d(np.arange(count), kept).tolist()] if len(kept) < count else []
     if gone:
         for matrix in (images, captions) if a_line else (captions,):
-            matrix.select(np.array(kept))
+            matrix.select(kept)
     if above := _folder_of_all(names, where):
         names = Texts(name[len(above) :].lstrip("/") for name in names)
     images.keys = names if a_line else Texts(names[row] for row in first.tolist())

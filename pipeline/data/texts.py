@@ -177,11 +177,11 @@ def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """
     for salt in count():  # without end: the last one returns
         hashes = np.fromiter((hash((salt, text)) for text in texts), np.int64, len(texts))
-        order = np.argsort(hashes, kind="stable")
-        hashes = hashes[order]
-        new = np.append(True, hashes[1:] != hashes[:-1])[: len(texts)]
-        if new.all():
+        ordered = np.sort(hashes)
+        if (ordered[1:] != ordered[:-1]).all():
             return (rows := np.arange(len(texts), dtype=np.int32)), rows
+        order = np.argsort(hashes, kind="stable")
+        new = np.append(True, ordered[1:] != ordered[:-1])
         first = order[new]  # by hash; of equal texts the first row
         which = np.empty(len(texts), np.int64)
         which[order] = np.argsort(np.argsort(first))[np.cumsum(new) - 1]

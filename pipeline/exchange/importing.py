@@ -167,7 +167,9 @@ def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Sample
 
 def _by_name(names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows, those of one name together and in the order of the first, and where each name begins, int32."""
-    which = distinct(names)[1]
+    first, which = distinct(names)
+    if len(first) == len(names):
+        return which, np.arange(len(names) + 1, dtype=np.int32)
     order = np.argsort(which, kind="stable").astype(np.int32)
     edges = np.flatnonzero(np.diff(which[order], prepend=-1, append=-1)).astype(np.int32)
     return order, edges
@@ -204,15 +206,15 @@ def _fill(
     if options.repair:
         features = features.forget(*wanted.intersection(damaged_chunks(features)))
         features.retry(splits)
-    missing, left = features.missing(splits), features.rows_left(splits)
-    left.sort()
+    missing = features.missing(splits)
+    left = sum(len(features.rows_left(splits, chunk=chunk)) for chunk in missing)
     samples, began, seconds = 0, time.monotonic(), {"read": 0.0, "encode": 0.0, "write": 0.0}
-    with Progress(printable(features.name), len(left), features.modality) as progress:
+    with Progress(printable(features.name), left, features.modality) as progress:
         for chunk in missing:
             started = time.monotonic()
             first, last = features.rows_in(chunk)
             arrays = features.read_chunk(chunk)
-            rows = left[slice(*np.searchsorted(left, (first, last)))]
+            rows = features.rows_left(splits, chunk=chunk)
             at, own = rows - first, entries[rows]
             faults = dict.fromkeys(at[own < 0].tolist(), "the source has no features of it")
             faults |= table.put(arrays, at[own >= 0], own[own >= 0])

@@ -82,14 +82,19 @@ class FeatureSet:
         rows = self.rows_of(split)
         return range(rows.start // self.chunk_rows, -(-rows.stop // self.chunk_rows))
 
-    def rows_left(self, splits: Iterable[str], status: int = NOT_DONE) -> np.ndarray:
-        """Return the rows of these splits that are not done, or have another `status`, int64."""
+    def rows_left(self, splits: Iterable[str], status: int = NOT_DONE, chunk: int | None = None) -> np.ndarray:
+        """Return the rows of these splits, or of a chunk's in them, that are not done, or have another `status`, int64."""
+        first, last = (0, self.samples) if chunk is None else self.rows_in(chunk)
         parts = [self.rows_of(split) for split in splits]
-        return np.concatenate([part.start + np.flatnonzero(self.status[part] == status) for part in parts])
+        clipped = [(max(part.start, first), max(first, min(part.stop, last))) for part in parts]
+        return np.concatenate([a + np.flatnonzero(self.status[a:b] == status) for a, b in clipped])
 
     def missing(self, splits: Iterable[str]) -> list[int]:
         """Return the chunks that hold rows of these splits that are not done."""
-        return [*map(int, np.unique(self.rows_left(splits) // self.chunk_rows))]
+        lacking = np.zeros((self.chunks, self.chunk_rows), bool)
+        for part in map(self.rows_of, splits):
+            lacking.reshape(-1)[part] |= self.status[part] == NOT_DONE
+        return [*map(int, np.flatnonzero(lacking.any(axis=1)))]
 
     def written(self) -> list[int]:
         """Return the chunks that have a mark, whether it can be read or not; rows of a chunk may be left."""

@@ -222,7 +222,8 @@ def build(
     lists = max(1, min(round(4 * math.sqrt(items.elements)), items.elements // PER_LIST))
     share = min(1.0, max(PER_LIST * lists, 1 << 16) / items.elements)
     drawn = np.sort(rng.permutation(len(items))[: math.ceil(share * len(items))])
-    sample = items.vectors(similarity, items[drawn], drawn)
+    parts = np.array_split(drawn, -(-len(drawn) * items.numbers // VALUES))  # a sample of gigabytes is held but once
+    sample = np.concatenate([items.vectors(similarity, items[some], some) for some in parts])
     narrowed = f"PCA{WIDTH}," if sample.shape[1] > WIDTH else ""
     factory = factory or ("Flat" if items.elements < SMALL else f"{narrowed}IVF{lists},SQ8")
     try:

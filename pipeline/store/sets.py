@@ -83,7 +83,7 @@ class FeatureSet:
         return range(rows.start // self.chunk_rows, -(-rows.stop // self.chunk_rows))
 
     def rows_left(self, splits: Iterable[str], status: int = NOT_DONE, chunk: int | None = None) -> np.ndarray:
-        """Return the rows of these splits, or of a chunk's in them, that are not done, or have another `status`, int64."""
+        """Return the rows of these splits, or of a chunk in them, that are not done, or have another `status`, int64."""
         first, last = (0, self.samples) if chunk is None else self.rows_in(chunk)
         parts = [self.rows_of(split) for split in splits]
         clipped = [(max(part.start, first), max(first, min(part.stop, last))) for part in parts]

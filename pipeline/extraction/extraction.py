@@ -178,7 +178,6 @@ def sets_of(cache: FeatureCache, modality: str, spec: EncoderSpec) -> list[Featu
 def load_encoders(options: Options, samples: Samples, device: str) -> dict[str, list[Any]]:
     """Return by side the encoder of each layer; that of ``words`` has the vocabulary of the training captions."""
     from ..encoders.registry import load_text_layers, load_visual_layers
-    from ..encoders.words import WordsEncoder, without_spaces
 
     encoders: dict[str, list[Any]] = {}
     if options.visual:
@@ -187,6 +186,8 @@ def load_encoders(options: Options, samples: Samples, device: str) -> dict[str, 
         return encoders
     if options.text.name != "words":
         return encoders | {"captions": load_text_layers(options.of_layers("captions"), device)}
+    from ..encoders.words import WordsEncoder, without_spaces
+
     options.text.require(())
     if "train" not in samples.splits:
         raise CacheError(

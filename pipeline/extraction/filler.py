@@ -209,7 +209,7 @@ class Filler:
         for chunk in whole.values():
             with _timed(tally, "write"):
                 for k, own in chunk.arrays.items():
-                    self.sets[k].write(chunk.number, own, chunk.failed[k])
+                    self.sets[k].write(chunk.number, own, chunk.failed)
         return tally
 
     def _note(self, item: Item, read: Read, tally: Tally) -> None:
@@ -224,7 +224,7 @@ class Filler:
                 own["stamp"][item.at] = read.stamp
             if read.error is not None:
                 own["length"][item.at], own["status"][item.at] = 0, FAILED
-                item.chunk.failed[k][item.picture.row] = f"{item.picture.name}: {read.error.reason}"
+                item.chunk.failed[item.picture.row] = f"{item.picture.name}: {read.error.reason}"
             elif read.decoded is None:
                 self._reusable[k].copy_image(own, item.at, read.digest, item.picture.key)
                 tally[self.job.paths[k], "reused"] += 1

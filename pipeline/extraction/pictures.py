@@ -1,8 +1,9 @@
 """The pictures that a feature set lacks, what was read of them, and processes that read them for a GPU."""
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,15 +17,14 @@ from ..store.folder import drop_locks
 from ..wording import reason
 
 
+@dataclass
 class Chunk:
-    """A chunk of images being encoded: by the number of each set that lacks some, its arrays and reasons by failed row.
+    """A chunk of images being encoded."""
 
-    `left` counts the images to come.
-    """
-
-    def __init__(self, number: int, arrays: dict[int, dict[str, np.ndarray]]) -> None:
-        self.number, self.arrays, self.left = number, arrays, 0
-        self.failed: dict[int, dict[int, str]] = defaultdict(dict)
+    number: int
+    arrays: dict[int, dict[str, np.ndarray]]  # by the number of each set that lacks some
+    left: int = 0  # images to come
+    failed: dict[int, str] = field(default_factory=dict)  # reasons by row
 
     def lacking(self, at: int) -> dict[int, dict[str, np.ndarray]]:
         """Return by number the arrays of each set that lacks an image, by its row in the chunk."""

@@ -49,20 +49,16 @@ class Folder:
             way = "give a local path, or a URL that fsspec can write"
             raise CacheError(f"{url} cannot be a store ({reason(error)}); {way}") from error
         self.is_local = not isinstance(self.fs.protocol, str) and self.fs.protocol[0] in _LOCAL
+        self.absolute_url = str(self.root) if self.is_local else self.url  # valid in any working folder
         self.zarr: ZarrStore  # the folder as Zarr reads it
         if self.is_local:
             self.zarr = LocalStore(self.root, read_only=True)
         else:
             self.fs, self.zarr = _connect(self.url, os.getpid())
 
-    @property
-    def absolute_url(self) -> str:
-        """The URL, valid in any working folder."""
-        return str(self.root) if self.is_local else self.url
-
     def path(self, name: str) -> str:
         """Return the path of `name` on the file system."""
-        return f"{self.root}/{name}" if name else self.root
+        return f"{self.root}/{name.lstrip('/')}" if name else self.root
 
     def exists(self, name: str) -> bool:
         """Return whether a file or folder `name` is there."""
@@ -201,7 +197,7 @@ def begin_group(folder: Folder, path: str) -> None:
     """Write a group without attributes, which is unfinished."""
     files: dict[str, Buffer] = {}
     zarr.create_group(MemoryStore(files), zarr_format=3)
-    folder.write({_metadata(path): [files["zarr.json"].as_buffer_like()]})
+    folder.write({f"{path}/zarr.json": [files["zarr.json"].as_buffer_like()]})
 
 
 def write_group(folder: Folder, path: str, attributes: Mapping[str, Any], arrays: Mapping[str, NewArray] = {}) -> None:
@@ -228,12 +224,12 @@ def write_group(folder: Folder, path: str, attributes: Mapping[str, Any], arrays
             array[first : first + len(values)] = values
             chunks = [file for file in files if not file.endswith("zarr.json")]
             folder.write({f"{path}/{file}": [files.pop(file).as_buffer_like()] for file in chunks})
-    metadata = [files[_metadata(name)].to_bytes() for name in ("", *arrays)]
+    metadata = [files[name].to_bytes() for name in ("zarr.json", *(f"{name}/zarr.json" for name in arrays))]
     sealed = metadata[0].replace(b'"checksum": 0', b'"checksum": %d' % _checksum(metadata))
     del files["zarr.json"]
     folder.write({f"{path}/{name}": [data.as_buffer_like()] for name, data in files.items()})
     folder.sync([path] if arrays else [])
-    folder.write({_metadata(path): [sealed]})
+    folder.write({f"{path}/zarr.json": [sealed]})
 
 
 def _in_chunks(new: NewArray) -> Iterator[tuple[int, np.ndarray]]:
@@ -250,9 +246,9 @@ def _in_chunks(new: NewArray) -> Iterator[tuple[int, np.ndarray]]:
 def is_sealed(folder: Folder, path: str) -> bool:
     """Return whether the metadata of a group and its arrays are those that were written."""
     try:
-        (group,) = folder.read(_metadata(path))
+        (group,) = folder.read(f"{path}/zarr.json")
         attributes = json.loads(group or b"")["attributes"]
-        arrays = folder.read(*(_metadata(f"{path}/{name}") for name in attributes.get("arrays", ())))
+        arrays = folder.read(*(f"{path}/{name}/zarr.json" for name in attributes.get("arrays", ())))
         return bool(attributes.get("checksum") == _checksum([group or b"", *(array or b"" for array in arrays)]))
     except DAMAGED:
         return False
@@ -262,10 +258,6 @@ def _checksum(metadata: Sequence[bytes]) -> int:
     """Return the crc32c of the metadata of a group, its own checksum blanked, and of its arrays'."""
     group, *arrays = metadata
     return int(google_crc32c.value(b"\0".join([re.sub(rb'"checksum": \d+', b'"checksum": 0', group), *arrays])))
-
-
-def _metadata(path: str) -> str:
-    return f"{path}/zarr.json".lstrip("/")
 
 
 def _put(path: Path, *parts: Any) -> None:

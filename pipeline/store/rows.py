@@ -23,18 +23,18 @@ from .folder import Folder
 _KEPT = 2 << 30  # bytes of chunks of an object store that stay in memory
 _REUSED = range(1 << 20, 1 << 28)  # bytes of results whose memory is used again: new pages cost as much as the copy
 _AT_ONCE = 128 << 20  # bytes of chunks that an object store sends at once, so that its latency counts but once
-_ADVICE = "run `xret cache verify`, then the extraction with --repair"
 
 
 class StoredArray:
     """An array whose first axis are samples; several threads may read it at once.
 
-    `gather` takes each of several views, the second axis, for a row of its own: ``sample * views + view``. `advice`
-    ends the sentence on a chunk that is missing or damaged.
+    `gather` takes each of several views, the second axis, for a row of its own: ``sample * views + view``.
     """
 
-    def __init__(self, folder: Folder, array: "zarr.Array[Any]", views: int = 1, advice: str = _ADVICE) -> None:
-        self.folder, self.name, self.advice = folder, array.path, advice
+    advice = "run `xret cache verify`, then the extraction with --repair"  # on a chunk that is missing or damaged
+
+    def __init__(self, folder: Folder, array: "zarr.Array[Any]", views: int = 1) -> None:
+        self.folder, self.name = folder, array.path
         self.shape, self.chunk_rows = array.shape, array.chunks[0]
         self.dtype, self.fill = np.dtype(array.dtype), array.fill_value
         self._row_shape = array.shape[1 if views == 1 else 2 :]
@@ -173,8 +173,10 @@ def _touched(first: np.ndarray, last: np.ndarray) -> list[int]:
     return [*map(int, numbers[np.argsort(places)])]
 
 
-class FewChunks(StoredArray):
-    """An array of few chunks, which are read without torch, whose start takes seconds."""
+class SampleArray(StoredArray):
+    """An array of the samples, whose few chunks are read without torch, whose start takes seconds."""
+
+    advice = "copy the store again, or extract into another --store"
 
     def few(self, rows: np.ndarray) -> np.ndarray:
         """Return these rows, of a number each, from one chunk after the other."""

@@ -15,7 +15,7 @@ from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..data.texts import blocks_of, text_hashes
 from ..errors import CacheError
 from .folder import LOCK, Folder, NewArray, begin_group, write_group
-from .rows import FewChunks, ranges
+from .rows import SampleArray, ranges
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
@@ -27,7 +27,8 @@ class StoredSamples:
     """The samples of an open store, read when they are first used; attributes as of `store.FeatureCache`."""
 
     def __init__(self, folder: Folder, group: zarr.Group) -> None:
-        self.folder, self.url, self.group = folder, folder.url, group
+        self.folder, self.group = folder, group
+        self.url, self.absolute_url = folder.url, folder.absolute_url  # the second is valid in any working folder
         attributes: dict[str, Any] = dict(group.attrs)
         self.dataset: str = attributes["dataset"]
         self.manifest_sha256: str = attributes["manifest_sha256"]
@@ -36,13 +37,8 @@ class StoredSamples:
         self.images: int = max(last for _, last in self.splits.values())  # of the data set
         self.source = Source.from_json(attributes["source"]) if "source" in attributes else FOLDER
         self.left_out: tuple[str, ...] = tuple(attributes.get("left_out", ()))
-        self._samples: dict[str, FewChunks] = {}  # arrays that were opened
+        self._samples: dict[str, SampleArray] = {}  # arrays that were opened
         self._before = {0: 0}  # captions before an image
-
-    @property
-    def absolute_url(self) -> str:
-        """The URL, valid in any working folder."""
-        return self.folder.absolute_url
 
     @cached_property
     def caption_count(self) -> np.ndarray:
@@ -115,10 +111,9 @@ class StoredSamples:
         rows = self._opened(name)
         return rows.gather(np.array([first]), np.array([(rows.shape[0] if last is None else last) - first]))
 
-    def _opened(self, name: str) -> FewChunks:
+    def _opened(self, name: str) -> SampleArray:
         if name not in self._samples:
-            about = "copy the store again, or extract into another --store"
-            self._samples[name] = FewChunks(self.folder, self.array(f"samples/{name}"), advice=about)
+            self._samples[name] = SampleArray(self.folder, self.array(f"samples/{name}"))
         return self._samples[name]
 
     def _texts(self, name: str, first: int, last: int) -> list[str]:

@@ -83,7 +83,7 @@ class FeatureSet:
         return range(rows.start // self.chunk_rows, -(-rows.stop // self.chunk_rows))
 
     def rows_left(self, splits: Iterable[str], status: int = NOT_DONE, chunk: int | None = None) -> np.ndarray:
-        """Return the rows of these splits, or of a chunk in them, that are not done, or have another `status`, int64."""
+        """Return the rows of these splits (of one chunk) that are not done, or have another `status`, int64."""
         first, last = (0, self.samples) if chunk is None else self.rows_in(chunk)
         parts = [self.rows_of(split) for split in splits]
         clipped = [(max(part.start, first), max(first, min(part.stop, last))) for part in parts]
@@ -179,19 +179,18 @@ class FeatureSet:
     def write(self, chunk: int, arrays: Mapping[str, np.ndarray], failed: Mapping[int, str] = {}) -> None:
         """Write a chunk of every array, as `blank` returns them, ``status`` last, whatever lies there.
 
-        `failed` has the reason of each sample that could not be read, by its row in the data set.
+        `failed` has at least the reasons of samples that fail now, by their rows in the data set.
         """
         folder = self.cache.folder
         *features, mark = self.array_names
         files = {self.array_of(name).file(chunk): self.array_of(name).encoded(arrays[name]) for name in features}
-        if failed:
-            rows = chunk * self.chunk_rows + np.flatnonzero(arrays[mark] == FAILED)
-            if {*rows.tolist()} - failed.keys():  # samples of another split have failed before
-                known = {row: reason for row, _, reason in self._read_failures([chunk])}
-                failed = {**known, **failed}
-            images = {row: row if self.modality == "images" else self.cache.caption_image[row] for row in failed}
-            ids = {row: self.cache.ids(image, image + 1)[0] for row, image in images.items()}
-            lines = [{"row": row, "id": ids[row], "reason": reason} for row, reason in failed.items()]
+        rows = (chunk * self.chunk_rows + np.flatnonzero(arrays[mark] == FAILED)).tolist()
+        if failed.keys() & rows:
+            if {*rows} - failed.keys():  # samples of another split have failed before
+                failed = {row: reason for row, _, reason in self._read_failures([chunk])} | {**failed}
+            images = rows if self.modality == "images" else self.cache.caption_image[rows].tolist()
+            ids = [self.cache.ids(image, image + 1)[0] for image in images]
+            lines = [{"row": row, "id": key, "reason": failed[row]} for row, key in zip(rows, ids, strict=True)]
             body = "\n".join(map(json.dumps, lines)).encode()
             files[self._failed_file(chunk)] = body, b"\n%d\n" % google_crc32c.value(body)
         folder.write(files)

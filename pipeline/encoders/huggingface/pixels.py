@@ -1,5 +1,6 @@
 """A checkpoint's own image processor: pixels as its documentation prepares them, of any side where it can."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,14 @@ class Pixels:
     """
 
     def __init__(self, processor: Any, what: str, image_size: int | None, whole: bool) -> None:
-        self.processor = processor
         settings = {key: value for key, value in processor.to_dict().items() if key in _SHAPING and value is not None}
-        self._sizes = {} if image_size is None else _resized(what, settings, image_size)
-        settings |= self._sizes
+        sizes = {} if image_size is None else _resized(what, settings, image_size)
+        settings |= sizes
         if whole:
-            self._sizes = _uncut(what, settings)
-            settings |= self._sizes
-        made = [self._processed(Image.fromarray(np.zeros((*size, 3), dtype=np.uint8))) for size in _TRIED]
+            sizes = _uncut(what, settings)
+            settings |= sizes
+        self._process = partial(processor, return_tensors="pt", **sizes)
+        made = [self._process(images=Image.fromarray(np.zeros((*size, 3), dtype=np.uint8))) for size in _TRIED]
         shapes = {tuple(one["pixel_values"].shape[2:]) if "pixel_values" in one else () for one in made}
         self.shape = shapes.pop()
         if shapes or len(self.shape) != 2:
@@ -51,10 +52,8 @@ class Pixels:
 
     def prepare(self, image: Image.Image) -> Tensor:
         """Return the pixels of an RGB picture, float32 [3,H,W]."""
-        return self._processed(image)["pixel_values"][0].float()
-
-    def _processed(self, image: Image.Image) -> Any:
-        return self.processor(images=image, return_tensors="pt", **self._sizes)
+        pixels: Tensor = self._process(images=image)["pixel_values"][0]
+        return pixels.float()
 
 
 def _resized(what: str, settings: dict[str, Any], side: int) -> dict[str, Any]:

@@ -62,8 +62,24 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
         if not options.repair and (finished := _finished(known, options)) is not None:
             return finished
     Folder(url).require_writable()  # a finished store may lie where nothing can be written
+    from ..device import pick_device
+
     with connect(options.cluster) if options.cluster else nullcontext() as client:
-        return _extract(url, Extractor(samples, manifest, options, client), known is None)
+        device, extractor = str(pick_device(options.device)), Extractor(samples, manifest, options, client)
+        if client is not None:  # what takes workers seconds to import, they do while this process loads its encoders
+            client.run(prepare, f"{__package__}.cluster", wait=False)
+        # Loaded before the store is created, so that a wrong name or file leaves nothing.
+        encoders = load_encoders(options, samples, device)
+        if options.visual and known is None:
+            extractor.require_pictures()
+        summaries: list[SetSummary] = []
+        counts: dict[str, Any] = {}
+        with open_for_writing(url, samples, manifest.protocols) as cache:
+            for side, of_side in encoders.items():
+                sets = create_sets(cache, side, of_side, options, device)
+                summaries += extractor.fill(sets)
+                counts = sets[0][0].attributes.get("counts", {})
+            return _summary(cache, summaries, counts)
 
 
 def settle(manifest: Manifest, url: str | Path, options: Options) -> tuple[str, Samples, Options]:
@@ -73,27 +89,6 @@ def settle(manifest: Manifest, url: str | Path, options: Options) -> tuple[str, 
     sides = {"visual": options.visual, "text": options.text}  # with absolute paths of weights, which are recorded
     found: dict[str, Any] = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}
     return url, samples, replace(options, reuse=reuse, splits=choose_splits(samples, options.splits), **found)
-
-
-def _extract(url: str, extractor: "Extractor", new: bool) -> Extraction:
-    from ..device import pick_device
-
-    samples, options, client = extractor.samples, extractor.options, extractor.client
-    device = str(pick_device(options.device))
-    if client is not None:  # what takes workers seconds to import, they do while this process loads its encoders
-        client.run(prepare, f"{__package__}.cluster", wait=False)
-    # Loaded before the store is created, so that a wrong name or file leaves nothing.
-    encoders = load_encoders(options, samples, device)
-    if options.visual and new:
-        extractor.require_pictures()
-    summaries: list[SetSummary] = []
-    counts: dict[str, Any] = {}
-    with open_for_writing(url, samples, extractor.manifest.protocols) as cache:
-        for side, of_side in encoders.items():
-            sets = create_sets(cache, side, of_side, options, device)
-            summaries += extractor.fill(sets)
-            counts = sets[0][0].attributes.get("counts", {})
-        return _summary(cache, summaries, counts)
 
 
 def _summary(cache: FeatureCache, summaries: Sequence[SetSummary], counts: dict[str, Any]) -> Extraction:
@@ -160,19 +155,20 @@ def _finished(cache: FeatureCache, options: Options) -> Extraction | None:
     counts: dict[str, Any] = {}
     for side in options.sides:
         for spec in options.of_layers(side):
-            found = sets_of(cache, side, spec)
-            if len(found) != 1 or found[0].missing(options.splits):
+            features = set_of(cache, side, spec)
+            if features is None or features.missing(options.splits):
                 return None
-            chunks = {chunk for split in options.splits for chunk in found[0].chunks_of(split)}
-            summaries.append(summary_of(found[0], (), chunks_before=len(chunks)))
-            counts = found[0].attributes.get("counts", {})
+            chunks = {chunk for split in options.splits for chunk in features.chunks_of(split)}
+            summaries.append(summary_of(features, (), chunks_before=len(chunks)))
+            counts = features.attributes.get("counts", {})
     return _summary(cache, summaries, counts)
 
 
-def sets_of(cache: FeatureCache, modality: str, spec: EncoderSpec) -> list[FeatureSet]:
-    """Return the sets of a side that were made with a spec."""
-    asked, sets = recorded_options(spec), (cache.set_at(path) for path in cache.set_paths(modality))
-    return [features for features in sets if features.attributes.get("options") == asked]
+def set_of(cache: FeatureCache, side: str, spec: EncoderSpec) -> FeatureSet | None:
+    """Return the set of a side that was made with a spec; None: there is none, or several."""
+    asked, sets = recorded_options(spec), map(cache.set_at, cache.set_paths(side))
+    made = [features for features in sets if features.attributes.get("options") == asked]
+    return made[0] if len(made) == 1 else None
 
 
 def load_encoders(options: Options, samples: Samples, device: str) -> dict[str, list[Any]]:

@@ -22,7 +22,7 @@ from ..store.store import find_store, open_for_writing
 from ..wording import counted, in_bytes, in_time
 from ..workers import connect, run_tasks
 from .cluster import SECONDS
-from .extraction import Extractor, create_sets, load_encoders, sets_of, settle
+from .extraction import Extractor, create_sets, load_encoders, set_of, settle
 from .options import Options
 
 log = logging.getLogger("xret")
@@ -120,8 +120,8 @@ def plan(manifest: Manifest, url: str | Path, options: Options, price: float | N
 
 def _left(known: FeatureCache | None, samples: Samples, side: str, spec: EncoderSpec, splits: Sequence[str]) -> int:
     """Return how many samples of a side the set of a spec lacks, in a store that may not be there."""
-    if known is not None and len(sets := sets_of(known, side, spec)) == 1:
-        return len(sets[0].rows_left(splits))
+    if known is not None and (features := set_of(known, side, spec)) is not None:
+        return len(features.rows_left(splits))
     images = [image for split in splits for image in samples.images[slice(*samples.splits[split])]]
     return len(images) if side == "images" else sum(len(image.captions) for image in images)
 

@@ -167,9 +167,7 @@ def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
     """Return the names of the arrays of which a chunk that is done is missing, damaged or has impossible values."""
     values: dict[str, np.ndarray] = {}
     damaged = []
-    arrays = [*map(features.array_of, features.array_names)]
-    contents = features.cache.folder.read(*(array.file(chunk) for array in arrays))
-    for name, array, data in zip(features.array_names, arrays, contents, strict=True):
+    for name, array, data in features.contents(chunk):
         try:
             values[name] = array.decoded(chunk, data)
         except CacheError:

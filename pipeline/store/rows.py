@@ -7,7 +7,7 @@ sequential one, where a Zarr slice would read every chunk that it touches.
 import math
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,9 @@ class StoredArray:
             memory = np.empty(size + size // 8, np.uint8)
         return np.asarray(_Lent(memory, self._spare))[:size].reshape(shape)
 
-    def whole(self, numbers: Iterable[int]) -> np.ndarray:
+    def whole(self, numbers: Sequence[int]) -> np.ndarray:
         """Return all samples: those of the chunks of these numbers, and the fill value elsewhere."""
         out = self.blank(self.shape[0])
-        numbers = [*numbers]
         for number, data in zip(numbers, self.folder.read(*map(self.file, numbers)), strict=True):
             out[number * self.chunk_rows : (number + 1) * self.chunk_rows] = self.decoded(number, data)
         return out

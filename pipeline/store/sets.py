@@ -5,7 +5,7 @@ and marks the others as done. Row i of an array is sample i; tokens are packed, 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
@@ -171,10 +171,13 @@ class FeatureSet:
         first, last = self.rows_in(chunk)
         if (self.status[first:last] == NOT_DONE).all():
             return self.blank(chunk)
+        return {name: array.decoded(chunk, data).copy() for name, array, data in self.contents(chunk)}
+
+    def contents(self, chunk: int) -> Iterator[tuple[str, StoredArray, bytes | None]]:
+        """Return each array by name with the content of its file of a chunk, None of one that is missing."""
         arrays = [*map(self.array_of, self.array_names)]
-        contents = zip(arrays, self.cache.folder.read(*(array.file(chunk) for array in arrays)), strict=True)
-        read = [array.decoded(chunk, data).copy() for array, data in contents]
-        return dict(zip(self.array_names, read, strict=True))
+        files = self.cache.folder.read(*(array.file(chunk) for array in arrays))
+        return zip(self.array_names, arrays, files, strict=True)
 
     def write(self, chunk: int, arrays: Mapping[str, np.ndarray], failed: Mapping[int, str] = {}) -> None:
         """Write a chunk of every array, as `blank` returns them, ``status`` last, whatever lies there.

@@ -77,7 +77,7 @@ class DrawnLots(torch.autograd.Function):
     def forward(like: Tensor, number: int) -> Tensor:
         """Draw for values that all heads have in common."""
         ((generator, *_), _) = _STACK.get() or ((None,), None)
-        return draw_lots(number, like.device, generator)
+        return draw_lots(number, like.device, (generator,))[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -88,13 +88,16 @@ class DrawnLots(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[Any, ...], like: Tensor, number: int) -> tuple[Tensor, int | None]:
         """Draw once for each generator: heads of one seed draw the same."""
         generators, of_cell = _STACK.get() or ((), None)
-        lots = [draw_lots(number, like.device, generator) for generator in generators]
+        lots = draw_lots(number, like.device, generators)
         return (lots[0], None) if of_cell is None else (torch.stack([lots[place] for place in of_cell]), 0)
 
 
-def draw_lots(number: int, device: torch.device, generator: torch.Generator | None = None) -> Tensor:
-    """Draw so many numbers of 64 bits, all alike."""
-    return torch.empty(number, dtype=torch.int64, device=device).random_(-(1 << 63), None, generator=generator)
+def draw_lots(number: int, device: torch.device, generators: Sequence[torch.Generator | None] = (None,)) -> Tensor:
+    """Draw so many numbers of 64 bits, all alike, by each generator: int64 ``[generators, number]``."""
+    lots = torch.empty(len(generators), number, dtype=torch.int64, device=device)
+    for row, generator in zip(lots, generators, strict=True):
+        row.random_(-(1 << 63), None, generator=generator)
+    return lots
 
 
 def cores() -> int:

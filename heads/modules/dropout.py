@@ -21,7 +21,7 @@ def dropout(x: Tensor, rate: float | Tensor, training: bool) -> Tensor:
     if not training or (isinstance(rate, float) and not rate) or not (together or x.is_cpu):
         return functional.dropout(x, float(rate), training)
     number = -(-x.numel() // 4)
-    lots = (DrawnLots.apply(x, number) if together else draw_lots(number, x.device)).view(torch.int16)
+    lots = (DrawnLots.apply(x, number) if together else draw_lots(number, x.device)[0]).view(torch.int16)
     dropped = (rate * LOTS).round() if isinstance(rate, Tensor) else round(rate * LOTS)
     kept = lots[: x.numel()].view(x.shape) >= dropped - LOTS // 2
     return x * kept.to(x.dtype).mul_(LOTS / (LOTS - dropped))

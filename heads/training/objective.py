@@ -8,6 +8,7 @@ to one part: it also puts back the random state, so that dropout and noise are t
 
 from collections.abc import Callable, Hashable, Iterable
 from collections.abc import Sequence as Several
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +23,7 @@ from ...pipeline.reading.features import Features, set_by_set
 from ..model import Model, losses_of, words_of
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Sequence, concatenate
-from ..modules.losses.blocks import BlockLoss, Pairs, compared_pairs, in_blocks
+from ..modules.losses.blocks import BlockLoss, Pairs, compared_masks, compared_pairs, in_blocks
 from ..modules.similarity import Similarity
 from ..recipes.blocks import Recipe
 from .augmentation import averaged, blend, drop_rows, in_steps, mask_words
@@ -88,15 +89,14 @@ class Objective:
         text = None if self.text_number is None else self.text_number(batch.caption_index)
         same_is_positive = self.recipe.loss["same_text"] == "positive"
         owner, device = on_host(batch.caption_image), batch.caption_image.device
-        positives, others = compared_pairs(owner, text, same_is_positive=same_is_positive)
+        listed = partial(compared_pairs, owner, text, same_is_positive=same_is_positive)
         if self.recipe.data.chunk is not None and goes_in_blocks(self.model.compare, self.losses):
-            return Prepared(images, captions, words_of(batch.captions), phases, blocks=(positives, others))
-        size = len(images.length), len(captions.length)
-        ignored = None if text is None or same_is_positive else send(mask_of(others, size), device)
-        pairs = None if device.type == "cpu" else Pairs(*send(torch.stack(positives), device))
+            return Prepared(images, captions, words_of(batch.captions), phases, blocks=listed())
+        positives, ignored = compared_masks(len(images.length), owner, text, same_is_positive=same_is_positive)
+        pairs = None if device.type == "cpu" else Pairs(*send(torch.stack(listed()[0]), device))
         taught = None if self.teacher is None else self.teacher(batch)
-        mask, words = send(mask_of(positives, size), device), words_of(batch.captions)
-        return Prepared(images, captions, words, phases, mask, pairs, ignored, taught)
+        masks = send(positives, device), pairs, None if ignored is None else send(ignored, device)
+        return Prepared(images, captions, words_of(batch.captions), phases, *masks, taught)
 
     def loss(self, given: Prepared) -> Tensor:
         """Compute the loss of a prepared batch without synchronising with the host."""
@@ -132,11 +132,6 @@ class Objective:
         chunk = self.recipe.data.chunk
         units = given.images if self.recipe.data.unit == "image" else given.captions
         return 1 if chunk is None else -(-len(units.length) // chunk)
-
-
-def mask_of(pairs: Pairs, size: tuple[int, int]) -> Tensor:
-    """Return where pairs on the host lie in a matrix, bool."""
-    return torch.zeros(size, dtype=torch.bool).index_put(pairs, torch.tensor(True))
 
 
 def embed_in_parts(

@@ -147,10 +147,8 @@ def _by_block(pairs: Pairs, side: int, down: int, across: int, device: torch.dev
 def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positive: bool) -> tuple[Pairs, Pairs]:
     """Return a batch's positives, and the pairs that take no part in a loss; it is computed on the host.
 
-    Args:
-        caption_image: the image of each caption, `[C]`.
-        text: the number of each caption's text, `[C]`; None: texts are not compared.
-        same_is_positive: whether a caption with the text of an image's own is a positive; if not, it takes no part.
+    `caption_image [C]` and `text [C]` are the image and the number of the text of each caption, None: texts are not
+    compared. A caption with the text of an image's own is its positive if `same_is_positive`; else it takes no part.
     """
     captions = torch.arange(len(caption_image))
     own, none = Pairs(caption_image, captions), Pairs(captions[:0], captions[:0])
@@ -170,3 +168,17 @@ def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positi
     if same_is_positive:
         return joined(own, same), none
     return own, same
+
+
+def compared_masks(
+    images: int, caption_image: Tensor, text: Tensor | None, *, same_is_positive: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `compared_pairs` lists as masks `[I, C]`; None where all pairs take part."""
+    own = torch.arange(images)[:, None] == caption_image
+    if text is None:
+        return own, None
+    known, number = text.unique(return_inverse=True)
+    has = torch.zeros(images, len(known), dtype=torch.bool)
+    has[caption_image, number] = True
+    alike = has[:, number]
+    return (alike, None) if same_is_positive else (own, alike & ~own)

@@ -97,13 +97,9 @@ class CaptionGeneration(Loss):
     ) -> Tensor:
         """Return the logits `[words written, vocabulary]`, one word of all pairs after the other.
 
-        Args:
-            sources: what is attended to, `[P, N, H]`.
-            keys: by what it is found, the same shape.
-            valid: True for rows that are no padding, `[P, N]`.
-            state: of the GRU at the beginning, `[P, H]`.
-            inputs: the word before each, `[T + 1, P]`.
-            writing: how many pairs, the first ones, have a word to write at each step.
+        `sources [P, N, H]` are attended to, by `keys` of that shape, where they are `valid [P, N]`. `state [P, H]` is
+        the GRU's at the beginning, `inputs [T + 1, P]` are the words before each, and `writing` is how many pairs, the
+        first ones, have a word to write at each step.
         """
         states = []
         for words, pairs in zip(self.word(inputs), writing, strict=True):

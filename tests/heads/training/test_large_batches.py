@@ -14,7 +14,7 @@ from small_trainings import learner
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.aggregators.relations import RegionGraphLayer
 from xret.heads.modules.losses import LOSSES
-from xret.heads.modules.losses.blocks import compared_pairs
+from xret.heads.modules.losses.blocks import compared_masks, compared_pairs
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.objective import Objective, embed_in_parts, goes_in_blocks
@@ -164,6 +164,9 @@ def test_listed_pairs_are_those_of_the_matrix(seed, images, captions, texts, num
             listed = torch.zeros(images, captions, dtype=torch.int64)
             listed.index_put_(pairs, torch.tensor(1), accumulate=True)
             assert torch.equal(listed, matrix.long())  # each once
+        masks = compared_masks(images, caption_image, text if numbered else None, same_is_positive=positive)
+        assert torch.equal(masks[0], expected[0])
+        assert not expected[1].any() if masks[1] is None else torch.equal(masks[1], expected[1])
 
 
 @pytest.mark.parametrize("name", ["linear", "sail"])

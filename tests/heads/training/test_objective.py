@@ -6,9 +6,9 @@ from small_store import make_store
 from small_trainings import learner, recipe_of
 
 from xret.heads.evaluation.scoring import embed
-from xret.heads.modules.losses.blocks import compared_pairs
+from xret.heads.modules.losses.blocks import compared_masks
 from xret.heads.training.augmentation import averaged, blend, drop_rows, mask_words
-from xret.heads.training.objective import Objective, mask_of
+from xret.heads.training.objective import Objective
 from xret.pipeline.store import FeatureCache
 
 
@@ -16,8 +16,8 @@ def test_captions_with_the_text_of_a_positive_are_no_negatives():
     positives = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]]).bool()
     text = torch.tensor([7, 8, 8, 9, 9])
     expected = torch.tensor([[0, 0, 1, 0, 0], [0, 1, 0, 0, 1], [0, 0, 0, 1, 0]]).bool()
-    own, others = compared_pairs(torch.tensor([0, 0, 1, 1, 2]), text, same_is_positive=False)
-    assert torch.equal(mask_of(own, (3, 5)), positives) and torch.equal(mask_of(others, (3, 5)), expected)
+    own, others = compared_masks(3, torch.tensor([0, 0, 1, 1, 2]), text, same_is_positive=False)
+    assert torch.equal(own, positives) and torch.equal(others, expected)
 
 
 @pytest.mark.parametrize("same", ["negative", "excluded", "positive"])

@@ -120,7 +120,7 @@ def test_24_cells_are_launched_by_few_more_operations_than_one(name, stores, tmp
     assert counts[-1] <= 1.5 * alone
     counts.clear()
     trained(store, recipes[:8], tmp_path / "seeds", seeds=(0, 1, 2))
-    assert counts[-1] <= 2 * alone
+    assert counts[-1] <= 1.6 * alone
 
 
 class Operations(TorchDispatchMode):

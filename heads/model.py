@@ -34,7 +34,7 @@ class FeatureFacts:
     space: str | None = None  # that the global features share with those of other sets, see `pipeline.encoders.base`
 
 
-Facts = FeatureFacts | tuple[FeatureFacts, ...]  # of one feature set of images or captions, or of several together
+Facts = tuple[FeatureFacts, ...]  # of each feature set of images or captions that a head reads
 
 
 def feature_facts(features: Images | Captions) -> Facts:
@@ -43,12 +43,7 @@ def feature_facts(features: Images | Captions) -> Facts:
     for part in parts_of(features):
         size = len(getattr(part, "vocabulary", None) or ()) or None
         found.append(FeatureFacts(part.kind, part.channels, part.global_channels, size, getattr(part, "space", None)))
-    return found[0] if len(found) == 1 else tuple(found)
-
-
-def facts_of_each(facts: Facts) -> tuple[FeatureFacts, ...]:
-    """Return the facts of each set."""
-    return facts if isinstance(facts, tuple) else (facts,)
+    return tuple(found)
 
 
 def in_one_space(images: Any, captions: Any) -> bool:
@@ -64,8 +59,8 @@ def fitted(recipe: Recipe, image: Facts, text: Facts) -> Recipe:
     """
     kinds: dict[str, Any] = {}
     for side, facts in (("image", image), ("text", text)):
-        require_kinds(recipe, side, facts_of_each(facts))
-        several = sorted({one.kind for one in facts_of_each(facts)})
+        require_kinds(recipe, side, facts)
+        several = sorted({one.kind for one in facts})
         kinds[f"{side}_kind"] = several[0] if len(several) == 1 else several
     return with_kinds(recipe, replace(recipe.data, **kinds))
 
@@ -187,14 +182,14 @@ def build_losses(recipe: Recipe, text: Facts) -> nn.ModuleDict:
 
     RecipeError where a term generates captions, and they are no words.
     """
-    losses, sets = {}, facts_of_each(text)
-    words = next((one.vocabulary_size for one in sets if one.vocabulary_size is not None), None)
+    losses: dict[str, nn.Module] = {}
+    words = next((one.vocabulary_size for one in text if one.vocabulary_size is not None), None)
     for term, block in recipe.terms.items():
         part = part_of(LOSSES, term, recipe.sources)
         if words is None and "vocabulary_size" in sizes(part):
             raise RecipeError(
                 f"loss.{term} writes captions word by word and needs captions of kind 'words', not "
-                f"{_kinds(sets)}; extract with --text words, or set loss.{term}.weight=0"
+                f"{_kinds(text)}; extract with --text words, or set loss.{term}.weight=0"
             )
         given = sizes(part, dim=recipe.model.dim, vocabulary_size=words or 0)
         name = term.replace(".", "/")  # no dots in modules' names
@@ -213,8 +208,8 @@ def term_of(key: str) -> str:
     return key.partition(".")[0].replace("/", ".")
 
 
-def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
-    sets, dim = facts_of_each(facts), recipe.model.dim
+def _branch(recipe: Recipe, side: str, sets: Facts) -> Branch:
+    dim = recipe.model.dim
     require_kinds(recipe, side, sets)
     adapter = _adapter_of_all(recipe, side, sets)
     block = recipe.aggregator[side]
@@ -228,7 +223,7 @@ def _branch(recipe: Recipe, side: str, facts: Facts) -> Branch:
     return Branch(adapter, aggregator, twin=twin)
 
 
-def _adapter_of_all(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> Adapter:
+def _adapter_of_all(recipe: Recipe, side: str, sets: Facts) -> Adapter:
     adapters = [_adapter(recipe, side, one) for one in sets]
     return adapters[0] if len(adapters) == 1 else JoinedAdapter(adapters, recipe.model.dim)
 
@@ -236,13 +231,13 @@ def _adapter_of_all(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -
 def _base(recipe: Recipe, branch: Branch, facts: Facts) -> tuple[list[int], list[bool]]:
     """Return of each feature set how wide the vector is that a residual adds to, and whether it is cached as such."""
     cached = [recipe.model.residual == "frozen" or adapter.global_ == "cached" for adapter in branch.adapters]
-    both = zip(facts_of_each(facts), cached, strict=True)
+    both = zip(facts, cached, strict=True)
     return [(one.global_channels if own else one.channels) or 0 for one, own in both], cached
 
 
 def _require_base(recipe: Recipe, image: Facts, text: Facts) -> None:
     """Raise RecipeError where there are no vectors to add to, or what the head makes cannot be added."""
-    sets = [facts for side in (image, text) for facts in facts_of_each(side)]
+    sets = [*image, *text]
     kind, faults = recipe.model.residual, []
     if kind == "frozen" and (len(sets) > 2 or not in_one_space(sets[0], sets[1])):
         faults.append("adds to global features of one space: extract both towers of one model with --encoder")
@@ -262,7 +257,7 @@ def _require_base(recipe: Recipe, image: Facts, text: Facts) -> None:
         raise RecipeError(f"model.residual={kind} {'; it '.join(faults)}; or set model.residual=none")
 
 
-def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], uses_local: bool) -> None:
+def _require_rows(recipe: Recipe, side: str, sets: Facts, uses_local: bool) -> None:
     if uses_local and any(facts.kind == "global" for facts in sets):
         raise RecipeError(
             f"recipe '{recipe.name}' reads local features (aggregator.{side} '{recipe.aggregator[side]['name']}'), and"
@@ -271,7 +266,7 @@ def _require_rows(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...], use
         )
 
 
-def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> None:
+def require_kinds(recipe: Recipe, side: str, sets: Facts) -> None:
     """Raise RecipeError where a recipe takes other features, or features of other kinds together."""
     wanted = recipe.data.kinds(side)
     for facts in sets:
@@ -291,7 +286,7 @@ def require_kinds(recipe: Recipe, side: str, sets: tuple[FeatureFacts, ...]) -> 
         _require_augmentable(recipe, sets, bool(words))
 
 
-def _require_augmentable(recipe: Recipe, sets: tuple[FeatureFacts, ...], words: bool) -> None:
+def _require_augmentable(recipe: Recipe, sets: Facts, words: bool) -> None:
     if words and recipe.augment.mix:
         raise RecipeError(
             "augment.mix blends cached features, and captions of kind 'words' have none; set data.text to those of a "
@@ -320,7 +315,7 @@ def _adapter(recipe: Recipe, side: str, facts: FeatureFacts) -> Adapter:
     return _make(f"adapter.{kind}", part, block, *sizes)
 
 
-def _kinds(sets: tuple[FeatureFacts, ...]) -> str:
+def _kinds(sets: Facts) -> str:
     return " and ".join(dict.fromkeys(f"'{facts.kind}'" for facts in sets))
 
 

@@ -101,7 +101,7 @@ def test_a_command_of_a_document(line, document, tmp_path, monkeypatch):
         (recipe,) = parameters["recipe"]
         assert load_recipe(recipe, settings)
     if name == "tune":
-        facts = FeatureFacts("grid", 16, 16), FeatureFacts("words", None, None, 9)
+        facts = (FeatureFacts("grid", 16, 16),), (FeatureFacts("words", None, None, 9),)
         (recipe,) = parameters["recipe"]
         space = dict(word.split("=") for word in parameters.get("space", []))
         assert make_space(recipe, *facts, space, settings_of(settings))

@@ -11,7 +11,6 @@ import torch
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError
 from ...pipeline.files import making
-from ..model import Facts, facts_of_each
 from ..runs.info import BRANCHES, RunInfo, absolute, versions
 from ..runs.run import MEMBERS, WEIGHTS, Run, copy_sources, require_free, write_facts
 from .evaluation import in_order
@@ -148,11 +147,11 @@ def _info(runs: Sequence[Run], weights: dict[str, float], rsum: float) -> RunInf
     for side in BRANCHES:
         sets: dict[str, tuple[Any, Any]] = {}
         for run in runs:
-            facts: Facts = run.image_facts if side == "image" else run.text_facts
-            for origin, fact in zip(run.info.origins(side), facts_of_each(facts), strict=True):
+            facts = run.image_facts if side == "image" else run.text_facts
+            for origin, fact in zip(run.info.origins(side), facts, strict=True):
                 sets.setdefault(origin.fingerprint, (origin, fact))
         origins, of_each = zip(*sets.values(), strict=True)
-        sides |= {side: origins, f"{side}_facts": of_each[0] if len(of_each) == 1 else of_each}
+        sides |= {side: origins, f"{side}_facts": of_each}
     first = runs[0]
     recipe = replace(
         first.recipe, name="average", paper=f"the average of {len(runs)} runs", reaches="cache", expected={}

@@ -79,8 +79,7 @@ class RunInfo:
             if recipe.code.get(module) != digest:
                 file = recipe.sources.get(module) or module
                 _log.warning("%s is not what %s was trained with: its file has changed since", file, folder)
-        facts = [[FeatureFacts(**one) for one in values[f"{side}_facts"]] for side in BRANCHES]
-        image, text = (of_each[0] if len(of_each) == 1 else tuple(of_each) for of_each in facts)
+        image, text = (tuple(FeatureFacts(**one) for one in values[f"{side}_facts"]) for side in BRANCHES)
         found: dict[str, Any] = {
             **{side: tuple(map(Origin.from_json, values[side])) for side in BRANCHES},
             "vocabulary": None if values["vocabulary"] is None else tuple(values["vocabulary"]),
@@ -93,8 +92,6 @@ class RunInfo:
         """Return the content of `run.json`."""
         values = {**asdict(self), "recipe": self.recipe.to_dict(), "runtime": asdict(self.recipe.runtime)}
         for side in BRANCHES:
-            facts = values[f"{side}_facts"]
-            values[f"{side}_facts"] = facts if isinstance(facts, tuple) else [facts]
             values[side] = [origin.to_json() for origin in self.origins(side)]
         return values
 

@@ -88,7 +88,7 @@ class Session:
     def step(self, name: str, device: torch.device, *settings: str, reference: bool = False) -> Step:
         """Return a training's step on this store's features; those of a whole image where a recipe wants them."""
         kind = "grid" if name in ("mlp", "setdiv-small") else "roi"
-        facts = FeatureFacts(kind, self.facts.channels, self.facts.global_channels)
+        facts = (FeatureFacts(kind, self.facts.channels, self.facts.global_channels),)
         chosen = [f"{key}={value}" for key, value in self.chosen.items()]
         if reference:  # the published codes launch operation by operation
             chosen.append("runtime.capture=off")
@@ -105,9 +105,8 @@ def two_steps(s: Session, name: str, device: torch.device) -> tuple[Tensor, Tens
     """Return the losses of two steps without dropout in float32, and the gradients of the first."""
     take = s.step(name, device, "runtime.precision=float32")
     for module in take.model.modules():
-        for key in ("p", "dropout", "state_dropout", "output_dropout"):
-            if isinstance(getattr(module, key, None), float):
-                setattr(module, key, 0.0)
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
     torch.manual_seed(1)
     channels = s.facts.channels or 0
     batch = roi_batch(32, 32 if name == "mlp" else 160, REGIONS, channels)

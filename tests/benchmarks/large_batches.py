@@ -36,7 +36,7 @@ def step_of(loss: str, chunk: int | None) -> Step:
     settings = [f"model.dim={WIDTH}", "adapter.tokens.global=cached", "loss.same_text=negative", *LOSSES[loss]]
     recipe = load_recipe("linear", settings)
     recipe = replace(recipe, data=replace(recipe.data, chunk=chunk))
-    return Step(recipe, FeatureFacts("grid", WIDTH, WIDTH), FeatureFacts("tokens", WIDTH, WIDTH), CPU)
+    return Step(recipe, (FeatureFacts("grid", WIDTH, WIDTH),), (FeatureFacts("tokens", WIDTH, WIDTH),), CPU)
 
 
 def batch_of(pairs: int) -> Batch:

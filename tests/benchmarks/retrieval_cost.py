@@ -37,7 +37,7 @@ def embed(name: str, settings: tuple[str, ...]) -> tuple[Model, Embedding, Embed
     """Return the model of a recipe, and the embeddings of a few random images and captions."""
     torch.manual_seed(0)
     recipe = load_recipe(name, ["augment.mix=0", "adapter.words.ends=false", *settings])
-    facts = FeatureFacts("roi", CHANNELS, CHANNELS), FeatureFacts("words", None, None, VOCABULARY)
+    facts = (FeatureFacts("roi", CHANNELS, CHANNELS),), (FeatureFacts("words", None, None, VOCABULARY),)
     model, local = build_model(recipe, *facts).eval(), torch.randn(FEW, REGIONS, CHANNELS)
     images = model.embed_images(Features(torch.full((FEW,), REGIONS), local, local.mean(1))).embedding
     token = torch.randint(VOCABULARY, (FEW, WORDS))

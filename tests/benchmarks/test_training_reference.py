@@ -31,7 +31,7 @@ def test_values_and_gradients_are_ours(name, size):
 def test_a_model_with_the_parts_of_the_reference_computes_what_ours_does_in_training(name, positions):
     changes = ["model.dim=8", *(f"aggregator.{side}.positions={positions}" for side in ("image", "text"))]
     recipe = load_recipe(name, [*changes, *(["similarity.alpha=8"] if name == "setdiv" else [])])
-    facts = FeatureFacts("roi", 6, 6), FeatureFacts("words", None, None, 20)
+    facts = (FeatureFacts("roi", 6, 6),), (FeatureFacts("words", None, None, 20),)
     draw = torch.Generator().manual_seed(0)
     regions = Features(torch.tensor([3, 5, 2]), local=torch.randn(3, 5, 6, generator=draw))
     words = Features(torch.tensor([4, 1, 2, 3]), token=torch.randint(1, 20, (4, 4), generator=draw))
@@ -54,4 +54,6 @@ def test_a_model_with_the_parts_of_the_reference_computes_what_ours_does_in_trai
 def test_a_model_of_which_the_reference_lacks_a_part_is_refused():
     recipe = load_recipe("vsepp")
     with pytest.raises(ValueError, match="the reference has no cosine: smooth-chamfer, assignment"):
-        make_reference(build_model(recipe, FeatureFacts("roi", 6, 6), FeatureFacts("words", None, None, 20)), recipe)
+        make_reference(
+            build_model(recipe, (FeatureFacts("roi", 6, 6),), (FeatureFacts("words", None, None, 20),)), recipe
+        )

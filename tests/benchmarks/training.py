@@ -48,7 +48,7 @@ def step(
     """
     batch, rows = roi_batch(images, captions, regions, channels), []
     for name in ("setdiv/f30k-butd-bigru", "maxmatch/f30k-butd-bigru"):
-        what = load_recipe(name, list(settings)), FeatureFacts("roi", channels, channels), WORD_IDS, CPU
+        what = load_recipe(name, list(settings)), (FeatureFacts("roi", channels, channels),), WORD_IDS, CPU
         take, reference = Step(*what), Step(*what, reference=True)
         keep_freed_memory()
         with Watched() as watched:

@@ -18,7 +18,7 @@ from sizes import small
 from torch import Tensor
 from training_parts import WORD_IDS, Step, medians, print_table, seconds_of
 
-from xret.heads.model import FeatureFacts
+from xret.heads.model import Facts, FeatureFacts
 from xret.heads.recipes.recipe import Recipe, load_recipe
 from xret.pipeline.device import pick_device
 from xret.pipeline.encoders.registry import load_visual
@@ -33,11 +33,11 @@ F30K_IMAGES, F30K_CAPTIONS = 29_000, 145_000  # of the training split
 POOLED = 768  # channels of a pooled caption feature
 SMALL = ["data.batch_size=20", "model.dim=16"]
 # Name: the recipe, settings of its own, facts of the captions.
-HEADS: dict[str, tuple[str, list[str], FeatureFacts]] = {
+HEADS: dict[str, tuple[str, list[str], Facts]] = {
     "vsepp": ("vsepp", [], WORD_IDS),
     "vse-infty": ("vse-infty", [], WORD_IDS),
     "setdiv": ("setdiv", [], WORD_IDS),
-    "linear": ("vsepp", ["adapter.tokens.global=cached"], FeatureFacts("tokens", POOLED, POOLED)),
+    "linear": ("vsepp", ["adapter.tokens.global=cached"], (FeatureFacts("tokens", POOLED, POOLED),)),
 }
 
 
@@ -60,7 +60,7 @@ def epoch(steps: int, images: int = 1024, tiny: bool = False) -> None:
     """
     name, size, settings = ("squeezenet1_1", 64, SMALL) if tiny else ("resnet152", 224, [])
     encoder = load_visual(EncoderSpec(name, "random:0", image_size=size), "cpu")
-    grid = FeatureFacts("grid", encoder.channels, encoder.channels)
+    grid = (FeatureFacts("grid", encoder.channels, encoder.channels),)
     table, rows = torch.randn(10_000, POOLED).half(), []
     with tempfile.TemporaryDirectory() as work:
         paths = sorted((same_picture(Path(work, "pictures"), 2 if tiny else 16, 433).parent / "images").iterdir())

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from training_reference import make_reference
 
-from xret.heads.model import FeatureFacts, build_losses, build_model
+from xret.heads.model import Facts, FeatureFacts, build_losses, build_model
 from xret.heads.recipes.recipe import Recipe
 from xret.heads.training.gradients import Gradients
 from xret.heads.training.objective import Objective
@@ -28,7 +28,7 @@ from xret.pipeline.reading.features import Features
 
 aten = torch.ops.aten
 PRODUCTS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
-WORD_IDS = FeatureFacts("words", None, None, VOCABULARY)
+WORD_IDS = (FeatureFacts("words", None, None, VOCABULARY),)
 BEHIND_WARMUP = 1.0  # epochs; the losses are those of the hardest negatives
 
 
@@ -91,8 +91,8 @@ class Step:
     def __init__(
         self,
         recipe: Recipe,
-        images: FeatureFacts,
-        captions: FeatureFacts,
+        images: Facts,
+        captions: Facts,
         device: torch.device,
         reference: bool = False,
     ) -> None:
@@ -107,7 +107,7 @@ class Step:
         self.precision = autocast_dtype(recipe.runtime.precision, device)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.precision is torch.float16)
         self.objective = Objective(recipe, self.model, self.losses)
-        self.objective.precision, self.objective.mask = self.precision, captions.vocabulary_size or 0
+        self.objective.precision, self.objective.mask = self.precision, captions[0].vocabulary_size or 0
         self.gradients = Gradients(self.objective, self.optimizer, self.scaler)
 
     def __call__(self, batch: Batch) -> Callable[[], Tensor]:

@@ -9,7 +9,11 @@ from xret.heads.training.optimisation import components_of
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
 
-GRID, WORDS, TOKENS = FeatureFacts("grid", 5, 5), FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 6, 6)
+GRID, WORDS, TOKENS = (
+    (FeatureFacts("grid", 5, 5),),
+    (FeatureFacts("words", None, None, 9),),
+    (FeatureFacts("tokens", 6, 6),),
+)
 POOLED = ["similarity=cosine", "loss.diversity.weight=0", "aggregator.image=average"]
 
 
@@ -42,13 +46,13 @@ def test_rows_that_a_loss_compares_are_of_one_width():
 
 def test_a_kind_without_an_adapter():
     with pytest.raises(RecipeError, match="no adapter for image features of kind 'sound': grid"):
-        model_of("vsepp", image=FeatureFacts("sound", 5, 5))
+        model_of("vsepp", image=(FeatureFacts("sound", 5, 5),))
 
 
 @pytest.mark.parametrize(("of", "image"), [("global", "grid"), ("average", "roi"), ("max", "roi")])
 def test_a_variance_has_a_projection_of_the_cached_feature_of_its_own(of, image):
     settings = [f"aggregator.image.of={of}", "adapter.roi.layers=linear"]
-    model = build_model(load_recipe("gaussian-vsepp", settings), FeatureFacts(image, 2048, 2048), WORDS)
+    model = build_model(load_recipe("gaussian-vsepp", settings), (FeatureFacts(image, 2048, 2048),), WORDS)
     assert sum(p.numel() for p in model.image.parameters()) == 2 * 2_098_176  # eq. 1: 2048 to 1024, with biases
     made = model.embed_images(Features(torch.tensor([4]), torch.rand(1, 4, 2048), torch.rand(1, 2048)))
     made.embedding.log_variance.sum().backward()

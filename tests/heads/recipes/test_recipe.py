@@ -18,7 +18,7 @@ from xret.heads.recipes.settings import normalised, settings_of
 from xret.pipeline.errors import RecipeError
 from xret.pipeline.reading.batches import Features
 
-WORDS = FeatureFacts("words", None, None, 11)
+WORDS = (FeatureFacts("words", None, None, 11),)
 SMALL = ["model.dim=8", "adapter.words.word_dim=6"]
 MIX = "augment.mix=1 data.unit=image data.captions=1"  # pairs
 
@@ -44,25 +44,25 @@ def test_a_system_makes_a_model_that_can_learn(name, image, text):
     parts = load_recipe(name, ["model.dim=8"]).aggregator
     small = [*SMALL, *(f"aggregator.{side}.head_dim=8" for side in parts if "head_dim" in parts[side])]
     recipe = load_recipe(name, small)
-    facts = WORDS if text == "words" else FeatureFacts("tokens", 5, 5)
+    facts = WORDS if text == "words" else (FeatureFacts("tokens", 5, 5),)
     if text == "tokens" and "caption-generation" in recipe.terms:
         with pytest.raises(RecipeError, match="needs captions of kind 'words'"):
             build_losses(recipe, facts)
         recipe = load_recipe(name, [*small, "loss.caption-generation.weight=0"])
     if text == "words" and recipe.augment.mix:
         with pytest.raises(RecipeError, match=r"of kind 'words' have none; .* or augment\.mix=0"):
-            build_model(recipe, FeatureFacts(image, 5, 5), facts)
+            build_model(recipe, (FeatureFacts(image, 5, 5),), facts)
         recipe = load_recipe(name, [*small, "augment.mix=0"])
     if text == "words" and recipe.model.residual != "none":
         with pytest.raises(RecipeError, match="which words have not"):
-            build_model(recipe, FeatureFacts(image, 5, 5), facts)
+            build_model(recipe, (FeatureFacts(image, 5, 5),), facts)
         return
-    model = build_model(recipe, FeatureFacts(image, 5, 5), facts)
+    model = build_model(recipe, (FeatureFacts(image, 5, 5),), facts)
     for key, matrix in model.named_buffers():
         if key.endswith("base.matrix"):  # as a training finds it
             torch.nn.init.normal_(matrix)
     images = model.embed_images(Features(torch.tensor([4, 2]), torch.rand(2, 4, 5), torch.rand(2, 5)))
-    other = build_model(recipe, FeatureFacts(image, 5, 7), facts)  # as a CLIP's patches and its projection
+    other = build_model(recipe, (FeatureFacts(image, 5, 7),), facts)  # as a CLIP's patches and its projection
     made = other.embed_images(Features(torch.tensor([4, 2]), torch.rand(2, 4, 5), torch.rand(2, 7)))
     assert type(made.embedding) is type(images.embedding)
     tokens = torch.tensor([[1, 2, 0], [3, 0, 0], [4, 5, 6]])

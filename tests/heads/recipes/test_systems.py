@@ -252,4 +252,4 @@ def test_a_recipe_trains_two_steps_and_is_evaluated(name, stores, tmp_path):
 
 
 def _facts(kind):
-    return FeatureFacts(kind, None, None, 11) if kind == "words" else FeatureFacts(kind, 5, 5)
+    return (FeatureFacts(kind, None, None, 11),) if kind == "words" else (FeatureFacts(kind, 5, 5),)

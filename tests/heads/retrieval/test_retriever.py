@@ -83,7 +83,7 @@ def test_videos_are_folders_of_frames(tmp_path):
     store = make_store(make_pictures(tmp_path / "pictures", frames=3), tmp_path / "s.zarr", frames=2)
     options = {"device": "cpu", "data_root": tmp_path / "pictures"}
     retriever = Retriever(make_run(store, tmp_path / "run"), **options)
-    assert retriever.run.image_facts.kind == "frames"
+    assert retriever.run.image_facts[0].kind == "frames"
     same(retriever.encode_images(files(retriever)), retriever.gallery.images)
     with pytest.raises(SampleError, match="the picture: this is no video; give a folder of frames"):
         retriever.encode_images([Image.new("RGB", (9, 9))])

@@ -141,7 +141,7 @@ def test_losses_that_write_captions_get_the_words(store):
 def test_two_vocabularies_are_one_too_many():
     words, states = FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 5, 5)
     with pytest.raises(RecipeError, match=r"data\.text names 2 sets of words, and a head has one vocabulary"):
-        build_model(small("vsepp"), FeatureFacts("grid", 5, 5), (words, states, words))
+        build_model(small("vsepp"), (FeatureFacts("grid", 5, 5),), (words, states, words))
 
 
 @pytest.mark.parametrize(

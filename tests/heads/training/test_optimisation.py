@@ -11,7 +11,7 @@ from xret.heads.recipes.blocks import Optimizer, Schedule
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.optimisation import build_optimizer, drop_frozen, learning_rate, warmup
 
-IMAGES, WORDS = FeatureFacts("grid", 6, 6), FeatureFacts("words", None, None, 11)
+IMAGES, WORDS = (FeatureFacts("grid", 6, 6),), (FeatureFacts("words", None, None, 11),)
 
 
 def head():

@@ -15,8 +15,8 @@ from xret.heads.recipes.schema import flat
 from xret.heads.tuning.space import FILE, describe, make_space
 from xret.pipeline.errors import RecipeError
 
-GRID, ROI = FeatureFacts("grid", 16, 16), FeatureFacts("roi", 16, 16)
-WORDS, TOKENS = FeatureFacts("words", None, None, 9), FeatureFacts("tokens", 16, 16)
+GRID, ROI = (FeatureFacts("grid", 16, 16),), (FeatureFacts("roi", 16, 16),)
+WORDS, TOKENS = (FeatureFacts("words", None, None, 9),), (FeatureFacts("tokens", 16, 16),)
 SPACES = yaml.load(FILE.read_text(), yaml.BaseLoader)
 
 
@@ -58,7 +58,7 @@ def test_a_bundled_space_has_keys_of_its_system(system):
 def test_the_first_trial_of_every_recipe_is_the_recipe_but_for_no_decay(name):
     small = {"model.dim": 8}
     recipe = load_recipe(name, small)
-    image = FeatureFacts(recipe.data.image_kind or "grid", 16, 16)
+    image = (FeatureFacts(recipe.data.image_kind or "grid", 16, 16),)
     text = TOKENS if recipe.data.text_kind == "tokens" or recipe.augment.mix else WORDS
     space, first = make_space(name, image, text, {}, small)
     values = flat(recipe.to_dict())

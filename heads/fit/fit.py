@@ -262,7 +262,10 @@ class _Fitting:
 
     def run(self) -> tuple[str, str]:
         """Fit all; return the chosen candidate, and the best but for the frozen one, whose parts are fitted, too."""
-        recipes = closed_candidates(self.sets)
+        how = self._common()
+        recipes = {FROZEN: load_recipe("cca", {**how, "model.residual": "frozen"})} if in_one_space(*self.sets) else {}
+        if not self.sets[1].vocabulary:
+            recipes[CLOSED] = load_recipe("cca", how)
         for name, recipe in recipes.items():
             self._fit(name, recipe)
         # The maps of few pairs are chosen by few pictures, and may be far worse than they look there; what is added to
@@ -270,7 +273,8 @@ class _Fitting:
         if {FROZEN, CLOSED} <= recipes.keys() and self.gain(CLOSED, "val")[1] <= 0:
             del recipes[CLOSED]  # is shown, and neither chosen nor begun with
         base = next(reversed(recipes), "none")
-        recipes |= (heads := trained_candidates(self.sets, base))
+        how |= {"model.residual": base, **(SHORT if base != "none" else {})}
+        recipes |= (heads := {name: load_recipe(name, how) for name in TRAINED})
         epochs = next(iter(heads.values())).schedule.epochs
         parts = len(heads) + len(SHARES)
         with Progress("Fitting", parts * epochs, "epochs") as progress:
@@ -288,6 +292,13 @@ class _Fitting:
                 self.parts.clear()
             self._tick(parts * epochs - self.counted)
         return chosen, fitted
+
+    def _common(self) -> dict[str, Any]:
+        """Return the settings of all candidates: the sets, and that a vector which a text encoder has is read."""
+        captions = parts_of(self.sets[1])[0]
+        names = {"data.image": self.sets[0].name, "data.text": self.sets[1].name}
+        cached = captions.kind == "tokens" and captions.global_channels
+        return {**names, "adapter.tokens.global": "cached"} if cached else names
 
     def _best(self, names: Sequence[str] | Mapping[str, Recipe]) -> str:
         return max(names, key=lambda name: Run(self.runs[name]).info.best_rsum or 0)
@@ -319,27 +330,6 @@ class _Fitting:
     def _tick(self, epochs: int) -> None:
         self.counted += epochs
         self.progress.update(epochs)
-
-
-def closed_candidates(sets: Sets) -> dict[str, Recipe]:
-    """Return the candidates that nothing is trained for, by name."""
-    how = _common(sets)
-    found = {FROZEN: load_recipe("cca", {**how, "model.residual": "frozen"})} if in_one_space(*sets) else {}
-    return found if sets[1].vocabulary else found | {CLOSED: load_recipe("cca", how)}
-
-
-def trained_candidates(sets: Sets, base: str) -> dict[str, Recipe]:
-    """Return the candidates that add something to a `base`, by name."""
-    how = _common(sets) | {"model.residual": base} | (SHORT if base != "none" else {})
-    return {name: load_recipe(name, how) for name in TRAINED}
-
-
-def _common(sets: Sets) -> dict[str, Any]:
-    """Return what both sorts have in common: the sets, and that a vector which the encoder has of a caption is read."""
-    captions = parts_of(sets[1])[0]
-    cached = captions.kind == "tokens" and captions.global_channels
-    names = {"data.image": sets[0].name, "data.text": sets[1].name}
-    return {**names, "adapter.tokens.global": "cached"} if cached else names
 
 
 def _row(name: str, run: Path, complete: bool, device: str) -> Row:

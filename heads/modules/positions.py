@@ -45,7 +45,11 @@ def grid_positions(rows: Tensor, place: Tensor | None = None, grid: tuple[int, i
         grid = grid or square(rows.shape[1])
     if grid is None or (place is None and grid[0] * grid[1] != rows.shape[1]):
         raise ValueError(f"positions grid needs a map of as many rows as columns, not of {rows.shape[1]} cells")
-    positions = _of_map(grid, rows.shape[2], rows.dtype, rows.device)
+    width, exact = rows.shape[2], torch.promote_types(rows.dtype, torch.float32)
+    cell = torch.arange(grid[0] * grid[1], device=rows.device, dtype=exact)
+    down, across = (cell // grid[1] + 1) / (grid[0] + _WHOLE), (cell % grid[1] + 1) / (grid[1] + _WHOLE)
+    halves = (down, width - width // 2), (across, width // 2)
+    positions = torch.cat([sinusoids(2 * torch.pi * part, half) for part, half in halves], 1).to(rows.dtype)
     return positions[None] if place is None else positions[place]
 
 
@@ -53,11 +57,3 @@ def square(cells: int) -> tuple[int, int] | None:
     """Return height and width of a square map of so many cells; None where there is none."""
     side = math.isqrt(cells)
     return (side, side) if side * side == cells else None
-
-
-def _of_map(grid: tuple[int, int], width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return the positions of all cells of a map, `[cells, width]`."""
-    cell = torch.arange(grid[0] * grid[1], device=device, dtype=torch.promote_types(dtype, torch.float32))
-    down, across = (cell // grid[1] + 1) / (grid[0] + _WHOLE), (cell % grid[1] + 1) / (grid[1] + _WHOLE)
-    halves = (down, width - width // 2), (across, width // 2)
-    return torch.cat([sinusoids(2 * torch.pi * place, half) for place, half in halves], 1).to(dtype)

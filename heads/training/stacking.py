@@ -215,16 +215,13 @@ def _differing(parts: Sequence[nn.Module]) -> dict[str, list[float]]:
 
 def _side_by_side(given: Sequence[Prepared], of_cell: Sequence[int]) -> Prepared:
     """Return the batch of each cell, side by side, padded to the most rows; `Ragged` where their samples differ."""
-    if len({(len(one.images.length), len(one.captions.length), _pairs(one)) for one in given}) > 1:
+    counts = {(len(one.images.length), len(one.captions.length), one.pairs and len(one.pairs.rows)) for one in given}
+    if len(counts) > 1:
         raise Ragged
     columns = [_padded(column) for column in zip(*map(tensors_in, given), strict=True)]
     stacks = iter([torch.stack([column[place] for place in of_cell]) for column in columns])
     found: Prepared = tree_map_only(Tensor, lambda _: next(stacks), given[0])
     return found
-
-
-def _pairs(given: Prepared) -> int | None:
-    return None if given.pairs is None else len(given.pairs.rows)
 
 
 def _padded(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -22,7 +22,8 @@ from training_parts import status_mb
 
 from xret.heads.evaluation.metrics import ranks, recall_table
 from xret.heads.modules.embedding import Gaussian, Sequence
-from xret.heads.modules.similarity import SIMILARITIES, blocks, in_blocks
+from xret.heads.modules.similarity import SIMILARITIES, in_blocks
+from xret.heads.modules.similarity.shared import block_side
 
 Embeddings = Tensor | Gaussian | Sequence
 USUAL = tuple(name for name in SIMILARITIES if name != "cross-attention")  # which takes very much longer
@@ -78,7 +79,7 @@ def main(images: int, captions: int, rounds: int, dim: int = 1024, names: tuple[
     for name in names:
         kind, similarity = SIMILARITIES[name].embedding, SIMILARITIES[name]().eval()
         left, right = (embeddings(kind, count, dim) for count in (images, captions))
-        flat, other, side = rows_of(left), rows_of(right), blocks.side(left, right)
+        flat, other, side = rows_of(left), rows_of(right), block_side(left, right)
         product = partial(bare, flat, other, (side * len(flat) // images, side * len(other) // captions))
         parts = {"scoring": in_blocks, "evaluation": partial(evaluation, caption_image=caption_image)}
         for part, work in parts.items():

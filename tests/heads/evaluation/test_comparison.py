@@ -76,7 +76,7 @@ def test_no_matrix_of_all_pairs_is_made_of_a_large_split(vsepp, elsewhere, monke
     runs = elsewhere(vsepp, "one"), elsewhere(vsepp, "two", order=[*range(7, 12), *range(7)])
     expected, rows = compare_runs(*runs, device="cpu"), []
     monkeypatch.setattr(scoring, "WHOLE", 0)
-    monkeypatch.setattr(pairs, "side", lambda *_: 5)
+    monkeypatch.setattr(pairs, "block_side", lambda *_: 5)
     compare = Cosine.forward
     monkeypatch.setattr(Cosine, "forward", lambda *both: rows.append(max(map(len, both[1:]))) or compare(*both))
     found = compare_runs(*runs, device="cpu")

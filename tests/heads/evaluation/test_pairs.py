@@ -27,7 +27,7 @@ class Head:
 @pytest.fixture
 def in_blocks(monkeypatch):
     monkeypatch.setattr(scoring, "WHOLE", 0)
-    monkeypatch.setattr(pairs, "side", lambda *_: 5)
+    monkeypatch.setattr(pairs, "block_side", lambda *_: 5)
 
 
 @pytest.mark.parametrize("ties", ["pessimistic", "mean"])
@@ -65,7 +65,7 @@ def random_pairs(seed, captions=61, images=23, **head):
 
 @pytest.mark.parametrize("step", [1, 7, 100])
 def test_ties_of_equal_captions_stay_exact(monkeypatch, step):
-    monkeypatch.setattr(pairs, "side", lambda *_: step)
+    monkeypatch.setattr(pairs, "block_side", lambda *_: step)
     found, matrix = random_pairs(0)
     for ours, theirs in zip(
         block_ranks(found.blocks, 23, found.caption_image), ranks(matrix, found.caption_image), strict=True
@@ -76,7 +76,7 @@ def test_ties_of_equal_captions_stay_exact(monkeypatch, step):
 
 
 def test_another_order_joins_by_place(monkeypatch):
-    monkeypatch.setattr(pairs, "side", lambda *_: 7)
+    monkeypatch.setattr(pairs, "block_side", lambda *_: 7)
     (one, first), (two, second) = random_pairs(0), random_pairs(1)
     rows, columns = torch.randperm(23).tolist(), torch.randperm(61).tolist()
     both = one.joined(two, rows, columns)

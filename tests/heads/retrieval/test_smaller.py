@@ -41,7 +41,7 @@ def test_the_rotation_is_that_of_the_training_split(made, tmp_path, monkeypatch)
     whole = test.similarity(test.gallery.images, test.gallery.captions)
     assert told["mean_recall"]["before"] == pytest.approx(plain_rsum(whole, owner) / 6)
     rows = []
-    monkeypatch.setattr(pairs, "side", lambda *_: 2)
+    monkeypatch.setattr(pairs, "block_side", lambda *_: 2)
     test.model.compare.register_forward_pre_hook(lambda _, both: rows.append(max(map(len, both))))
     assert export_embeddings(test, tmp_path / "again", dims=5, dtype="int8")["mean_recall"] == told["mean_recall"]
     assert max(rows) <= 2  # no matrix of all pairs

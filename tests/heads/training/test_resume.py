@@ -155,7 +155,7 @@ def test_a_failure_leaves_what_can_be_gone_on_from(store, tmp_path, monkeypatch)
     assert train(store, recipe, tmp_path / "run", device="cpu", resume=True).epochs == 3
     # Ctrl-C in the first epoch, a failure of a resumed run, and one after an epoch
     for name, after, error in (("other", 0, KeyboardInterrupt), ("other", 0, KeyError), ("third", 1, KeyError)):
-        monkeypatch.setattr(Trainer, "_validate", stopping(Trainer._validate, after, error))
+        monkeypatch.setattr(Trainer, "validate", stopping(Trainer.validate, after, error))
         with pytest.raises(error):
             train(store, recipe_of(), tmp_path / name, device="cpu", resume=(tmp_path / name).exists())
         monkeypatch.undo()

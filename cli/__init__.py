@@ -72,7 +72,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; with ``--json`` an error is ``{"error": sentence}``."""
         words = ctx.meta[_WORDS]
-        # Of two failing writes Zarr raises one error, and asyncio says so of the other.
+        # When two writes fail, Zarr raises one error, and asyncio logs the other.
         logging.getLogger("asyncio").addFilter(lambda record: "was never retrieved" not in record.getMessage())
         logger = logging.getLogger("xret")
         logger.setLevel(_LEVELS[ctx.params.get("verbose")])

@@ -187,8 +187,8 @@ def _row(features: dict[str, Any]) -> list[str]:
 def leaks(store: str, name: str, threshold: float, out: Path | None) -> None:
     """Find pictures of one split that look like one of another.
 
-    They may be re-encoded, resized or slightly cropped: their global features are compared. Of each picture of val and
-    test the nearest in train, and of test in val, is listed if the cosine, without the mean of all features, is high
+    They may be re-encoded, resized or slightly cropped: their global features are compared. For each picture of val and
+    test the nearest in train, and for test in val, is listed if the cosine, without the mean of all features, is high
     enough. Look at the pairs: encoders differ in the threshold that they need.
 
     \b

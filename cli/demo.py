@@ -115,7 +115,7 @@ def _refuse_others(out: Path) -> None:
 def run_demo(out: Path) -> "dict[str, Evaluation]":
     """Run the loop below the folder `out`, and return the evaluation of each row.
 
-    Of what is done there already, only the evaluation and the page are repeated.
+    Finished stages are not repeated, but for the evaluation and the page.
     """
     from .. import evaluate, extract, train
     from ..demo.generate import generate_scenes

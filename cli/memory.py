@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8  # of mallopt(3)
 def keep_freed_memory() -> None:
     """Keep what is freed for what comes next, in one arena for all threads.
 
-    glibc gives large blocks back at each `free`, and takes them anew as pages of zeros: on a CPU a convolutional
+    glibc gives large blocks back at each `free`, and takes new pages of zeros: on a CPU a convolutional
     network spends up to half of its time on that, a training step of large batches up to a quarter. Nothing happens
     where there is no glibc.
     """

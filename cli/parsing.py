@@ -163,7 +163,7 @@ weights_options = together(
     click.option("--text-weights", metavar=_WEIGHTS, help="The text encoder's weights, if they have moved."),
     trust_option,
 )
-# Of commands that write the embeddings of a run.
+# For commands that write the embeddings of a run.
 embedding_options = together(
     store_option,
     part_option,

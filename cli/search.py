@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..heads.retrieval.gallery import Hit
 
 
-# Of commands that put a run to work.
+# For commands that put a run to work.
 run_options = together(
     click.option("--images", type=FOLDER, metavar="FOLDER", help="Search the pictures in this folder and below."),
     store_option,

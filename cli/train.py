@@ -134,7 +134,7 @@ def finetune(run: str, out: Path, resume: bool, **options: Any) -> None:
 def average(runs: tuple[str, ...], **options: Any) -> None:
     """Make one run of several, whose scores are the mean of theirs.
 
-    It is a run for eval, search, serve, index, export and report, and has copies of the weights. Where all of the RUNs
+    It is a run for eval, search, serve, index, export and report, and has copies of the weights. If all of the RUNs
     compare by cosine, it embeds a sample as one vector: theirs side by side.
 
     \b

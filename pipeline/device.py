@@ -206,7 +206,7 @@ def start_reading(values: Tensor) -> Callable[[], Tensor]:
     """Begin to copy values to the host; what is returned waits for them, but for no later work of the GPU."""
     if not values.is_cuda:
         return lambda: values
-    # Who waits for a blocking event leaves the core to others.
+    # Waiting for a blocking event leaves the core to others.
     host, there = values.to("cpu", non_blocking=True), torch.cuda.Event(blocking=True)
     there.record(torch.cuda.current_stream(values.device))
 

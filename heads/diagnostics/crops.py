@@ -77,10 +77,12 @@ def crop_tables(
 ) -> dict[str, NumberTable]:
     """Embed crops and captions A and C of triplets, and compare the ones with the others.
 
-    Of the images of the split that have regions, or of those of Visual Genome in a folder, whatever the run was trained
-    on. Returns ``crops``, a row a threshold with the accuracies of binary selection, and with Gaussians ``uncertainty
-    of crops``, their means. A tie is a failure (``pessimistic``), a success (``optimistic``), or half of one
-    (``mean``).
+    They are cut out of the split's images that have regions, or out of Visual Genome's in a folder, whatever the run
+    was trained on. A tie is a failure (``pessimistic``), a success (``optimistic``), or half of one (``mean``).
+
+    Returns:
+        ``crops``, a row a threshold with the accuracies of binary selection, and with Gaussians ``uncertainty of
+        crops``, their means.
 
     Raises:
         CacheError: the pictures or regions are missing, or no image has two regions that are small enough.

@@ -51,7 +51,7 @@ def average(
     """Make a run of several runs, whose scores are the weighted mean of theirs (``xret average``).
 
     It is a run for all that ranks: evaluation, search, server, index, export, report. It holds copies of the runs'
-    weights. Where all compare vectors by cosine, a sample is embedded as one vector, all of theirs side by side.
+    weights. If all compare vectors by cosine, a sample is embedded as one vector, theirs side by side.
 
     Args:
         runs: two or more runs of heads on one store, perhaps on features of different encoders.
@@ -61,7 +61,7 @@ def average(
             Libraries of Models*, ICML 2004).
         store: where the feature store is now; None: where the runs were trained.
         device: ``auto``, ``cpu`` or ``cuda``.
-        trust: let parts of somebody's own in a run that was not trained here run code.
+        trust: let user-defined parts in a run that was not trained here run code.
 
     Raises:
         RunError: `out` exists; there are fewer than two runs; one is not finished, was fine-tuned, is an average, or is

@@ -64,7 +64,7 @@ def evaluate(
         features: of a store with several sets in one space, or for a model, how the names of one of each begin,
             ``IMAGE,TEXT``.
         device: ``auto``, ``cpu`` or ``cuda``.
-        trust: let parts of somebody's own in a run that was not trained here run code.
+        trust: let user-defined parts in a run that was not trained here run code.
 
     Raises:
         RunError: a run, the feature sets or the protocol do not fit, or the runs of an ensemble do not see the same

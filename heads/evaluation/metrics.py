@@ -26,7 +26,7 @@ FOLDS = [range(first, first + 1000) for first in range(0, FOLDED, 1000)]  # imag
 
 
 class Ranks(NamedTuple):
-    """Where the best own item of each of Q queries stands, as counts `[Q]` (int64)."""
+    """The rank of the best own item of each of Q queries, as counts `[Q]` (int64)."""
 
     better: Tensor  # wrong items that score strictly higher
     tied: Tensor  # wrong items that score the same
@@ -124,8 +124,8 @@ def hits(ranks: Ranks, k: int, ties: Ties = "pessimistic") -> Tensor:
         return (better + tied < k).double()
     if ties == "optimistic":
         return (better < k).double()
-    # Of `tied + own` items in random order, k - better are looked at: none of them is an own one with the probability
-    # of drawing that many wrong ones in a row.
+    # The first k - better of `tied + own` items in random order are looked at: none of them is an own one with the
+    # probability of drawing that many wrong ones in a row.
     miss = torch.ones_like(better, dtype=torch.float64)
     for drawn in range(k):
         step = (tied - drawn).clamp(min=0) / (tied + own - drawn).clamp(min=1).double()
@@ -155,7 +155,7 @@ def expected_ranks(ranks: Ranks, ties: Ties = "pessimistic") -> Tensor:
 def median_rank(ranks: Ranks, ties: Ties = "pessimistic") -> float:
     """Return the median over queries of the rank, from 1, of the best own item; ties as in `recall`.
 
-    Of an even number it is the mean of the two in the middle; `mean` takes every query's expected rank.
+    It is the mean of the two in the middle of an even number; `mean` takes every query's expected rank.
     """
     return expected_ranks(ranks, ties).quantile(0.5).item()
 

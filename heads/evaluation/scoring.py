@@ -42,7 +42,7 @@ from .pairs import NOT_FINITE, Pairs, Part
 BATCH = 256  # samples embedded in one go
 Modality = Literal["images", "captions"]
 MODALITIES: tuple[Modality, Modality] = ("images", "captions")
-WHOLE = 1 << 28  # pairs, whose similarities take a gibibyte; those of more are computed in blocks, each time anew
+WHOLE = 1 << 28  # pairs, whose similarities take a gibibyte; those of more are computed in blocks, again each time
 
 
 class Ranker:
@@ -207,7 +207,7 @@ class Side:
     def elements(self) -> Tensor:
         """Unit elements, ``[B, K, D]``: a vector, a Gaussian's mean and the mean of a sequence's unit rows are one.
 
-        Of several heads it is one, too: the means of theirs side by side.
+        An average of heads has one, too: the means of theirs side by side.
         """
         embedding = self.embedding
         if isinstance(embedding, Joint):
@@ -278,7 +278,7 @@ def embed_split(ranker: Ranker, split: str, *, whole: bool = True) -> Scored:
     """Embed a split and compare its images and captions.
 
     Similarities are the mean over the ranker's views of an image, whatever an embedding is: the slots of sets may
-    change places from view to view, so that a mean of embeddings would blend what does not belong together. Where not
+    change places from view to view, so that a mean of embeddings would blend what does not belong together. Unless
     the `whole` matrix is needed, that of more than `WHOLE` pairs is not made, see `pairs`.
 
     Raises:

@@ -56,8 +56,8 @@ print(retriever.similarity(images, captions))
 def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = None) -> Path:
     """Write a run as the hub has models, into a new folder; `repo` is what the model card calls it, ``user/name``.
 
-    Where the weights of an encoder were named to `retriever` as a hub id, the folder names them, too; a file or
-    folder of this machine must be named again where the run is loaded. RunError where the folder exists or cannot be
+    Weights of an encoder that were named to `retriever` by a hub id are named in the folder, too; a file or folder
+    of this machine must be named again where the run is loaded. RunError where the folder exists or cannot be
     written; or the run has no finished epoch, or is damaged.
     """
     folder, run = Path(folder), retriever.run
@@ -99,7 +99,7 @@ def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
 
 
 def _portable(info: RunInfo, weights: Mapping[BranchName, str | None]) -> RunInfo:
-    """Return `info` without paths of this machine; `weights` name encoders anew where they are hub ids."""
+    """Return `info` without paths of this machine; `weights` that are hub ids name the encoders."""
     adapter = {  # word vectors were read
         kind: {**block, "vectors": Path(block["vectors"]).name} if block.get("vectors") else block
         for kind, block in info.recipe.adapter.items()

@@ -24,7 +24,7 @@ _ANSWERS: dict[str, Modality] = {"t2i": "images", "i2t": "captions"}  # by the c
 class MtebModel:
     """A retriever that answers MTEB's tasks of the categories ``t2i`` and ``i2t``; its own gallery is not used.
 
-    Where it corrects hubness, it does so for a corpus, too.
+    If it corrects hubness, it does so for a corpus, too.
 
     Results are filed under `name`, ``organization/name``; None: ``xret/`` and the run's folder. RunError where mteb is
     not installed.

@@ -65,7 +65,7 @@ class Retriever(Ranker):
             later are seen by a new `load`.
         index: a folder that ``xret index`` made of the same run, store and split.
         hubness: hold back items that answer too many queries, by a bank of training queries.
-        trust: let a file of weights, or parts of somebody's own in a run that was not trained here, run code.
+        trust: let a file of weights, or user-defined parts in a run that was not trained here, run code.
 
     Raises:
         RunError: there is no such run, or it is damaged.
@@ -360,7 +360,7 @@ class Retriever(Ranker):
             if not rows:
                 there = self.cache.url if self.split is None else f"split '{self.split}', or choose another split"
                 raise EncoderError(f"{error}, search with a {'caption' if texts else 'picture'} of {there}") from error
-            # Of pictures whose path ends alike, as 1.jpg and a/1.jpg, the one with the longest name is meant.
+            # If several names end the path, as 1.jpg and a/1.jpg, the longest one is meant.
             row = max(rows, key=lambda row: len(names[row]))
             return each(itemgetter([row]), self.gallery.of(modality))
 

@@ -122,7 +122,8 @@ def coefficient_tables(seen: Scored) -> dict[str, NumberTable]:
 def gpo_coefficients(branch: nn.Module, length: Tensor) -> dict[str, dict[int, tuple[int, list[float]]]]:
     """Return by GPO of a branch, and by each of the lengths ``[B]``: its samples, and the coefficients of their ranks.
 
-    The ends of a caption count as rows if it is read with them. Coefficients of single dimensions are averaged. A GPO whose coefficients depend on the sample is left out.
+    The ends of a caption count as rows if it is read with them. Coefficients of single dimensions are averaged. A GPO
+    whose coefficients depend on the sample is left out.
     """
     ends = any(isinstance(part, Adapter) and part.ends for part in branch.modules())
     lengths, samples = (length.clamp(min=1) + 2 * ends).unique(return_counts=True)

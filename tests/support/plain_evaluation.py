@@ -49,3 +49,14 @@ def plain_rsum(similarity, owner):
 def run_on(run, store, path):
     """Copy a run as if it had been trained on another store with the same features."""
     return edited(shutil.copytree(run, path), store=store)
+
+
+def globals_of(store, split, image="auto", caption="auto", view=0):
+    """Return the global features, float64, of the images of a split that no set lacks and of their captions, and the
+    image of each caption."""
+    cache = FeatureCache.open(store)
+    usable = np.all([cache.image_set(name).status == 0 for name in cache.set_names("images")], axis=0)
+    rows = np.array([row for row in range(*cache.splits[split]) if usable[row]])
+    spoken = np.flatnonzero(np.isin(cache.caption_image, rows))
+    images, captions = cache.image_set(image).global_(rows, view), cache.caption_set(caption).global_(spoken)
+    return images.astype(float), captions.astype(float), np.searchsorted(rows, cache.caption_image[spoken])

@@ -8,14 +8,13 @@ import pytest
 import torch
 from canonical_reference import canonical_maps
 from embedding_sources import Pairs
-from plain_evaluation import plain_rsum
+from plain_evaluation import globals_of, plain_rsum
 from small_store import make_store
 
 import xret
 from xret.heads.evaluation.alignment import linear_cka, mutual_neighbours
 from xret.heads.evaluation.closed_form import RIDGES
 from xret.pipeline.errors import CacheError
-from xret.pipeline.store import FeatureCache
 
 
 @pytest.fixture(scope="module")
@@ -75,17 +74,6 @@ def test_equal_features_are_aligned_and_shuffled_ones_at_chance():
     assert linear_cka(x, torch.ones(600, 3)) == 0
 
 
-def split_of(store, split, image, caption):
-    """Return the global features of two sets, of what all sets have, and the image of each caption."""
-    cache = FeatureCache.open(store)
-    images, captions = cache.image_set(image), cache.caption_set(caption)
-    good = np.all([cache.image_set(name).status == 0 for name in cache.set_names("images")], axis=0)
-    rows = np.array([row for row in range(*cache.splits[split]) if good[row]])
-    spoken = np.flatnonzero(np.isin(cache.caption_image, rows))
-    owner = np.searchsorted(rows, cache.caption_image[spoken])
-    return images.global_(rows).astype(float), captions.global_(spoken).astype(float), owner
-
-
 def cca_rsum(fitted, asked, ridge, power):
     """Fit images, captions and the owners of these by SciPy; return the RSUM of others."""
     images, captions, owner = fitted
@@ -100,11 +88,11 @@ def test_the_map_is_that_of_canonical_correlations(store):
     assert [path.split("@")[0] for path in found.left_out] == ["captions/words"]
     assert [pair.rsum for pair in found.pairs] == sorted((pair.rsum for pair in found.pairs), reverse=True)
     for pair in found.pairs:
-        x, y, owner = split_of(store, "train", pair.images, pair.captions)
+        x, y, owner = globals_of(store, "train", pair.images, pair.captions)
         parts = []
         for some in (np.arange(len(x)) % 10 != 0, np.arange(len(x)) % 10 == 0):
             parts.append((x[some], y[some[owner]], np.cumsum(some)[owner[some[owner]]] - 1))
-        val = x, y, owner = split_of(store, "val", pair.images, pair.captions)
+        val = x, y, owner = globals_of(store, "val", pair.images, pair.captions)
         assert pair.rsum == pytest.approx(cca_rsum(parts[0], val, pair.ridge, pair.power))
         reached = cca_rsum(*parts, pair.ridge, pair.power)
         assert reached >= max(cca_rsum(*parts, ridge, 0.5) for ridge in RIDGES)

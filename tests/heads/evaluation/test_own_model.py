@@ -1,8 +1,8 @@
 """A user-defined model in the place of a run, against its own matrix of all pairs."""
 
-import numpy as np
 import pytest
 import torch
+from plain_evaluation import globals_of
 from small_store import make_store
 from torch import nn
 from torch.nn.functional import normalize
@@ -40,15 +40,11 @@ def model(store):
     return Linear(cache.image_set().global_channels, cache.caption_set().global_channels)
 
 
+@torch.no_grad()
 def matrix(model, store, split):
     """Return the similarities of a split and the image of each caption, from features read at once."""
-    cache = FeatureCache.open(store)
-    first, last = cache.splits[split]
-    start, stop = cache.captions_of(first, last)
-    with torch.no_grad():
-        images = model.image(torch.from_numpy(cache.image_set().global_(np.arange(first, last))).float())
-        captions = model.text(torch.from_numpy(cache.caption_set().global_(np.arange(start, stop))).float())
-    return normalize(images) @ normalize(captions).T, torch.from_numpy(cache.caption_image[start:stop] - first)
+    images, captions, owner = map(torch.from_numpy, globals_of(store, split))
+    return normalize(model.image(images.float())) @ normalize(model.text(captions.float())).T, owner
 
 
 def test_it_has_the_table_of_its_own_similarities_and_stays_as_it_was(model, store):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import tiny_dataset
 from PIL import Image
-from plain_evaluation import plain_rsum
+from plain_evaluation import globals_of, plain_rsum
 from scores import score
 from small_checkpoints import save_text_model
 from small_store import make_store
@@ -42,20 +42,14 @@ def run(store, folder):
     return folder / "run", called("train-head", store, "--recipe", "linear", *SMALL, "--out", folder / "run")
 
 
-def globals_of(store, split, view=0):
+def units_of(store, split, view=0):
     """Read the unit global features of a split, and the image of each caption."""
-    cache = FeatureCache.open(store)
-    first, last = cache.splits[split]
-    start, stop = cache.captions_of(first, last)
-    images = cache.image_set().global_(np.arange(first, last), view)
-    captions = cache.caption_set().global_(np.arange(start, stop))
-    unit = [rows.astype(np.float64) for rows in (images, captions)]
-    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in unit]
-    return *unit, cache.caption_image[start:stop] - first
+    *sides, owner = globals_of(store, split, view=view)
+    return *(rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in sides), owner
 
 
 def test_it_is_the_cosine_of_the_cached_global_features(store):
-    images, captions, owner = globals_of(store, "test")
+    images, captions, owner = units_of(store, "test")
     np.testing.assert_allclose(score(store).similarity, images @ captions.T, atol=1e-5)
     (result,) = evaluate(store, device="cpu").results
     assert result.rsum == pytest.approx(plain_rsum(images @ captions.T, owner))
@@ -83,7 +77,7 @@ def test_it_equals_what_the_library_alone_gives(tmp_path):
 
 
 def test_over_all_views_it_is_the_mean(store):
-    (first, captions, owner), (second, _, _) = globals_of(store, "test"), globals_of(store, "test", 1)
+    (first, captions, owner), (second, _, _) = units_of(store, "test"), units_of(store, "test", 1)
     found = evaluate(store, device="cpu", views=True)
     assert found.views == (2,)
     assert found.results[0].rsum == pytest.approx(plain_rsum((first + second) / 2 @ captions.T, owner))

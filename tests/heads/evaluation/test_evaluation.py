@@ -270,19 +270,14 @@ def test_it_is_the_mean_of_the_similarities(run_of, several, name):
         torch.testing.assert_close(scores.similarity, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_result_tells_the_views(run_of):
-    for views in (False, True):
-        found = evaluate(run_of("vsepp").path, views=views, device="cpu")
-        assert found.views == (3 if views else 1,)
-        assert found.to_dict()["views"] == found.views[0]
-        assert ("mean over 3 views of each image" in str(found)) == views
-
-
 def test_an_ensemble_takes_each_run_with_the_views_it_has(run_of, vsepp):
     runs = [run_of("vsepp").path, vsepp]
     found = evaluate(runs, views=True, device="cpu")
     assert found.views == (3, 1)
     assert found.to_dict()["views"] == [3, 1]
+    assert "mean over 3 and 1 views of each image" in str(found)
+    alone = evaluate(runs[0], views=True, device="cpu")
+    assert (alone.to_dict()["views"], evaluate(runs[0], device="cpu").views) == (3, (1,))
     scores = [score(run, views=views) for run, views in zip(runs, (3, 1), strict=True)]
     mean = (scores[0].similarity + scores[1].similarity) / 2
     assert found.results[0].rsum == pytest.approx(recalls(mean, scores[0].caption_image, "full", "pessimistic").rsum)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from captioned_store import make_captioned_store
 from command_line import run
+from plain_evaluation import globals_of
 from scipy.stats import skew
 from scores import score
 from small_store import make_store
@@ -102,16 +103,15 @@ def test_an_ensemble_has_the_mean_of_the_corrected_scores(setdiv, vsepp):
 def test_views_are_compared_in_their_mean(tmp_path):
     store = make_store(tmp_path / "views.zarr", text="tokens", space="one", views=2)
     told = evaluate(store, device="cpu", ties="optimistic", views=True, hubness=True).hubness
-    cache = FeatureCache.open(store)
 
     def unit(rows):
-        return rows.astype(float) / np.linalg.norm(rows.astype(float), axis=1, keepdims=True)
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
     def images(split, views):
-        return np.mean([unit(cache.image_set().global_(np.arange(*cache.splits[split]), view)) for view in views], 0)
+        return np.mean([unit(globals_of(store, split, view=view)[0]) for view in views], 0)
 
     def captions(split):
-        return unit(cache.caption_set().global_(np.arange(*cache.captions_of(*cache.splits[split]))))
+        return unit(globals_of(store, split)[1])
 
     own, owner = images("val", (0, 1)) @ captions("val").T, score(store, split="val").caption_image.numpy()
     for multiple in hubness.MULTIPLES:

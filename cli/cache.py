@@ -149,7 +149,10 @@ def ls(place: str) -> None:
             continue
         contents.append(facts)
         if stores == [place]:
-            rows += [_row(features) for features in facts["sets"]]
+            for features in facts["sets"]:
+                size, done = in_bytes(features["bytes"]), f"{features['percent']:.0f}% done"
+                about = features["kind"], _shape(features), features["dtype"], size, done, _options(features)
+                rows.append([_path(features), *about])
         else:
             names = ", ".join(map(_path, facts["sets"]))
             rows.append([store, facts["dataset"], in_bytes(facts["bytes"]), names or "no feature set"])
@@ -172,11 +175,6 @@ def align(store: str, split: str) -> None:
 
     alignment = measure(store, split)
     show(alignment.to_dict(), str(alignment))
-
-
-def _row(features: dict[str, Any]) -> list[str]:
-    done, size = f"{features['percent']:.0f}% done", in_bytes(features["bytes"])
-    return [_path(features), features["kind"], _shape(features), features["dtype"], size, done, _options(features)]
 
 
 @cache.command()

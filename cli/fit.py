@@ -2,15 +2,12 @@
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from .extract import DATA_ROOT, ON_ERROR
 from .parsing import NEW_FOLDER, device_option, seed_option, show, trust_option, typed
-
-if TYPE_CHECKING:
-    from ..heads.fit.fit import Fit
 
 
 @click.command()
@@ -50,17 +47,15 @@ def fit(data: str, captions: Path | None, out: Path, **options: Any) -> None:
         --encoder hf:google/siglip-base-patch16-224
     xret fit rsicd.zarr --out rsicd --minutes 10
     """
-    from ..heads.fit.fit import fit as run
+    from ..heads.fit.fit import fit as make
 
-    fitted = run(data, captions, out=out, **options)
-    show(fitted.to_dict(), [*str(fitted).splitlines(), *_next(fitted)])
-
-
-def _next(fitted: "Fit") -> list[str]:
+    fitted = make(data, captions, out=out, **options)
     run, root = quote(fitted.run), "" if fitted.pictures is None else f" --data-root {quote(fitted.pictures)}"
-    return [
+    lines = [
+        *str(fitted).splitlines(),
         f"{fitted.report} shows what it finds; go on with",
         f'  {typed()} search {run} "WHAT TO LOOK FOR"',
         f"  {typed()} serve {run}{root}  # needs pip install 'xret[serve]'",
         f"  {typed()} export {run} --out {quote(fitted.run + '-embeddings')}",
     ]
+    show(fitted.to_dict(), lines)

@@ -171,7 +171,7 @@ def _mean_captions(samples: Held, c: int) -> Tensor:
 
 def mutual_neighbours(x: Tensor, y: Tensor, k: int = NEIGHBOURS) -> float:
     """Return the mean share of the `k` nearest rows by cosine in ``x [N, D]`` that are nearest in ``y [N, E]`` too."""
-    units, shared = [functional.normalize(rows_of.double(), dim=1) for rows_of in (x, y)], 0
+    units, shared = [functional.normalize(rows.double(), dim=1) for rows in (x, y)], 0
     for rows in torch.arange(len(x)).split(BATCH):
         near = []
         for unit in units:

@@ -56,8 +56,8 @@ def blocks(batches: Batches, chosen: np.ndarray, image: Read, caption: Read) -> 
     for images in np.split(chosen, range(BATCH, len(chosen), BATCH)):
         count = first[images + 1] - first[images]
         owner = torch.from_numpy(np.repeat(np.arange(len(images)), count))
-        features = batches.image_source.fetch(images)(), batches.caption_source.fetch(ranges(first[images], count))()
-        of_images, of_captions = (read(vectors) for read, vectors in zip((image, caption), features, strict=True))
+        of_images = image(batches.image_source.fetch(images)())
+        of_captions = caption(batches.caption_source.fetch(ranges(first[images], count))())
         yield Block([vectors.cpu() for vectors in of_images], [vectors.cpu() for vectors in of_captions], owner)
 
 

@@ -315,7 +315,11 @@ class Retriever(Ranker):
         if not isinstance(query, str):
             alike = self._images is not None
             return Query(self._encoded("images", query), "images" if alike else "captions", alike)
-        _require_query(query)
+        name = query.strip()
+        if not name:
+            raise QueryError("the query is empty; describe in a few words what to look for")
+        if names_picture(name):
+            raise QueryError(f"'{name}' is a file name and not a text; a picture is given as pathlib.Path({name!r})")
         if not self._reads_states:
             words, unknown = set(tokenize(query)), self.unknown_words([query])
             if not words:
@@ -386,11 +390,3 @@ def names_picture(text: str) -> bool:
     """Whether a text is the name of a picture's file."""
     name = text.strip()
     return name.lower().endswith(SUFFIXES) and ("/" in name or len(name.split()) == 1)
-
-
-def _require_query(text: str) -> None:
-    name = text.strip()
-    if not name:
-        raise QueryError("the query is empty; describe in a few words what to look for")
-    if names_picture(name):
-        raise QueryError(f"'{name}' is a file name and not a text; a picture is given as pathlib.Path({name!r})")

@@ -119,7 +119,7 @@ def main(sets: int, dim: int, queries: int = 200, few: int = 5) -> None:
         bare, _ = timed(lambda query: product(elements, query), some)
         say(what="exact", milliseconds=exact._asdict(), product_milliseconds=bare._asdict())
         for effort in dict.fromkeys((facts["effort"], 1, 2, 4, 8, 16)):
-            index.set_effort(effort)
+            index.set_effort(effort, facts["depth"] if effort == facts["effort"] else None)
             timed(lambda query: index.search(query, K, compare), some)  # warm
             took, found = timed(lambda query: index.search(query, K, compare), asked)
             hits = sum(len(own & set(rows.tolist())) for (rows, _), own in zip(found, truth, strict=True))

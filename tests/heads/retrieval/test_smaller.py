@@ -24,6 +24,7 @@ def unit(rows):
 
 def test_the_rotation_is_that_of_the_training_split(made, tmp_path, monkeypatch):
     path = made.run()
+    monkeypatch.setattr(index, "VALUES", 50)  # in several blocks
     train, test = Retriever(path, split="train").gallery, Retriever(path, split="test")
     told = export_embeddings(test, tmp_path / "e.safetensors", dims=5, dtype="int8")
     arrays = load_file(tmp_path / "e.safetensors")

@@ -56,7 +56,7 @@ class StackedTrainer(Trainer):
 
     def __init__(self, stack: "Stack", objective: Objective, *rest: Any) -> None:
         super().__init__(objective, *rest)
-        self._stack, self.number = stack, stack.joined()
+        self._stack, self.number = stack, next(stack.numbers)
 
     def train(self, run: Run, split: Batches, val: Batches, *rest: Any) -> TrainSummary:
         """Train the epochs that are left, see `Trainer.train`."""
@@ -81,7 +81,7 @@ class Stack:
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[_Asked | Future[Any]] = SimpleQueue()
-        self._live, self._members = 0, 0
+        self._live, self.numbers = 0, count()  # how many trainings are not over; those of trainings that join
         self._asked, self._pending = list[_Asked](), list[_Asked]()  # which are answered, and the next ones
         self._reading = threading.Lock()
         self._epochs: dict[Hashable, _Shared] = {}
@@ -122,11 +122,6 @@ class Stack:
                         self._take()
                 raise
         return found
-
-    def joined(self) -> int:
-        """Return the number of a training that joins."""
-        self._members += 1
-        return self._members
 
     def ask(self, trainer: "StackedTrainer", batch: Batch | None) -> Any:
         """Wait for a step or a validation that another thread computes."""

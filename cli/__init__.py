@@ -152,6 +152,6 @@ _STAGES = (demo, fit, extract, import_, cache, train_head, finetune, eval_, aver
 _AROUND_THEM = (recipes, list_, report, search, export, index, serve)
 for command in (*_STAGES, *_AROUND_THEM):
     inner = command.commands.values() if isinstance(command, click.Group) else ()
-    for one in (command, *inner):  # click keeps the names of the first call, which may be without the group
-        one.context_settings.update(_HELP)
+    for each in (command, *inner):  # click keeps the names of the first call, which may be without the group
+        each.context_settings.update(_HELP)
     main.add_command(command)

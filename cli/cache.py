@@ -45,11 +45,6 @@ def cache() -> None:
 
     \b
     xret cache info rsicd.zarr
-    xret cache verify rsicd.zarr
-    xret cache ls DIR
-    xret cache align rsicd.zarr
-    xret cache leaks rsicd.zarr
-    xret cache rm rsicd.zarr images/resnet18@1f3a5c7e
     """
 
 

@@ -192,7 +192,7 @@ xret import coco --data-root DIR --store coco.zarr \\
 xret import --store laion.zarr \\
     --from embeddings --source laion --encoder ViT-B/32
 """
-_FORMATS = (f"{name:16}{one.layout}" for name, one in FORMATS.items())
+_FORMATS = (f"{name:16}{table.layout}" for name, table in FORMATS.items())
 
 
 @click.command("import", help=_HELP.format(formats="\n".join(_FORMATS)))

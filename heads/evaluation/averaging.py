@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -72,11 +72,13 @@ def average(
     names = [str(run) for run in runs]
     if len(set(names)) < 2:
         raise RunError("an average is of two different runs or more; name another one")
-    opened = [Run(run, trust) for run in names]
+    if weights not in get_args(Weights):
+        raise RunError(f"weights is '{weights}', but must be {' or '.join(get_args(Weights))}")
+    rankers = [Ranker(name, store=store, device=device, trust=trust) for name in names]
+    opened = [ranker.run for ranker in rankers if ranker.run is not None]
     reader = next((run for run in opened if run.vocabulary), opened[0])
     for run in opened:
         _require_fit(run, opened[0], reader)
-    rankers = [Ranker(name, store=store, device=device, trust=trust) for name in names]
     with within_memory(rankers[0].device, *lacking(VAL)):
         scored = [embed_split(ranker, VAL) for ranker in rankers]
         chosen, of_each, best = _weigh(scored, names, weights)

@@ -5,7 +5,7 @@ import base64
 import logging
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -149,7 +149,7 @@ def make_page(answers: Answers) -> Any:
                 text = gradio.Textbox(label="Describe a picture, and press Enter", max_length=QUERY_LENGTH)
                 with gradio.Row():
                     samples = [
-                        gradio.Button(one, size="sm", min_width=200) for one in _examples(list(answers.texts.values()))
+                        gradio.Button(line, size="sm", min_width=200) for line in _examples(answers.texts.values())
                     ]
             picture = gradio.Image(type="filepath", sources=["upload"], label="Or drop a picture", height=190)
         told = gradio.HTML()
@@ -160,11 +160,11 @@ def make_page(answers: Answers) -> Any:
         with gradio.Accordion("Options, and the answers as JSON", open=False):
             count = gradio.Slider(1, MOST_RESULTS, 10, step=1, label="Results")
             with gradio.Row():
-                others = [gradio.Textbox("", label=one, max_length=QUERY_LENGTH) for one in ("Also like", "But not")]
+                others = [gradio.Textbox("", label=what, max_length=QUERY_LENGTH) for what in ("Also like", "But not")]
             hits = gradio.JSON(show_label=False)
         shown = [gallery, told, hits]
         asked = [text, count, *others]
-        gradio.on([text.submit, *(one.submit for one in others)], show, asked, shown, api_visibility="private")
+        gradio.on([text.submit, *(box.submit for box in others)], show, asked, shown, api_visibility="private")
         picture.input(show, [picture, count], shown, api_visibility="private")
         for search, given in ((search_text, asked), (search_picture, [picture, count])):
             gradio.on([], search, given, [gallery, hits], api_name=search.__name__)
@@ -179,7 +179,7 @@ def _how_well(hit: Hit) -> str:
     return f"{hit.score:.3f}" if hit.probability is None else f"{hit.probability:.0%}"
 
 
-def _examples(texts: list[str], count: int = 3) -> list[str]:
+def _examples(texts: Iterable[str], count: int = 3) -> list[str]:
     """Return some short captions that lie far from each other in the gallery."""
     short = [text for text in dict.fromkeys(texts) if 3 <= len(text.split()) <= 9]
     return [short[row] for row in sorted({len(short) * k // count for k in range(count)})] if short else []

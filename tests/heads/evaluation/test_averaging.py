@@ -131,6 +131,8 @@ def test_what_cannot_be_averaged_is_refused(folder, tmp_path):
     without = edited(shutil.copytree(vector, tmp_path / "tokens"), vocabulary=None)
     others = edited(shutil.copytree(vector, tmp_path / "others"), vocabulary=["<unk>", "others"])
     assert "by other words than" in refused("average", without, vector, others, "--out", tmp_path / "b")
+    with pytest.raises(errors.RunError, match="weights is 'best', but must be equal or validation"):
+        xret.average([vector, other], out=tmp_path / "b", weights="best")
     assert not (tmp_path / "b").exists()
     store = folder / "s.zarr"
     how = ["--recipe", "vsepp", "--device", "cpu"]

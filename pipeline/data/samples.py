@@ -19,7 +19,7 @@ from .digests import NONE
 from .manifest import SPLITS, Manifest
 from .rows import SPLIT_NAMES, Entry, folder_split
 from .sources import FOLDER, Place, Source, digests_of, open_pictures, read_source
-from .texts import Column, Labels, Texts
+from .texts import Column, Texts
 
 log = logging.getLogger("xret")
 
@@ -66,7 +66,8 @@ class Images(Sequence[ImageSample]):
         """Take images as their source gives them, with so many captions of each at `most`; splits come later."""
         self.names, self.texts, imgids = Texts(), Texts(), Texts()
         edges, cocoids, places, numbers, running = (Column("q") for _ in range(5))
-        self.given, by_imgid, numbered, number = Labels(), True, True, 0
+        kinds: dict[str | None, int] = {}
+        kind, by_imgid, numbered, number = Column("i"), True, True, 0
         edges.append(0)
         for entry in entries:
             self.names.append(entry.file_name)
@@ -83,9 +84,10 @@ class Images(Sequence[ImageSample]):
             cocoids.append(entry.cocoid)
             for part in entry.place or ():
                 places.append(part)
-            self.given.append(entry.split)
+            kind.append(kinds.setdefault(entry.split, len(kinds)))
         self.ids = imgids if by_imgid else self.names
         self.edges, self.cocoids, self.sentids = edges.read(), cocoids.read(), (numbers if numbered else running).read()
+        self.given, self.kinds = kind.read(), list(kinds)
         self.places = places.read().reshape(-1, 3)
         self.splits = np.zeros(len(self.names), np.uint8)
         self.rows = np.arange(len(self.names), dtype=np.int32)
@@ -112,7 +114,7 @@ class Images(Sequence[ImageSample]):
     def caption_count(self, first: int = 0, last: int | None = None) -> np.ndarray:
         """Return the captions of each of the images [first, last), int32."""
         rows = self.rows[first:last]
-        return (self.edges[rows + 1] - self.edges[rows]).astype(np.int32)
+        return np.asarray(self.edges[rows + 1] - self.edges[rows], np.int32)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -211,7 +213,7 @@ def tokenize(text: str) -> list[str]:
 
 def _splits(images: Images, manifest: Manifest, source: Source, kept: Kept) -> np.ndarray:
     """Return the split of each image, after merging; where the source has none, that of `_own_splits`."""
-    kinds, given = images.given.kinds, images.given.numbers
+    kinds, given = images.kinds, images.given
     if None in kinds and len(kinds) > 1:
         first = images.names[int(np.argmax(given == kinds.index(None)))]
         raise ManifestError(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count, pairwise
 from tempfile import TemporaryFile
-from typing import IO, Any, overload
+from typing import IO, overload
 
 import numpy as np
 
@@ -73,7 +73,7 @@ class Texts(Sequence[str]):
     def _read(self) -> tuple[memoryview, memoryview]:
         """Return the bytes of all, and where each begins."""
         if self._views is None:
-            self._views = memoryview(self._data.read()), memoryview(self._edges.read())
+            self._views = self._data.read().data, self._edges.read().data
         return self._views
 
     def in_blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -121,43 +121,6 @@ class Texts(Sequence[str]):
         row = row if row >= 0 else len(self) + row
         data, edges = self._read()
         return str(data[edges[row] : edges[row + 1]], "utf-8", "surrogatepass")
-
-
-class Labels(Sequence[str | None]):
-    """Labels, each one of few, as those of splits."""
-
-    def __init__(self) -> None:
-        self._kinds: dict[str | None, int] = {}
-        self._numbers, self._count = Column("i"), 0
-        self._read: np.ndarray | None = None
-
-    def append(self, label: str | None) -> None:
-        """Add a label at the end."""
-        self._numbers.append(self._kinds.setdefault(label, len(self._kinds)))
-        self._count, self._read = self._count + 1, None
-
-    @property
-    def kinds(self) -> list[str | None]:
-        """The different labels."""
-        return [*self._kinds]
-
-    @property
-    def numbers(self) -> np.ndarray:
-        """The number of each among `kinds`, int32."""
-        if self._read is None:
-            self._read = self._numbers.read()
-        return self._read
-
-    def __len__(self) -> int:
-        return self._count
-
-    @overload
-    def __getitem__(self, row: int) -> str | None: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[str | None]: ...
-    def __getitem__(self, row: int | slice) -> Any:
-        kinds, numbers = self.kinds, self.numbers[row]
-        return [kinds[number] for number in numbers] if isinstance(row, slice) else kinds[numbers]
 
 
 def blocks_of(rows: np.ndarray) -> Iterator[np.ndarray]:

@@ -146,15 +146,15 @@ def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Sample
     order, edges = _by_name(names)
     again = np.ones(len(names), bool)
     again[edges[:-1]] = False
-    for place in np.flatnonzero(again).tolist():
-        row, before = int(order[place]), int(order[place - 1])
+    for at in np.flatnonzero(again).tolist():
+        row, before = int(order[at]), int(order[at - 1])
         if splits[row] != splits[before]:
             both = f"in split '{splits[before]}' and in '{splits[row]}'"
             raise SourceError(f"{options.source}: '{names[row]}' is {both}; correct one")
-    rows = memoryview(order)
+    rows = order.data
     entries = (
-        Entry(names[rows[a]], splits[rows[a]], [(texts[row], row) for row in rows[a:b]])
-        for a, b in pairwise(memoryview(edges))
+        Entry(names[rows[a]], splits[rows[a]] or None, [(texts[row], row) for row in rows[a:b]])
+        for a, b in pairwise(edges.data)
     )
     place = options.source.absolute()
     return build_samples(

@@ -29,7 +29,7 @@ import numpy as np
 from ...data.caption_files import caption_rows
 from ...data.manifest import Columns
 from ...data.rows import IMAGES, Entry, RowReader
-from ...data.texts import Column, Labels, Texts, distinct
+from ...data.texts import Column, Texts, distinct
 from ...documents import reading
 from ...errors import require_pyarrow
 from ...wording import some_of
@@ -198,14 +198,19 @@ def _in_parts(place: Path) -> dict[str, list[Path]]:
     if lacking:
         raise SourceError(f"{place} lacks {', '.join(some_of(lacking))}; complete it: images, captions and index")
     ordered = {role: [parts[key] for key in keys if key in parts] or [*parts.values()] for role, parts in files.items()}
-    if len(ordered["index"]) == 1 and (
-        odd := next((paths for paths in ordered.values() if paths != sorted(paths)), None)
-    ):
-        raise SourceError(
-            f"{odd[0].parent}: '{odd[0].name}' to '{odd[-1].name}' are in another order by number than by name, and"
-            f" {ordered['index'][0].name} does not say which counts; give the numbers leading zeros"
-        )
+    if len(ordered["index"]) == 1:
+        _require_one_order(ordered)
     return ordered
+
+
+def _require_one_order(files: Mapping[str, Sequence[Path]]) -> None:
+    """Refuse parts that are in another order by number than by name where a single index does not say which counts."""
+    for paths in files.values():
+        if [*paths] != sorted(paths):
+            raise SourceError(
+                f"{paths[0].parent}: '{paths[0].name}' to '{paths[-1].name}' are in another order by number than by"
+                f" name, and {files['index'][0].name} does not say which counts; give the numbers leading zeros"
+            )
 
 
 def _files(place: Path, role: str, *suffixes: str) -> dict[str, Path]:
@@ -343,13 +348,13 @@ def _normal(name: str) -> str:
 
 def _source(images: Matrix, captions: Matrix, lines: Iterable[Entry | None], where: Path) -> Imported:
     """Match matrices with the lines of an index, which lie there; SourceError where they do not fit."""
-    names, texts, splits, numbers, count = Texts(), Texts(), Labels(), Column("q"), 0
+    names, texts, splits, numbers, count = Texts(), Texts(), Texts(), Column("q"), 0
     for count, entry in enumerate(lines, 1):
         if entry is not None:
             numbers.append(count - 1)
             names.append(_normal(entry.file_name))
             texts.append(entry.captions[0][0])
-            splits.append(entry.split)
+            splits.append(entry.split or "")
     first, of_each = distinct(names)
     kept = numbers.read()
     a_line = _has_row_a_line(images, captions, count, len(first), where)

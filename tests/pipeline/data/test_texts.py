@@ -2,11 +2,12 @@
 
 import builtins
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from xret.pipeline.data import texts as module
-from xret.pipeline.data.texts import Texts, distinct
+from xret.pipeline.data.texts import Texts, distinct, text_hashes
 
 ANY = st.lists(st.sampled_from(["", "a", "ä", "日本", "\ud800", "a\0", "a b"]) | st.text(max_size=3), max_size=12)
 
@@ -17,6 +18,23 @@ def test_texts_are_a_sequence(texts):
     assert [*kept] == texts and len(kept) == len(texts)
     assert [kept[row] for row in range(-len(texts), len(texts))] == texts * 2
     assert (kept[1:-1], kept[::-2]) == (texts[1:-1], texts[::-2])
+
+
+def test_what_lies_in_a_file_is_the_same(monkeypatch):
+    texts = ["ä", "", "b" * 9, "\ud800", "ä", "cd"]
+    rows = np.array([5, 0, 0, 4, 1, 2])
+    for pending in (1 << 18, 2):
+        monkeypatch.setattr(module, "_PENDING", pending)
+        monkeypatch.setattr(module, "_BLOCK", 4)
+        kept = Texts(texts)
+        assert [*kept] == texts
+        chosen = [texts[row].encode() for row in rows]
+        assert b"".join(block.tobytes() for block in kept.in_blocks(rows)) == b"".join(chosen)
+        edges = np.concatenate([*kept.offsets(rows)])
+        assert edges.tolist() == [len(b"".join(chosen[:row])) for row in range(7)]
+        assert np.concatenate([*kept.hashes(rows)]).tolist() == text_hashes(chosen).tolist()
+        kept.append("more")
+        assert kept[-1] == "more" and len(kept) == 7
 
 
 @given(ANY)

@@ -19,7 +19,7 @@ from .digests import NONE
 from .manifest import SPLITS, Manifest
 from .rows import SPLIT_NAMES, Entry, folder_split
 from .sources import FOLDER, Place, Source, digests_of, open_pictures, read_source
-from .texts import Column, Texts
+from .texts import Column, Texts, blocks_of
 
 log = logging.getLogger("xret")
 
@@ -113,8 +113,9 @@ class Images(Sequence[ImageSample]):
 
     def caption_count(self, first: int = 0, last: int | None = None) -> np.ndarray:
         """Return the captions of each of the images [first, last), int32."""
-        rows = self.rows[first:last]
-        return np.asarray(self.edges[rows + 1] - self.edges[rows], np.int32)
+        parts = blocks_of(self.rows[first:last])
+        counts = [(self.edges[part + 1] - self.edges[part]).astype(np.int32) for part in parts]
+        return np.concatenate([np.zeros(0, np.int32), *counts])
 
     def __len__(self) -> int:
         return len(self.rows)

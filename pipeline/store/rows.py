@@ -198,7 +198,7 @@ class SampleArray(StoredArray):
 def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
     """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
     if (count == 1).all():
-        return start.astype(np.int64)
+        return np.asarray(start, np.int64)
     ends = np.cumsum(count)
     numbers = np.repeat(start - ends + count, count)
     numbers += np.arange(len(numbers))

@@ -66,7 +66,7 @@ class FeatureSet:
     @cached_property
     def chunk_rows(self) -> int:
         """How many samples a chunk has."""
-        return self.array_of("status").chunk_rows
+        return self.stored("status").chunk_rows
 
     @property
     def chunks(self) -> int:
@@ -112,7 +112,7 @@ class FeatureSet:
     @cached_property
     def status(self) -> np.ndarray:
         """Status of each sample, uint8: 0 ok, 1 failed, 255 not done; `write` keeps it up to date."""
-        return self.array_of("status").whole(self.written())
+        return self.stored("status").whole(self.written())
 
     @cached_property
     def length(self) -> np.ndarray:
@@ -143,23 +143,27 @@ class FeatureSet:
 
     # Reading
 
-    def array_of(self, name: str) -> StoredArray:
+    def array_of(self, name: str) -> "zarr.Array[Any]":
         """Return an array of the set; CacheError if the set has none of that name, or its metadata is damaged."""
+        return self.cache.array(f"{self.path}/{name}")
+
+    def stored(self, name: str) -> StoredArray:
+        """Return what reads and writes an array; CacheError as of `array_of`."""
         if name not in self._arrays:
             views = self.views if name in ("local", "global") else 1
-            self._arrays[name] = StoredArray(self.cache.folder, self.cache.array(f"{self.path}/{name}"), views)
+            self._arrays[name] = StoredArray(self.cache.folder, self.array_of(name), views)
         return self._arrays[name]
 
     def _read(self, name: str) -> np.ndarray:
         """Read the chunks of an array that have samples that are done; elsewhere it has its fill value."""
-        return self.array_of(name).whole(self._chunks_with(self.status != NOT_DONE))
+        return self.stored(name).whole(self._chunks_with(self.status != NOT_DONE))
 
     # Writing
 
     def blank(self, chunk: int) -> dict[str, np.ndarray]:
         """Return the arrays of a chunk by name, filled with their fill values."""
         first, last = self.rows_in(chunk)
-        arrays = {name: self.array_of(name) for name in self.array_names}
+        arrays = {name: self.stored(name) for name in self.array_names}
         packed = ("token", "local") if self.modality == "captions" else ()
         return {name: of.blank(of.chunk_rows if name in packed else last - first) for name, of in arrays.items()}
 
@@ -175,7 +179,7 @@ class FeatureSet:
 
     def contents(self, chunk: int) -> Iterator[tuple[str, StoredArray, bytes | None]]:
         """Return each array by name with the content of its file of a chunk, None of one that is missing."""
-        arrays = [*map(self.array_of, self.array_names)]
+        arrays = [*map(self.stored, self.array_names)]
         files = self.cache.folder.read(*(array.file(chunk) for array in arrays))
         return zip(self.array_names, arrays, files, strict=True)
 
@@ -186,7 +190,7 @@ class FeatureSet:
         """
         folder = self.cache.folder
         *features, mark = self.array_names
-        files = {self.array_of(name).file(chunk): self.array_of(name).encoded(arrays[name]) for name in features}
+        files = {self.stored(name).file(chunk): self.stored(name).encoded(arrays[name]) for name in features}
         rows = (chunk * self.chunk_rows + np.flatnonzero(arrays[mark] == FAILED)).tolist()
         if failed.keys() & rows:
             if {*rows} - failed.keys():  # samples of another split have failed before
@@ -200,7 +204,7 @@ class FeatureSet:
         self._mark(chunk, arrays[mark])
 
     def _mark(self, chunk: int, status: np.ndarray) -> None:
-        mark = self.array_of("status")
+        mark = self.stored("status")
         self.cache.folder.write({mark.file(chunk): mark.encoded(status)})
         if "status" in vars(self):  # it has been read
             self.status[slice(*self.rows_in(chunk))] = status
@@ -218,7 +222,7 @@ class FeatureSet:
     def forget(self, *chunks: int) -> Self:
         """Delete chunks, their marks first; return the set as it is then."""
         for chunk in chunks:
-            files = [self.array_of(name).file(chunk) for name in reversed(self.array_names)]
+            files = [self.stored(name).file(chunk) for name in reversed(self.array_names)]
             for file in (*files, self._failed_file(chunk)):
                 self.cache.folder.remove(file)
         return self.reopened()
@@ -274,7 +278,7 @@ class ImageSet(FeatureSet):
         return self.local(rows)[np.arange(self.rows) < self.length[rows, None]]
 
     def _features(self, name: str, rows: np.ndarray, view: np.ndarray | int) -> np.ndarray:
-        return self.array_of(name).gather(np.asarray(rows) * self.views + view)
+        return self.stored(name).gather(np.asarray(rows) * self.views + view)
 
     def array(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Return any array of these image rows.
@@ -287,7 +291,7 @@ class ImageSet(FeatureSet):
             return np.asarray(self.length[rows])
         if name in ("local", "global") and self.views > 1:
             return np.stack([self._features(name, rows, view) for view in range(self.views)], axis=1)
-        return self.array_of(name).gather(rows)
+        return self.stored(name).gather(rows)
 
 
 class CaptionSet(FeatureSet):
@@ -306,11 +310,11 @@ class CaptionSet(FeatureSet):
 
     def local(self, rows: np.ndarray) -> np.ndarray:
         """Return the token features of these caption rows, packed [sum of lengths, C]."""
-        return self.array_of("local").gather(self._start[rows], self.length[rows])
+        return self.stored("local").gather(self._start[rows], self.length[rows])
 
     def global_(self, rows: np.ndarray) -> np.ndarray:
         """Return the global features [B,C] of these caption rows."""
-        return self.array_of("global").gather(rows)
+        return self.stored("global").gather(rows)
 
     def packed(self, rows: np.ndarray) -> np.ndarray:
         """Return what `local` does, or the ids of words, which have no local features."""
@@ -318,4 +322,4 @@ class CaptionSet(FeatureSet):
 
     def token(self, rows: np.ndarray) -> np.ndarray:
         """Return the token ids of these caption rows, packed int32 [sum of lengths]."""
-        return self.array_of("token").gather(self._start[rows], self.length[rows])
+        return self.stored("token").gather(self._start[rows], self.length[rows])

@@ -79,7 +79,7 @@ def make_store(folder: Path, images: int, regions: int, channels: int, val: int 
         texts = caption_set(cache, words, lengths)
         for chunk in range(texts.chunks):
             arrays, own = texts.blank(chunk), lengths[slice(*texts.rows_in(chunk))]
-            arrays["start"] = chunk * texts.array_of("token").chunk_rows + own.cumsum() - own
+            arrays["start"] = chunk * texts.stored("token").chunk_rows + own.cumsum() - own
             arrays["token"] = rng.integers(1, VOCABULARY, len(arrays["token"]), dtype=np.int32)
             arrays["length"], arrays["status"][:] = own, OK
             texts.write(chunk, arrays)

@@ -85,7 +85,7 @@ def make_store(url: Path, images: int, text: str) -> str:
                 token[here],
                 pooled[first:last],
             )
-            arrays["start"] = chunk * captions.array_of("token").chunk_rows + begin[first:last] - begin[first]
+            arrays["start"] = chunk * captions.stored("token").chunk_rows + begin[first:last] - begin[first]
             arrays["length"], arrays["status"][:] = np.diff(begin[first : last + 1]), OK
             captions.write(chunk, arrays)
     return str(url)

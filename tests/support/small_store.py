@@ -125,7 +125,7 @@ def _fill_captions(cache, ids, identity, name, vocabulary, space=None, splits=No
     facts = SetFacts(name, kind, identity, dtype, width, width, space=space, extra=extra)
     length = np.array([len(own) for own in ids], dtype=np.int32)
     features = caption_set(cache, facts, length, most=16)
-    tokens = features.array_of("token")
+    tokens = features.stored("token")
     arrays = {
         "start": np.zeros(len(ids), dtype=np.int64),
         "length": length,
@@ -156,7 +156,7 @@ def write(features, arrays, splits=None):
     for chunk in features.missing(wanted):
         own, (first, last) = features.blank(chunk), features.rows_in(chunk)
         for name, values in arrays.items():
-            rows = features.array_of(name).chunk_rows
+            rows = features.stored(name).chunk_rows
             own[name] = values[chunk * rows : chunk * rows + len(own[name])]
         failed = {row: "it is broken" for row in range(first, last) if status[row] == FAILED}
         features.write(chunk, own, failed)

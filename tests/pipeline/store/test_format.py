@@ -161,7 +161,7 @@ def test_memory_is_used_again_when_nothing_refers_to_it(writable, monkeypatch):
     monkeypatch.setattr("xret.pipeline.store.rows._REUSED", range(1, 1 << 20))
     values = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float16)
     features = _created(writable, values, 7)
-    rows, orders = features.array_of("local"), np.random.default_rng(1)
+    rows, orders = features.stored("local"), np.random.default_rng(1)
     held, places = [], set()
     for number in range(60):
         order = orders.permutation(20)[: orders.integers(1, 21)]
@@ -248,7 +248,7 @@ from xret import FeatureCache
 import torch
 images = FeatureCache.open({own!r}).image_set()
 images.status, images.length
-rows = images.array_of("local")
+rows = images.stored("local")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 held = []
 while True:

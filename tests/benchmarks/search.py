@@ -1,11 +1,13 @@
-"""Search by an index against exact search: recall of the exact top 10 and speed, on generated sets in one run.
+"""Search by an index against exact search: recall of the exact top 10 and speed, on generated embeddings in one run.
 
     python tests/benchmarks/search.py --sets 1000000 --dim 128
+    python tests/benchmarks/search.py --vectors 10000000 --dim 256
 
 Sets are drawn from a mixture of as many centres as a hundredth of the sets (10,000 for 1 M): every element of a set
 is the unit centre plus Gaussian noise, normalised. The noise is such that the sets have the circular variance of a
 `setdiv` run trained on RSICD (natural logarithm, as `xret eval` prints it).
-Queries are other sets of the same mixture, one at a time, compared by smooth-Chamfer.
+Queries are other sets of the same mixture, one at a time, compared by smooth-Chamfer. Vectors, compared by their
+cosines, are clusters of clusters in 32 dimensions, a hundred of them in each, with a little noise in all dimensions.
 
 Exact search is timed in two ways: `exact` by the run's similarity, `product` the bare matrix
 product of its elements, a bound that no exact search gets below. Indexed search is timed whole, re-ranking included,
@@ -30,11 +32,12 @@ from torch.nn import functional
 
 from xret.heads.evaluation.metrics import log_circular_variance
 from xret.heads.retrieval.index import Index, Items, build, search_exactly
-from xret.similarities import SmoothChamfer
+from xret.similarities import Cosine, SmoothChamfer
 
 K, ALPHA = 10, 16.0
 SIZE, LOG_VARIANCE = 4, -1.71  # of a set; as a `setdiv` run trained on RSICD has it
-PART = 10_000  # sets generated in one go
+INNER = 32  # dimensions of the clusters of vectors
+PART = 10_000  # embeddings generated in one go
 
 
 class Mixture:
@@ -54,10 +57,28 @@ class Mixture:
         noise = torch.randn(count, SIZE, own.shape[-1], generator=draw)
         return functional.normalize(own + self.noise * noise, dim=-1)
 
-    def gallery(self, count: int) -> Iterator[Tensor]:
-        """Yield `count` sets, part by part."""
-        for seed, first in enumerate(range(0, count, PART), 1000):
-            yield self.draw(min(PART, count - first), seed)
+
+class Nested:
+    """Unit vectors of clusters, whose centres are in larger clusters."""
+
+    def __init__(self, centres: int, dim: int) -> None:
+        draw = torch.Generator().manual_seed(0)
+        outer = torch.randn(100, INNER, generator=draw)[torch.randint(100, (centres,), generator=draw)]
+        self.centres = outer + 0.7 * torch.randn(centres, INNER, generator=draw)
+        self.turn = torch.randn(INNER, dim, generator=draw) / math.sqrt(INNER)
+
+    def draw(self, count: int, seed: int) -> Tensor:
+        """Return vectors, `[count, dim]`."""
+        draw = torch.Generator().manual_seed(seed)
+        own = self.centres[torch.randint(len(self.centres), (count,), generator=draw)]
+        inner = own + 0.5 * torch.randn(count, INNER, generator=draw)
+        return functional.normalize(inner @ self.turn + 0.1 * torch.randn(count, len(self.turn[0]), generator=draw))
+
+
+def gallery(of: Mixture | Nested, count: int) -> Iterator[Tensor]:
+    """Yield so many embeddings, part by part."""
+    for seed, first in enumerate(range(0, count, PART), 1000):
+        yield of.draw(min(PART, count - first), seed)
 
 
 class Milliseconds(NamedTuple):
@@ -84,29 +105,34 @@ def timed(work: Callable[[Tensor], Any], queries: Tensor) -> tuple[Milliseconds,
 def product(elements: Tensor, query: Tensor) -> None:
     """Multiply all elements with those of a query, in blocks that stay in the cache."""
     for block in elements.split(1 << 14):
-        block @ query[0].T
+        block @ query.reshape(-1, block.shape[1]).T
 
 
 @click.command()
 @click.option("--sets", default=100_000, show_default=True, type=click.IntRange(min=1000))
-@click.option("--dim", default=128, show_default=True, help="Of the elements, of which a set has four.")
+@click.option("--vectors", type=click.IntRange(min=1000), help="So many vectors in the place of sets.")
+@click.option("--dim", default=128, show_default=True, help="Of vectors, or of the elements, of which a set has four.")
 @small(sets=1000, dim=16, queries=4, few=1)
-def main(sets: int, dim: int, queries: int = 200, few: int = 5) -> None:
+def main(sets: int, vectors: int | None, dim: int, queries: int = 200, few: int = 5) -> None:
     """Build an index, then search with and without it; exact search is timed with a few queries."""
     import faiss
 
     torch.set_num_threads(1)
     faiss.omp_set_num_threads(1)
-    mixture = Mixture(max(10, sets // 100), dim)
-    asked, similarity = mixture.draw(queries, 1), SmoothChamfer(ALPHA)
-    say(what="data", sets=sets, size=SIZE, dim=dim, log_circular_variance=log_circular_variance(asked))
+    count = vectors or sets
+    mixture = (Nested if vectors else Mixture)(max(10, count // 100), dim)
+    asked, similarity = mixture.draw(queries, 1), Cosine() if vectors else SmoothChamfer(ALPHA)
+    if vectors:
+        say(what="data", vectors=vectors, dim=dim)
+    else:
+        say(what="data", sets=sets, size=SIZE, dim=dim, log_circular_variance=log_circular_variance(asked))
 
     def compare(left: Tensor, right: Tensor) -> Tensor:
         return similarity(right, left).T
 
     with tempfile.TemporaryDirectory() as scratch:
         path, begin, cpu = Path(scratch), time.perf_counter(), time.process_time()
-        written = Items.write(path, mixture.gallery(sets))
+        written = Items.write(path, gallery(mixture, count))
         facts = build(path, written, mixture.draw(400, 2), compare, similarity, factory=None, recall=0.99)
         seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
         megabytes = sum(file.stat().st_size for file in path.iterdir()) / 1e6
@@ -115,7 +141,7 @@ def main(sets: int, dim: int, queries: int = 200, few: int = 5) -> None:
         index, some = Index(path, facts, similarity), asked[:few]
         truth = [set(rows.tolist()) for rows, _ in search_exactly(asked, index.items, compare, K)]
         exact, _ = timed(lambda query: search_exactly(query, index.items, compare, K), some)
-        elements = index.items[:].flatten(0, 1)
+        elements = index.items[:].reshape(-1, dim)
         bare, _ = timed(lambda query: product(elements, query), some)
         say(what="exact", milliseconds=exact._asdict(), product_milliseconds=bare._asdict())
         for effort in dict.fromkeys((facts["effort"], 1, 2, 4, 8, 16)):

@@ -6,11 +6,15 @@ They lie in files without a name, whose pages the system takes away where it nee
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
+from io import FileIO
 from itertools import count, pairwise
-from tempfile import TemporaryFile
-from typing import IO, overload
+from tempfile import TemporaryFile, gettempdir
+from typing import overload
 
 import numpy as np
+
+from ..errors import OutputError
+from ..wording import reason
 
 _BLOCK = 1 << 14  # texts that are joined together
 _PENDING = 1 << 18  # numbers that are written together
@@ -21,7 +25,7 @@ class Column:
 
     def __init__(self, kind: str) -> None:
         self._pending = array(kind)
-        self._file: IO[bytes] | None = None
+        self._file: FileIO | None = None
 
     def append(self, number: int) -> None:
         """Add a number at the end."""
@@ -36,16 +40,23 @@ class Column:
             self._write()
 
     def _write(self) -> None:
-        self._file = self._file or TemporaryFile()  # noqa: SIM115 -- it goes with the column
-        self._pending.tofile(self._file)
-        del self._pending[:]
+        try:
+            self._file = self._file or TemporaryFile(buffering=0)  # noqa: SIM115 -- it goes with the column
+            left = memoryview(self._pending).cast("B")
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            raise OutputError(
+                f"{gettempdir()}: a temporary file of names and texts cannot be written ({reason(error)}); set TMPDIR"
+                " to a folder with more room"
+            ) from error
+        self._pending = array(self._pending.typecode)
 
     def read(self) -> np.ndarray:
         """Return all numbers, which are not to be changed."""
         if self._file is None:
             return np.array(self._pending)
         self._write()
-        self._file.flush()
         return np.asarray(np.memmap(self._file, self._pending.typecode, "r"))
 
     def __del__(self) -> None:

@@ -1,7 +1,6 @@
 """Exported embeddings, read back by other libraries: the gallery's numbers, and what they belong to."""
 
 import json
-import resource
 import shutil
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from command_line import run as call
 from huggingface_hub import DatasetCard
 from safetensors import safe_open
 from scores import score
+from small_disk import small_disk
 from small_runs import make_pictures, make_store
 
 from xret.heads.modules.embedding import Sequence, tensors_of
@@ -86,14 +86,9 @@ def test_length_is_one_where_only_the_direction_counts(made, tmp_path, recipe):
 
 @first_only
 def test_it_is_written_whole_or_not_at_all(retriever, tmp_path):
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for name in ("out", "out.safetensors", "out.parquet"):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (300, before[1]))
-        try:
-            with pytest.raises(RunError, match=f"{name} cannot be written: .*File too large"):
-                export_embeddings(retriever, tmp_path / name)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with small_disk(300), pytest.raises(RunError, match=f"{name} cannot be written: .*File too large"):
+            export_embeddings(retriever, tmp_path / name)
     with pytest.raises(RunError, match=r"x\.safetensors cannot be written: .*choose another --out"):
         export_embeddings(retriever, Path("/proc/x.safetensors"))
     damaged = Retriever(retriever.run.path, split="test", device="cpu")

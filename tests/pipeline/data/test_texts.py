@@ -3,9 +3,12 @@
 import builtins
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_disk import small_disk
 
+from xret.errors import OutputError
 from xret.pipeline.data import texts as module
 from xret.pipeline.data.texts import Texts, distinct, text_hashes
 
@@ -35,6 +38,12 @@ def test_what_lies_in_a_file_is_the_same(monkeypatch):
         assert np.concatenate([*kept.hashes(rows)]).tolist() == text_hashes(chosen).tolist()
         kept.append("more")
         assert kept[-1] == "more" and len(kept) == 7
+
+
+def test_a_full_disk_names_the_folder_of_temporary_files(monkeypatch):
+    monkeypatch.setattr(module, "_PENDING", 2)
+    with small_disk(64), pytest.raises(OutputError, match=r"cannot be written .*File too large.*set TMPDIR"):
+        Texts(["a text"] * 100)
 
 
 @given(ANY)

@@ -3,49 +3,39 @@
 import csv
 import json
 import re
-import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ..documents import DocumentError, parse_json, read_json, reading
 from ..errors import ManifestError
 from ..files import walk
+from .row_entries import RowEntries
 from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, folder_split, it_has, sentence_text, whole
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
-def read_entries(path: Path, reader: RowReader, is_one: Callable[[str, str], bool]) -> list[Entry]:
+def read_entries(path: Path, reader: RowReader, is_one: Callable[[str, str], bool]) -> Iterable[Entry]:
     """Read a caption file, whose suffix says its format, in the order of each image's first row.
 
     `is_one` says whether two names that differ in their Unicode normal form alone are of one file.
     ManifestError: the file cannot be read, or an image or row is wrong.
     """
-    if path.suffix == ".json":
-        return _read_json(path, reader)
-    entries: dict[str, Entry] = {}
-    spelt: dict[str, str] = {}  # how each name is spelt first
-    for where, row in caption_rows(path, reader, ""):
-        name = row.file_name
-        first = spelt.setdefault(unicodedata.normalize("NFC", name), name)
-        entry = entries.setdefault(first if first == name or is_one(first, name) else name, row)
-        if entry.split != row.split:
-            both = f"'{row.split or 'none'}' here and '{entry.split or 'none'}' before"
-            raise ManifestError(f"{where}: the split of '{row.file_name}' is {both}; give it one split.")
-        if entry is not row:
-            entry.captions += row.captions
-    return list(entries.values())
+    return _read_json(path, reader) if path.suffix == ".json" else RowEntries(caption_rows(path, reader, ""), is_one)
 
 
-def read_imagefolder(folder: Path, reader: RowReader) -> list[Entry]:
+def read_imagefolder(folder: Path, reader: RowReader) -> Iterable[Entry]:
     """Read each ``metadata.jsonl`` and ``metadata.csv`` below a folder, also in folders that are links, in order.
 
     The split of a picture is the folder of its metadata file that is called as a split; else the row's; else the first
     folder of its metadata file, whatever it is called, or a folder of its own that is called as a split. A column that
     the manifest names goes before all folders. ManifestError: a row is wrong.
     """
-    entries: dict[str, Entry] = {}
+    return RowEntries(_rows_of_folder(folder, reader))
+
+
+def _rows_of_folder(folder: Path, reader: RowReader) -> Iterator[tuple[str, Entry]]:
     found = sorted(Path(above, name) for above, _, names in walk(folder) for name in names if name[:9] == "metadata.")
     for path in found:
         if path.name not in ("metadata.jsonl", "metadata.csv"):
@@ -55,11 +45,8 @@ def read_imagefolder(folder: Path, reader: RowReader) -> list[Entry]:
         of_folder = next((part for part in below.parts if part in SPLIT_NAMES), (*below.parts, None)[0])
         given = of_folder if reader.columns.split is None and of_folder in SPLIT_NAMES else None
         for where, entry in caption_rows(path, reader, below.as_posix(), given):
-            name = entry.file_name
-            entry.split = entry.split or of_folder or folder_split(name)
-            if entries.setdefault(name, entry) is not entry:
-                raise ManifestError(f"{where}: '{name}' stands here a second time; give a picture one row.")
-    return list(entries.values())
+            entry.split = entry.split or of_folder or folder_split(entry.file_name)
+            yield where, entry
 
 
 # --- JSON

@@ -163,13 +163,15 @@ class RowReader:
             passed = "', '".join(others)
             self.note(f"captions are those of '{read}', and not of '{passed}', unless caption_columns names them")
 
-    def finish(self, entries: list[Entry]) -> list[Entry]:
+    def finish(self, entries: Iterable[Entry]) -> Iterable[Entry]:
         """Return the images of all rows, with the captions of columns that hold lists; errors as of `lists`."""
-        if lists := self.lists():
-            lists |= {text: [] for text in _NOTHING}
-            for entry in entries:
-                self._unfold(entry, lists)
-        return [entry for entry in entries if entry.captions]
+        if not (lists := self.lists()):
+            return entries
+        lists |= {text: [] for text in _NOTHING}
+        unfolded = list(entries)
+        for entry in unfolded:
+            self._unfold(entry, lists)
+        return [entry for entry in unfolded if entry.captions]
 
     def lists(self) -> dict[str, list[Any]]:
         """Return what is in each text of the columns whose texts all are lists.

@@ -164,3 +164,13 @@ def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if all(texts[row] == texts[same[row]] for row in np.flatnonzero(same != np.arange(len(texts))).tolist()):
             return first, which
     raise AssertionError("hashes with another salt differ")
+
+
+def grouped(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows, those of one text together and in the order of the first, and where each text begins, int32."""
+    first, which = distinct(texts)
+    if len(first) == len(texts):
+        return which, np.arange(len(texts) + 1, dtype=np.int32)
+    order = np.argsort(which, kind="stable").astype(np.int32)
+    edges = np.flatnonzero(np.diff(which[order], prepend=-1, append=-1)).astype(np.int32)
+    return order, edges

@@ -17,7 +17,7 @@ import numpy as np
 from ..data.manifest import Manifest
 from ..data.rows import Entry
 from ..data.samples import Kept, Samples, build_samples, read_samples
-from ..data.texts import distinct
+from ..data.texts import grouped
 from ..errors import SampleError
 from ..extraction.extraction import summary_of
 from ..extraction.options import choose_splits
@@ -143,7 +143,7 @@ def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Sample
     """Return the source's images and captions as a data set; captions are numbered by their entries."""
     assert source.captions is not None
     names, texts, splits = source.owners, source.captions.keys, source.captions.splits
-    order, edges = _by_name(names)
+    order, edges = grouped(names)
     again = np.ones(len(names), bool)
     again[edges[:-1]] = False
     for at in np.flatnonzero(again).tolist():
@@ -163,16 +163,6 @@ def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Sample
         left_out=source.left_out,
         kept=kept,
     )
-
-
-def _by_name(names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows, those of one name together and in the order of the first, and where each name begins, int32."""
-    first, which = distinct(names)
-    if len(first) == len(names):
-        return which, np.arange(len(names) + 1, dtype=np.int32)
-    order = np.argsort(which, kind="stable").astype(np.int32)
-    edges = np.flatnonzero(np.diff(which[order], prepend=-1, append=-1)).astype(np.int32)
-    return order, edges
 
 
 def _require_all(

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from ...documents import DocumentError, read_json
 from ...errors import ManifestError
 from ..caption_files import read_entries, read_imagefolder
 from ..manifest import Manifest
+from ..row_entries import RowEntries
 from ..rows import Entry, RowReader, folder_split
 from .files import File, find_files, is_url, look_at_all, url_of
 from .source import FOLDER, FolderReader, PictureReader, Place, Source, digests_of, is_one_file, missing_from
@@ -40,7 +41,7 @@ def find_source(manifest: Manifest) -> Source:
     return _source_of(manifest, _files(manifest))
 
 
-def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], Source, list[str]]:
+def read_source(manifest: Manifest, skip: bool = False) -> tuple[Iterable[Entry], Source, list[str]]:
     """Read what a manifest names, but for the pictures themselves.
 
     Returns the images in the order of the source, its files, and a sentence for each sample without captions, all of
@@ -55,6 +56,7 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], So
         by_folder=manifest.kind in ("arrow", "imagefolder"),
     )
     urls = [(url_of(manifest.images, file.name), split) for file, split in files]
+    entries: Iterable[Entry]
     if manifest.captions is not None:
         entries = read_entries(manifest.captions, reader, partial(is_one_file, manifest.images))
     elif manifest.kind == "imagefolder":
@@ -64,7 +66,7 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[list[Entry], So
     else:
         entries = table_entries(source.kind, urls, reader)
     entries = reader.finish(entries)
-    if not entries:
+    if next(iter(entries), None) is None:
         first = f" ({reader.left_out[0]})" if reader.left_out else ""
         raise ManifestError(
             f"{manifest.listing}: it has no images with captions{first}; a data set needs at least one."
@@ -118,11 +120,7 @@ def _saved(folder: Path, name: str, by_folder: bool) -> _Files:
     return [(file, split) for file, (_, split) in zip(files, named, strict=True)]
 
 
-def _from_tars(urls: list[tuple[str, str | None]], reader: RowReader) -> list[Entry]:
-    entries: dict[str, Entry] = {}
-    for number, (url, split) in enumerate(urls):
-        for entry in tar_entries(url, number, split, reader):
-            if (other := entries.setdefault(entry.file_name, entry)) is not entry:
-                places = [urls[one.place[0]][0] for one in (other, entry) if one.place]
-                raise ManifestError(f"{entry.file_name} is in {' and '.join(places)}; remove one of them.")
-    return list(entries.values())
+def _from_tars(urls: list[tuple[str, str | None]], reader: RowReader) -> RowEntries:
+    return RowEntries(
+        (url, entry) for number, (url, split) in enumerate(urls) for entry in tar_entries(url, number, split, reader)
+    )

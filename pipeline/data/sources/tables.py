@@ -3,16 +3,19 @@
 import json
 import threading
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ...documents import reading
 from ...errors import ManifestError, SampleError, require_pyarrow
 from ..images import PictureFile
+from ..row_entries import RowEntries
 from ..rows import Entry, RowReader, file_name
+from ..texts import Texts, distinct
 from .files import file_system
 from .source import PackedReader, Place, Source
 
@@ -105,29 +108,32 @@ def _bytes(value: Any) -> bytes | None:
     return found["bytes"] if isinstance(found, dict) else found
 
 
-def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowReader) -> list[Entry]:
+def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowReader) -> RowEntries:
     """Return the rows of tables that have captions; the pictures themselves are not read.
 
     A row's name is the ``path`` beside its picture, if all rows have a different one; else its number. With each URL
     stands the split of all its rows; None: as a column says. ManifestError: a file is damaged, a column is missing or
     of another type, or a row is wrong.
     """
-    entries: list[Entry] = []
-    paths: list[Any] = []
-    count = 0
-    for number, (url, split) in enumerate(urls):
-        with reading(url, errors=Exception):
-            for at, (row, path) in enumerate(_rows(_open(kind, url), url, reader)):
-                entry = reader.entry(row, f"{url}: row {at:,}", split, name="")
-                if entry is not None:
-                    entry.file_name, entry.place = f"{count:08d}", (number, at, 0)
-                    entries.append(entry)
-                    paths.append(path)
-                count += 1
-    if len({path for path in paths if path and _is_name(path)}) == len(paths):
-        for entry, path in zip(entries, paths, strict=True):
-            entry.file_name = path
-    elif again := next((path for path, rows in Counter(filter(None, paths)).items() if rows > 1), None):
+    paths = Texts()  # "" of a row without one
+
+    def rows() -> Iterator[tuple[str, Entry]]:
+        count = 0
+        for number, (url, split) in enumerate(urls):
+            with reading(url, errors=Exception):
+                for at, (row, path) in enumerate(_rows(_open(kind, url), url, reader)):
+                    entry = reader.entry(row, where := f"{url}: row {at:,}", split, name="")
+                    if entry is not None:
+                        entry.file_name, entry.place = f"{count:08d}", (number, at, 0)
+                        paths.append(path or "")
+                        yield where, entry
+                    count += 1
+
+    entries = RowEntries(rows())
+    first, which = distinct(paths)
+    if len(first) == len(paths) and all(path and _is_name(path) for path in paths):
+        entries.names = paths
+    elif again := next(filter(None, (paths[row] for row in first[np.bincount(which) > 1].tolist())), None):
         reader.note(f"'{again}' is the path of several rows, which count as different pictures; give a picture one row")
     return entries
 

@@ -372,7 +372,7 @@ def test_rows_of_an_imagefolder_at_fault(tmp_path):
     for text, phrase in (
         ('{"file_name": "../../a.png", "text": "t"}', "line 1: '../a.png' leaves the image folder"),
         ('{"file_name": "a.png", "text": null}', "line 1 ('val/a.png'): it has no caption"),
-        ('{"file_name": "a.png", "text": "t"}\n' * 2, "line 2: 'val/a.png' stands here a second time"),
+        ('{"file_name": "a.png", "text": "t"}\n' * 2, "line 2; remove one of them"),
     ):
         file.write_text(text)
         with pytest.raises(ManifestError) as caught:

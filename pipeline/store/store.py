@@ -85,7 +85,9 @@ class FeatureCache(StoredSamples):
         known = np.zeros((self.images, BYTES), np.uint8)
         for path in self.set_paths("images"):
             with suppress(CacheError):  # it is damaged, and may be repaired later
-                np.maximum(known, ImageSet(self, path.partition("/")[2]).digests, out=known)
+                features = ImageSet(self, path.partition("/")[2])
+                if "digest" in features.array_names:  # zeros that nobody writes take no memory
+                    np.maximum(known, features.digests, out=known)
         return known
 
     def set_paths(self, *modalities: str) -> list[str]:

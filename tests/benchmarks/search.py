@@ -112,8 +112,9 @@ def product(elements: Tensor, query: Tensor) -> None:
 @click.option("--sets", default=100_000, show_default=True, type=click.IntRange(min=1000))
 @click.option("--vectors", type=click.IntRange(min=1000), help="So many vectors in the place of sets.")
 @click.option("--dim", default=128, show_default=True, help="Of vectors, or of the elements, of which a set has four.")
+@click.option("--factory", help="For FAISS; by default what `xret index` takes.")
 @small(sets=1000, dim=16, queries=4, few=1)
-def main(sets: int, vectors: int | None, dim: int, queries: int = 200, few: int = 5) -> None:
+def main(sets: int, vectors: int | None, dim: int, factory: str | None, queries: int = 200, few: int = 5) -> None:
     """Build an index, then search with and without it; exact search is timed with a few queries."""
     import faiss
 
@@ -133,7 +134,7 @@ def main(sets: int, vectors: int | None, dim: int, queries: int = 200, few: int 
     with tempfile.TemporaryDirectory() as scratch:
         path, begin, cpu = Path(scratch), time.perf_counter(), time.process_time()
         written = Items.write(path, gallery(mixture, count))
-        facts = build(path, written, mixture.draw(400, 2), compare, similarity, factory=None, recall=0.99)
+        facts = build(path, written, mixture.draw(400, 2), compare, similarity, factory=factory, recall=0.99)
         seconds = {"seconds": time.perf_counter() - begin, "cpu_seconds": time.process_time() - cpu}
         megabytes = sum(file.stat().st_size for file in path.iterdir()) / 1e6
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

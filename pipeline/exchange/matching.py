@@ -49,10 +49,10 @@ def match(source: Imported, samples: Samples) -> tuple[dict[str, np.ndarray], st
 
 
 def match_own(source: Imported, samples: Samples) -> dict[str, np.ndarray]:
-    """Return the entries of the source's own images and captions; a caption's number is its entry."""
+    """Return the entries of the source's own images and captions, integers; a caption's number is its entry."""
     images = samples.images
     rows = images.rows if len(source.images.keys) == len(images) else images.edges[images.rows]
-    captions = images.sentids[caption_order(images)]
+    captions = images.sentids.astype(np.int32)[caption_order(images)]
     return {"images": rows if rows is images.rows else images.sentids[rows], "captions": captions}
 
 

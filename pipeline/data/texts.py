@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from io import FileIO
 from itertools import count, pairwise
-from tempfile import TemporaryFile, gettempdir
-from typing import overload
+from tempfile import TemporaryFile
+from typing import Any, overload
 
 import numpy as np
 
@@ -47,8 +47,8 @@ class Column:
                 left = left[self._file.write(left) :]
         except OSError as error:
             raise OutputError(
-                f"{gettempdir()}: a temporary file of names and texts cannot be written ({reason(error)}); set TMPDIR"
-                " to a folder with more room"
+                f"a temporary file of names and texts cannot be written ({reason(error)}); set TMPDIR to a folder that"
+                " has room for it"
             ) from error
         self._pending = array(self._pending.typecode)
 
@@ -73,6 +73,9 @@ class Texts(Sequence[str]):
         self._views: tuple[memoryview, memoryview] | None = None
         for text in texts:
             self.append(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Texts, ([*self],)
 
     def append(self, text: str) -> None:
         """Add a text at the end."""

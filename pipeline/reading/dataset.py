@@ -87,13 +87,14 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         return len(self._with_captions if self.unit == "image" else self._split.captions)
 
     def __getitem__(self, item: int) -> dict[str, Any]:
-        if not -len(self) <= item < len(self):
-            raise IndexError(f"item {item} of {len(self)}")
-        return self.__getitems__([item % len(self)])[0]
+        return self.__getitems__([item])[0]
 
     def __getitems__(self, items: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Return several items, which are read together; a DataLoader calls it."""
         numbers = np.asarray(items, dtype=np.int64)
+        if len(wrong := numbers[(numbers < -len(self)) | (numbers >= len(self))]):
+            raise IndexError(f"item {wrong[0]} of {len(self)}")
+        numbers = np.where(numbers < 0, numbers + len(self), numbers)
         if self.unit == "caption":
             images, captions = self._split.caption_image[numbers], numbers
         else:

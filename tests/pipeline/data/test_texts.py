@@ -1,6 +1,7 @@
 """Many texts in one buffer, against lists."""
 
 import builtins
+import pickle
 
 import numpy as np
 import pytest
@@ -36,6 +37,7 @@ def test_what_lies_in_a_file_is_the_same(monkeypatch):
         edges = np.concatenate([*kept.offsets(rows)])
         assert edges.tolist() == [len(b"".join(chosen[:row])) for row in range(7)]
         assert np.concatenate([*kept.hashes(rows)]).tolist() == text_hashes(chosen).tolist()
+        assert [*pickle.loads(pickle.dumps(kept))] == texts
         kept.append("more")
         assert kept[-1] == "more" and len(kept) == 7
 

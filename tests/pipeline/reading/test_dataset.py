@@ -75,8 +75,11 @@ def test_batches_of_a_loader_are_padded(store, workers):
 def test_items_that_were_read_together_are_those_that_were_read_alone(store, unit):
     dataset = FeatureDataset(store, "train", unit=unit, dtype=None)
     places = [len(dataset) - 1, 0, 3, 0]
-    read, alone = dataset.__getitems__(places), [dataset[at] for at in places]
+    read, alone = dataset.__getitems__([-1, 0, 3, -len(dataset)]), [dataset[at] for at in places]
     assert (len(read), len(read[1:3])) == (4, 2)
+    for item in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError, match=str(item)):
+            dataset.__getitems__([0, item])
     batch, padded = dataset.collate(read), dataset.collate(alone)
     assert set(batch) == set(padded)
     for key, values in batch.items():

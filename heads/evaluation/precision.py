@@ -73,7 +73,7 @@ def map_at_r(similarity: Tensor, relevant: Tensor, ties: Ties = "pessimistic", c
         value = falling[:, : len(position)].contiguous()
         above, before = torch.searchsorted(falling, value), torch.searchsorted(right_scores, value)
         inside, size = position - above, torch.searchsorted(falling, value, right=True) - above
-        # `own` ends with -inf for the wrong items, which may be a score as well.
+        # `right_scores` ends with -inf for the wrong items, which may be a score as well.
         level = torch.searchsorted(right_scores, value, right=True).minimum(_count(right)) - before
         if ties == "pessimistic":  # right items among the first r, where the r-th is one
             gain = (before + inside - (size - level)).double() * (inside > size - level)

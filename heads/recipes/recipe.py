@@ -33,6 +33,12 @@ EXPECTED = ("coco_1k", "coco_5k", "f30k")  # of papers: COCO's mean of five fold
 _REFUSAL = " cannot be used: "  # what stands between what is refused and its faults
 # Of the block `loss`, beside its terms: what another image's caption is that has the text of one of the image's own.
 _LOSS_KEYS = {"same_text": Field(Literal["negative", "excluded", "positive"], "negative")}
+# Checkpoints hold sums and the optimiser's state of the terms in this order, wherever these register; others follow.
+_ORDER = (
+    *("caption-generation", "distillation", "diversity", "triplet", "embedding-graph", "information-bottleneck"),
+    *("uniformity", "infonce", "soft-contrastive", "matching-bce", "mmd", "global-discriminative"),
+    *("intra-set-divergence", "sigmoid"),
+)
 
 
 def load_recipe(recipe: str, settings: Settings | Sequence[str] = (), trust: bool = False) -> Recipe:
@@ -212,7 +218,7 @@ def _schema(values: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
             "weight": Field(Annotated[float, at_least(0)], 1.0 if term in named else 0.0),
             **_parameters(LOSSES, "loss", term, sources),
         }
-        for term in (*LOSSES, *(term for term in named if ":" in str(term)))
+        for term in (*_ORDER, *sorted(LOSSES.keys() - {*_ORDER}), *(term for term in named if ":" in str(term)))
     }
     return {
         "name": Field(str, REQUIRED),

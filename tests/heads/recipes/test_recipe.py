@@ -121,6 +121,19 @@ def test_a_term_is_added_by_its_weight_and_removed_by_zero():
     assert set(load_recipe("setdiv", ["loss.mmd.weight=0"]).terms) == {"triplet", "diversity"}
 
 
+@pytest.mark.parametrize(
+    ("recipe", "order"),
+    [
+        ("vsrn", ["caption-generation", "distillation", "triplet", "infonce", "mmd", "sigmoid"]),
+        ("hrem", ["distillation", "triplet", "embedding-graph", "uniformity", "infonce"]),
+        ("setdiv", ["diversity", "triplet", "mmd", "global-discriminative", "intra-set-divergence", "sigmoid"]),
+        ("pcme", ["information-bottleneck", "uniformity", "infonce", "soft-contrastive", "matching-bce"]),
+    ],
+)
+def test_terms_stand_in_the_order_of_older_checkpoints(recipe, order):
+    assert list(load_recipe(recipe, {f"loss.{term}.weight": 1 for term in order[::-1]}).terms) == order
+
+
 def test_every_fault_of_file_and_settings_is_named_at_once(tmp_path):
     values = load_recipe("setdiv").to_dict()
     values["optimiser"] = {}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import CacheError, SampleError, XretError
@@ -81,6 +82,9 @@ def read_in_processes(
         generator=torch.Generator(),  # a seed is drawn from it, and not from the process's own
     )
     reading: Any = iter(loader)
+    # Where a loader was ever made in the main thread, torch would raise a death there, wherever that thread is.
+    _remove_worker_pids(id(reading))
+    reading._worker_pids_set = False
     try:
         for found, pixels in reading:
             if isinstance(found, XretError):

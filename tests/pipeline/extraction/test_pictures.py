@@ -13,6 +13,7 @@ import torch
 from dask.diagnostics import Profiler
 from small_encoder import SmallEncoder, use_for_images
 from small_extraction import SMALL, files
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from xret.pipeline.data.manifest import load_manifest
@@ -72,7 +73,11 @@ def test_diagnostics_see_each_batch(manifest, tmp_path):
 
 @pytest.fixture
 def in_processes(monkeypatch):
-    """Let two processes read the pictures, as for a GPU, and torch look every tenth of a second if they live."""
+    """Let two processes read the pictures, as for a GPU, and torch look every tenth of a second if they live.
+
+    A loader of the user's own has had its turn, which lets torch interrupt the main thread when a process dies.
+    """
+    list(DataLoader([0], num_workers=1, multiprocessing_context="fork", generator=torch.Generator()))
     monkeypatch.setattr(Filler, "processes", 2)
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.1,))
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)

@@ -164,7 +164,7 @@ def _rows(gallery: Gallery, side: Modality, places: np.ndarray | None = None) ->
 
     def look(at: np.ndarray) -> list[Row]:
         at = at if places is None else places[at]
-        owners = at if side == "images" else gallery.caption_image[at]
+        owners = at if side == "images" else gallery.image_of(at)
         images = zip(gallery.image_ids.look(owners), gallery.file_names.look(owners), strict=True)
         if side == "images":
             return [{"id": id_, "file_name": name} for id_, name in images]

@@ -147,7 +147,7 @@ class Gallery(Searched):
         caption_ids: the captions' numbers, C; if pictures go by their file names, or numbers stand twice, the id of the
             picture and the caption's place there, ``photo.jpg#0``. A store that grows keeps them.
         texts: the captions, C.
-        caption_image: the row of each caption's image, int64 [C].
+        image_of: gives the rows of the images of captions in some rows.
 
     Raises:
         RunError: the store has no features of the run's encoders.
@@ -158,29 +158,47 @@ class Gallery(Searched):
         self.ranker, self._data_root, cache = ranker, data_root, ranker.cache
         self.dataset, self.splits = cache.dataset, [split] if split else begun_splits(*ranker.sets)
         self._batches = batches = ranker.batches(self.splits)
-        images, captions = batches.image_rows, batches.caption_rows
+        samples = batches.parts[0]
+        images, captions, self.image_of = samples.images, samples.captions, samples.image_of
         self.image_ids, self.file_names = (
             Looked(len(images), lambda at, read=read: texts_of(read, images[at]))  # type: ignore[misc]
             for read in (cache.ids, cache.file_names)
         )
         self.texts = Looked(len(captions), lambda at: texts_of(cache.caption_texts, captions[at]))
-        begin, end = int(captions[0]), int(captions[-1]) + 1
-        numbers = cache.sentids(begin, end)[captions - begin]
-        self.caption_image: np.ndarray = batches.caption_image
-        self.caption_ids = Looked(len(captions), lambda at: [*map(str, numbers[at].tolist())])
-        if len(np.unique(numbers)) < len(numbers) or self.image_ids == self.file_names:
-            places = captions - cache.caption_start[self.owners("captions")]
+        if self._named_by_place():
 
             def numbered(at: np.ndarray) -> list[str]:
-                owners = texts_of(cache.ids, images[self.caption_image[at]])
-                return [f"{owner}#{place}" for owner, place in zip(owners, places[at].tolist(), strict=True)]
+                rows = images[samples.image_of(at)]
+                places = (captions[at] - cache.caption_start[rows]).tolist()
+                return [f"{owner}#{place}" for owner, place in zip(texts_of(cache.ids, rows), places, strict=True)]
 
-            self.caption_ids = Looked(len(captions), numbered)
+        else:
+
+            def numbered(at: np.ndarray) -> list[str]:
+                return texts_of(lambda first, last: [*map(str, cache.sentids(first, last).tolist())], captions[at])
+
+        self.caption_ids = Looked(len(captions), numbered)
+
+    def _named_by_place(self) -> bool:
+        """Return whether captions have no numbers, each its own, that stay when the store grows."""
+        rows = self._batches.parts[0].captions
+        first, last = rows[np.array([0, len(rows) - 1])].tolist()
+        numbers = self.ranker.cache.sentids(first, last + 1)
+        if (numbers[1:] <= numbers[:-1]).any():
+            numbers = numbers[rows.whole() - first]
+            if len(np.unique(numbers)) < len(numbers):
+                return True
+        return self.image_ids == self.file_names
+
+    @property
+    def caption_image(self) -> np.ndarray:
+        """The row of each caption's image, int64 [C]."""
+        return self._batches.caption_image
 
     def rows_of_splits(self) -> dict[str, tuple[int, int]]:
         """Return the rows of images [first, last) of each split."""
-        edges, rows = self.ranker.cache.splits, self._batches.image_rows
-        return {name: tuple(np.searchsorted(rows, edges[name]).tolist()) for name in self.splits}
+        edges, rows = self.ranker.cache.splits, self._batches.parts[0].images
+        return {name: tuple(rows.places(np.array(edges[name])).tolist()) for name in self.splits}
 
     @property
     def part(self) -> str:
@@ -216,7 +234,8 @@ class Gallery(Searched):
 
     def owners(self, modality: Modality) -> np.ndarray:
         """Return the row in the store of the image that each of a modality is or describes, int64 [I] or [C]."""
-        return self._batches.image_rows[slice(None) if modality == "images" else self.caption_image]
+        samples = self._batches.parts[0]
+        return samples.images.whole() if modality == "images" else samples.images[samples.caption_image]
 
     @cached_property
     def pictures(self) -> PictureReader:

@@ -129,6 +129,10 @@ class Split:
         """Index into `image_rows` of each of `caption_rows`, int64."""
         return np.repeat(np.arange(len(self.images)), np.diff(self.first_caption))
 
+    def image_of(self, captions: np.ndarray) -> np.ndarray:
+        """Return the places among `images` of the images of captions in some places among `captions`, int64."""
+        return np.searchsorted(self.first_caption, captions, side="right") - 1
+
     @property
     def by_chunk(self) -> bool:
         """Whether chunks are read whole, as those of an object store."""

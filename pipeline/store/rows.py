@@ -21,7 +21,6 @@ from ..wording import reason
 from .folder import Folder
 
 _KEPT = 2 << 30  # bytes of chunks of an object store that stay in memory
-_REUSED = range(1 << 20, 1 << 28)  # bytes of results whose memory is used again: new pages cost as much as the copy
 _AT_ONCE = 128 << 20  # bytes of chunks that an object store sends at once, so that its latency counts but once
 
 
@@ -32,6 +31,7 @@ class StoredArray:
     """
 
     advice = "run `xret cache verify`, then the extraction with --repair"  # on a chunk that is missing or damaged
+    reused = range(1 << 20, 1 << 28)  # bytes of results whose memory is used again: new pages cost as much as the copy
 
     def __init__(self, folder: Folder, array: "zarr.Array[Any]", views: int = 1) -> None:
         self.folder, self.name = folder, array.path
@@ -71,7 +71,7 @@ class StoredArray:
     def _empty(self, rows: int) -> np.ndarray:
         """Return rows of bytes, in the memory of an earlier result where one is spare and large enough."""
         shape, size = (rows, self._row_bytes), rows * self._row_bytes
-        if size not in _REUSED:
+        if size not in self.reused:
             return np.empty(shape, np.uint8)
         memory = np.empty(0, np.uint8)
         with suppress(IndexError):  # none is left
@@ -176,6 +176,7 @@ class SampleArray(StoredArray):
     """An array of the samples, whose few chunks are read without torch, whose start takes seconds."""
 
     advice = "copy the store again, or extract into another --store"
+    reused = range(0)  # read now and then: spare memory would only lie there
 
     def few(self, rows: np.ndarray) -> np.ndarray:
         """Return these rows, of a number each, from one chunk after the other."""

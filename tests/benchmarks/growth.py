@@ -219,6 +219,7 @@ def grown(
     for name, work, words in steps(folder, rows, width):
         if only and name.strip("`") not in only:
             continue
+        os.sync()  # else a step waits for the disk, which still writes what the one before has made
         peak, seconds, used, found = measured(work, words)
         yield name, seconds, "s"
         yield f"{name}, processors", used, "s"

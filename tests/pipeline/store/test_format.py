@@ -158,7 +158,7 @@ def test_gathered_ranges_are_those_of_numpy(writable, chunk, views, ranges):
 
 
 def test_memory_is_used_again_when_nothing_refers_to_it(writable, monkeypatch):
-    monkeypatch.setattr("xret.pipeline.store.rows._REUSED", range(1, 1 << 20))
+    monkeypatch.setattr("xret.pipeline.store.rows.StoredArray.reused", range(1, 1 << 20))
     values = np.random.default_rng(0).normal(size=(20, 3)).astype(np.float16)
     features = _created(writable, values, 7)
     rows, orders = features.stored("local"), np.random.default_rng(1)

@@ -69,7 +69,9 @@ def weights(run):
 
 def started(function, *arguments, **options):
     """Begin a function in a process of its own."""
-    process = get_context("spawn").Process(target=function, args=arguments, kwargs=options)
+    server = get_context("forkserver")
+    server.set_forkserver_preload(["xret.heads.ablation.ablation", "xret.heads.tuning.tuning"])  # imported once
+    process = server.Process(target=function, args=arguments, kwargs=options)
     process.start()
     return process
 

@@ -7,6 +7,7 @@ from distributed import LocalCluster
 from small_ablations import DASK
 from small_extraction import SMALL
 
+from xret.pipeline import workers
 from xret.pipeline.data.manifest import load_manifest
 from xret.pipeline.errors import CacheError, ManifestError
 from xret.pipeline.extraction.extraction import extract
@@ -18,6 +19,7 @@ pytestmark = DASK
 
 
 SLOW = build_options(visual="own_encoder:Slow", text="own_encoder:SlowLetters", batch_size=16)
+QUICK = build_options(visual="own_encoder:Quarters", text="own_encoder:Letters", batch_size=16)
 
 
 @pytest.fixture
@@ -44,22 +46,23 @@ def test_a_plan_foresees_the_time_and_the_bytes_and_writes_nothing(many, tmp_pat
 
 
 def test_what_is_done_is_not_planned_again(many, tmp_path):
-    extract(many, tmp_path / "s.zarr", replace(SLOW, splits=("train",)))
-    images, captions = plan(many, tmp_path / "s.zarr", SLOW).sides
+    extract(many, tmp_path / "s.zarr", replace(QUICK, splits=("train",)))
+    images, captions = plan(many, tmp_path / "s.zarr", QUICK).sides
     assert images.samples == 60 and 120 < captions.samples <= 150  # whole chunks of captions are done
-    extract(many, tmp_path / "s.zarr", SLOW)
-    nothing = plan(many, tmp_path / "s.zarr", SLOW)
+    extract(many, tmp_path / "s.zarr", QUICK)
+    nothing = plan(many, tmp_path / "s.zarr", QUICK)
     assert (nothing.bytes, nothing.tasks, nothing.hours, nothing.cost) == (0, 0, 0, None)
 
 
 def test_a_worker_measures_for_all(many, tmp_path):
     with LocalCluster(n_workers=2, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster:
-        foreseen = plan(many, tmp_path / "s.zarr", replace(SLOW, workers=cluster.scheduler_address), price=1)
+        foreseen = plan(many, tmp_path / "s.zarr", replace(QUICK, workers=cluster.scheduler_address), price=1)
     assert foreseen.workers == 2 and not (tmp_path / "s.zarr").exists()
     assert foreseen.hours * 2 == pytest.approx(foreseen.cost)
 
 
-def test_one_picture_is_enough_and_a_missing_one_refused(tiny_dataset, tmp_path):
+def test_one_picture_is_enough_and_a_missing_one_refused(tiny_dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 0.1)
     alone = load_manifest(tiny_dataset(train=1))
     assert [side.samples for side in plan(alone, tmp_path / "s.zarr", SMALL).sides] == [1, 2]
     (alone.images / "0.jpg").unlink()

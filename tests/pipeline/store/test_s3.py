@@ -38,7 +38,15 @@ def bucket(server, monkeypatch):
 
 @pytest.fixture
 def url(bucket):
-    return make_store(f"{bucket}/deep/s.zarr", **SIZES)
+    """Where no store is yet."""
+    return f"{bucket}/deep/s.zarr"
+
+
+@pytest.fixture(scope="module")
+def store(server):
+    """A store that is left as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield make_store(f"{server.new_bucket(patch.setenv)}/deep/s.zarr", **SIZES)
 
 
 def contents(url):
@@ -50,7 +58,7 @@ def contents(url):
 
 def test_a_store_is_that_of_a_disk(url, tmp_path):
     here = FeatureCache.open(make_store(tmp_path / "s.zarr", **SIZES))
-    there = FeatureCache.open(url)
+    there = FeatureCache.open(make_store(url, **SIZES))
     rows = np.random.default_rng(0).permutation(48)
     assert np.array_equal(here.image_set().local(rows), there.image_set().local(rows))
     assert np.array_equal(here.caption_set().token(rows), there.caption_set().token(rows))
@@ -60,8 +68,8 @@ def test_a_store_is_that_of_a_disk(url, tmp_path):
     assert FeatureCache.open(url).set_names("images") == []
 
 
-def test_a_further_chunk_is_a_request_for_each_array(server, url):
-    images = FeatureCache.open(url).image_set()
+def test_a_further_chunk_is_a_request_for_each_array(server, store):
+    images = FeatureCache.open(store).image_set()
     arrays = {chunk: images.read_chunk(chunk) for chunk in (1, 2)}
     images.write(1, arrays[1])
     before = len(server.requests)
@@ -69,9 +77,9 @@ def test_a_further_chunk_is_a_request_for_each_array(server, url):
     assert len(server.requests) - before == len(images.array_names)
 
 
-def test_the_chunks_of_a_batch_are_read_at_once(server, url):
+def test_the_chunks_of_a_batch_are_read_at_once(server, store):
     """They take little longer than one, and each is asked for once."""
-    images, chunks = FeatureCache.open(url).image_set(), 6
+    images, chunks = FeatureCache.open(store).image_set(), 6
     images.local(np.arange(1))
     began, before, server.latency = time.monotonic(), len(server.requests), 1.0
     images.local(np.random.default_rng(0).permutation(8 * chunks))
@@ -80,9 +88,9 @@ def test_the_chunks_of_a_batch_are_read_at_once(server, url):
     assert time.monotonic() - began < 4
 
 
-def test_a_server_that_refuses_is_one_sentence(server, url):
+def test_a_server_that_refuses_is_one_sentence(server, store):
     with server.refusing(), pytest.raises(StoreError, match=r"does not answer \(.*\); run the same command again"):
-        FeatureCache.open(url)
+        FeatureCache.open(store)
 
 
 def first_times(share):

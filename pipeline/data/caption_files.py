@@ -14,6 +14,7 @@ from .row_entries import RowEntries
 from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, folder_split, it_has, sentence_text, whole
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_SUFFIXED = re.compile(r'\.\w{1,5}[ "\r\n]*$').search  # the name of a file, perhaps quoted
 
 
 def read_entries(path: Path, reader: RowReader, is_one: Callable[[str, str], bool]) -> Iterable[Entry]:
@@ -208,10 +209,7 @@ def _row_within(lines: list[str], row: list[str], at: int, separator: str) -> st
 
     def is_row(line: str) -> bool:
         fields = line.split(separator)
-        return len(fields) >= len(row) and has_suffix(fields[at]) == has_suffix(row[at])
-
-    def has_suffix(name: str) -> bool:
-        return re.search(r"\.\w{1,5}$", name.strip(' "\r\n')) is not None
+        return len(fields) >= len(row) and bool(_SUFFIXED(fields[at])) == bool(_SUFFIXED(row[at]))
 
     return next(filter(is_row, lines[1:]), None) if is_row(lines[0]) else None
 

@@ -1,5 +1,6 @@
-"""Images as Pillow decodes them: whole, from a folder of frames, or small for a page."""
+"""Images as Pillow decodes them: whole, from a folder of frames, or small for a page; and what tells files apart."""
 
+import hashlib
 import io
 import logging
 import os
@@ -20,6 +21,8 @@ from ..wording import in_bytes, reason
 
 LONGEST = 100  # longer side over shorter; beyond that, a resized picture would fill the memory or have no pixels left
 MOST_BYTES = 500_000_000  # of a file
+DIGEST_BYTES = 16
+NO_DIGEST = bytes(DIGEST_BYTES)  # of a file that cannot be read
 # The readers of Pillow that are asked. Others start programs (EPS) or are seldom tested.
 _AVIF = ("AVIF",) if ".avif" in Image.registered_extensions() else ()  # some builds of Pillow cannot
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "JPEG2000", *_AVIF)
@@ -259,6 +262,36 @@ def _natural(name: str) -> tuple[list[tuple[str, int]], str]:
     """Sort numbers in names by their value; ``1`` and ``01`` by the names."""
     parts = re.findall(r"([^0-9]*)([0-9]*)", name)
     return [(text, int(digits or -1)) for text, digits in parts], name
+
+
+def digest_of(picture: PictureFile | Path) -> bytes:
+    """Return the digest of a file's bytes; for a folder, that of its frames' names and digests.
+
+    `NO_DIGEST`: it is unreadable.
+    """
+    if isinstance(picture, PictureFile):
+        return hashlib.blake2b(picture.getvalue(), digest_size=DIGEST_BYTES).digest()
+    try:
+        frames = frame_names(picture)
+    except SampleError:
+        return NO_DIGEST
+    parts = (os.fsencode(name) + b"\0" + digest_of(read_picture(picture / name)) for name in frames)
+    return hashlib.blake2b(b"".join(parts), digest_size=DIGEST_BYTES).digest()
+
+
+def stamp_of(picture: Path) -> tuple[int, int]:
+    """Return a file's bytes and the nanoseconds of its last change; for a folder, the frames' sum and latest.
+
+    Zeros: it cannot be read.
+    """
+    try:
+        status = picture.stat()
+        if not stat.S_ISDIR(status.st_mode):
+            return status.st_size, status.st_mtime_ns
+        frames = [(picture / name).stat() for name in frame_names(picture)]
+        return sum(one.st_size for one in frames), max(one.st_mtime_ns for one in frames)
+    except (OSError, ValueError, SampleError):
+        return 0, 0
 
 
 def thumbnail(picture: AnyPicture, side: int, upright: bool = False) -> Image.Image:

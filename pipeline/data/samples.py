@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
-from .digests import NONE
+from .images import NO_DIGEST
 from .manifest import SPLITS, Manifest
 from .rows import SPLIT_NAMES, Entry, folder_split
 from .sources import FOLDER, Place, Source, digests_of, open_pictures, read_source
@@ -26,7 +26,6 @@ log = logging.getLogger("xret")
 Kept = Callable[[], Mapping[str, str]]  # gives splits by file name, where they were settled before
 
 _NUMBERS: dict[str | None, int] = {split: number for number, split in enumerate(SPLITS)}
-_BLOCK = 4096  # images that are made of columns together
 _NOTED = 1000  # samples that are left out, of which a store keeps the reasons
 
 
@@ -130,8 +129,7 @@ class Images(Sequence[ImageSample]):
         return next(self._samples(self.rows[[image]]))
 
     def __iter__(self) -> Iterator[ImageSample]:
-        parts = (self.rows[first : first + _BLOCK] for first in range(0, len(self), _BLOCK))
-        return chain.from_iterable(map(self._samples, parts))
+        return chain.from_iterable(map(self._samples, blocks_of(self.rows)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Images) and len(self) == len(other) and all(map(ImageSample.__eq__, self, other))
@@ -293,7 +291,7 @@ def _contents(images: Images, manifest: Manifest, source: Source) -> np.ndarray:
     first: dict[bytes, int] = {}
     contents = np.arange(len(sizes))
     for row, digest in zip(alike, digests, strict=True):
-        if digest != NONE:
+        if digest != NO_DIGEST:
             contents[row] = first.setdefault(digest, row)
     return contents
 

@@ -65,10 +65,10 @@ class Column:
 
 
 class Texts(Sequence[str]):
-    """Texts; halves of character pairs stay as they are."""
+    """Texts, `nbytes` of them together; halves of character pairs stay as they are."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._data, self._edges, self._count, self._end = Column("B"), Column("q"), 0, 0
+        self._data, self._edges, self._count, self.nbytes = Column("B"), Column("q"), 0, 0
         self._edges.append(0)
         self._views: tuple[memoryview, memoryview] | None = None
         for text in texts:
@@ -81,8 +81,8 @@ class Texts(Sequence[str]):
         """Add a text at the end."""
         data = text.encode("utf-8", "surrogatepass")
         self._data.extend(data)
-        self._count, self._end, self._views = self._count + 1, self._end + len(data), None
-        self._edges.append(self._end)
+        self._count, self.nbytes, self._views = self._count + 1, self.nbytes + len(data), None
+        self._edges.append(self.nbytes)
 
     def _read(self) -> tuple[memoryview, memoryview]:
         """Return the bytes of all, and where each begins."""
@@ -90,16 +90,8 @@ class Texts(Sequence[str]):
             self._views = self._data.read().data, self._edges.read().data
         return self._views
 
-    def in_blocks(self, rows: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield the bytes of the texts in these rows, uint8, some thousand texts at a time."""
-        return (np.frombuffer(b"".join(pieces), np.uint8) for pieces in self._pieces(rows))
-
-    def hashes(self, rows: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield `text_hashes` of the texts in these rows, some thousand texts at a time."""
-        return map(text_hashes, self._pieces(rows))
-
     def offsets(self, rows: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield where each of the texts in these rows begins among the bytes of `in_blocks`, and last where all end."""
+        """Yield where each of the texts in these rows begins among all their bytes, and last where all end."""
         edges, end = np.asarray(self._read()[1]), 0
         yield np.zeros(1, np.int64)
         for part in blocks_of(rows):
@@ -107,16 +99,12 @@ class Texts(Sequence[str]):
             yield ends
             end = int(ends[-1])
 
-    def _pieces(self, rows: np.ndarray) -> Iterator[Iterator[memoryview]]:
+    def in_blocks(self, rows: np.ndarray) -> Iterator[Iterator[memoryview]]:
+        """Yield the bytes of each of the texts in these rows, some thousand texts at a time."""
         data, edges = self._read()
         ends = np.asarray(edges)
         for part in blocks_of(rows):
             yield (data[a:b] for a, b in zip(ends[part].tolist(), ends[part + 1].tolist(), strict=True))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all texts."""
-        return self._end
 
     def __len__(self) -> int:
         return self._count

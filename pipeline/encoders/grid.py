@@ -155,8 +155,9 @@ class GridEncoder(Grid):
         if spec.name not in known:
             raise unknown(spec.name, [*known, *IMAGES])
         self.name, self.device = spec.name, device
-        size, preset = spec.image_size or IMAGE_SIZE, _preset(spec.name)
-        published = get_model_weights(spec.name).__members__.get("IMAGENET1K_V1")
+        size, presets = spec.image_size or IMAGE_SIZE, get_model_weights(spec.name)
+        published = presets.__members__.get("IMAGENET1K_V1")  # all but two have it
+        preset: Any = (presets.DEFAULT if published is None else published).transforms()
         normalize = transforms.Normalize(preset.mean, preset.std)
         weights_id, network = load_network(
             spec, lambda: _build(spec.name, size), lambda network: network(normalize(noise_images(16, size))), published
@@ -255,9 +256,3 @@ def _build(name: str, image_size: int) -> nn.Module:
     elif name.startswith("maxvit_"):
         options = {"input_size": (image_size, image_size)}
     return get_model(name, **options).eval()
-
-
-def _preset(name: str) -> Any:
-    """Return the transforms that torchvision prescribes for a network; all but two have IMAGENET1K_V1."""
-    presets = get_model_weights(name)
-    return presets.__members__.get("IMAGENET1K_V1", presets.DEFAULT).transforms()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import EncoderError, XretError
 from ..wording import raised
 from .spec import HUB, EncoderSpec
-from .threads import loading
+from .threads import alone
 
 if TYPE_CHECKING:
     from .base import TextEncoder, VisualEncoder
@@ -124,11 +124,11 @@ def _of_layers(encoder: Any, specs: Sequence[EncoderSpec]) -> list[Any]:
 
 @contextmanager
 def _building(spec: EncoderSpec) -> Iterator[None]:
-    """Be alone with torch, and name the encoder in what its library raises, which may be anything."""
+    """Be alone with torch, whose random numbers then go on as before; name the encoder in what its library raises."""
     import torch
 
     try:
-        with loading():
+        with alone(), torch.random.fork_rng(devices=[]):
             yield
     except (XretError, MemoryError, torch.OutOfMemoryError):
         raise

@@ -1,7 +1,7 @@
 """How the threads of a process share torch.
 
-To load an encoder draws random numbers, and libraries change torch's defaults for the whole process meanwhile;
-`loading` keeps that apart from all `encoding`.
+To load an encoder draws random numbers, and libraries change torch's defaults for the whole process meanwhile, which
+must not reach what is `encoding`.
 """
 
 import threading
@@ -13,16 +13,8 @@ _encoding: list[int] = []  # threads that encode on the CPU now
 
 
 @contextmanager
-def loading() -> Iterator[None]:
-    """Be alone with torch in this process; afterwards its random numbers go on as if none had been drawn."""
-    import torch
-
-    with _alone(), torch.random.fork_rng(devices=[]):
-        yield
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
+def alone() -> Iterator[None]:
+    """Let no other thread of this process encode."""
     with _turn:
         _turn.wait_for(lambda: not _encoding)
         yield
@@ -32,7 +24,7 @@ def _alone() -> Iterator[None]:
 def encoding(device: str) -> Iterator[None]:
     """Encode on `device`: alone on a GPU, at the same time as others on a CPU."""
     if not device.startswith("cpu"):
-        with _alone():
+        with alone():
             yield
         return
     with _turn:

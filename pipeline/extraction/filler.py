@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.digests import NONE, digest_of
+from ..data.images import NO_DIGEST, digest_of
 from ..device import cores, pick_device, start_reading
 from ..encoders.base import encode_layers
 from ..encoders.registry import is_own, load_text_layers, load_visual_layers
@@ -116,7 +116,16 @@ class Filler:
         elif fork and self.processes:
             yield from read_in_processes(self._batches(groups), self._read, self.processes)
         else:
-            yield from self._read_in_threads(groups)
+            ahead: deque[Batch] = deque()
+            waiting, most = 0, max(self.batch_size, 2 * self._threads)  # read beyond the batches being encoded
+            for items in self._batches(groups):
+                reading = [self._readers.submit(self._read, item.picture) for item in items]
+                ahead.append((items, map(Future.result, reading)))
+                waiting += len(items)
+                while waiting - len(ahead[0][0]) >= most:
+                    waiting -= len(ahead[0][0])
+                    yield ahead.popleft()
+            yield from ahead
 
     def fill(self, part: Any) -> Tally:
         """Encode a part of the work, write the chunks of which nothing is left then, and return what was done.
@@ -157,18 +166,6 @@ class Filler:
         """Return the arrays of a chunk, by the number of each set that lacks samples of it."""
         return {k: self.sets[k].read_chunk(chunk) for k, missing in enumerate(self._missing) if chunk in missing}
 
-    def _read_in_threads(self, groups: Iterable[Sequence[int]]) -> Iterator[Batch]:
-        ahead: deque[Batch] = deque()
-        waiting, most = 0, max(self.batch_size, 2 * self._threads)  # read beyond the batches being encoded
-        for items in self._batches(groups):
-            reading = [self._readers.submit(self._read, item.picture) for item in items]
-            ahead.append((items, map(Future.result, reading)))
-            waiting += len(items)
-            while waiting - len(ahead[0][0]) >= most:
-                waiting -= len(ahead[0][0])
-                yield ahead.popleft()
-        yield from ahead
-
     def _read(self, picture: Picture) -> Read:
         """Read a picture; one whose features can be copied is not decoded.
 
@@ -181,7 +178,7 @@ class Filler:
         try:
             opened = self._pictures.open(name)
             digest, url = digest_of(opened), self.job.url
-            if digest != NONE and (known := self._digests[row]).any() and known.tobytes() != digest:
+            if digest != NO_DIGEST and (known := self._digests[row]).any() and known.tobytes() != digest:
                 raise CacheError(
                     f"{url} has features of another picture '{name}': its file has changed since; put it back as it"
                     f" was, or extract into another store with --reuse {url}"

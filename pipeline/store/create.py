@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..data.digests import BYTES
+from ..data.images import DIGEST_BYTES
 from ..errors import CacheError
 from .folder import NewArray, begin_group, write_group
 from .regions import REGION_ARRAYS
@@ -21,7 +21,7 @@ DTYPES = ("float16", "float32")
 _OfImage: TypeAlias = tuple[tuple[str, ...], tuple[int, ...], str, float]  # its dimensions, shape, dtype and fill
 _PICTURE_ARRAYS: dict[str, _OfImage] = {  # which a set may have
     "size": (("side",), (2,), "int32", -1),
-    "digest": (("byte",), (BYTES,), "uint8", 0),
+    "digest": (("byte",), (DIGEST_BYTES,), "uint8", 0),
     "stamp": (("bytes_and_time",), (2,), "int64", 0),
 }
 

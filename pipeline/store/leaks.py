@@ -29,18 +29,12 @@ class Leaks:
 def find_leaks(cache: FeatureCache) -> Leaks:
     """Compare digests of files, where a feature set has them, and texts as they are; a split ``other`` is left out."""
     parts, spans = list[str](), {split: cache.splits[split] for split in _SPLITS if split in cache.splits}
-    digests = cache.known_digests()
-
-    def files_in(begin: int, end: int) -> np.ndarray:
-        """Return half of each digest, which tells files apart as well; zeros are not known."""
-        return np.ascontiguousarray(digests[begin:end, :8]).view(np.int64)[:, 0]
-
+    # Half of each digest, which tells files apart as well; zeros are not known.
+    digests = cache.known_digests().view(np.int64)[:, 0]
     others = [spans[split] for split in spans if split != "train"]
-    held = np.concatenate([begin + np.flatnonzero(files_in(begin, end)) for begin, end in [(0, 0), *others]])
-    files, first, which = np.unique(
-        np.ascontiguousarray(digests[held, :8]).view(np.int64)[:, 0], return_index=True, return_inverse=True
-    )
-    taught = _first(files, files_in, spans.get("train", (0, 0)))
+    held = np.concatenate([begin + np.flatnonzero(digests[begin:end]) for begin, end in [(0, 0), *others]])
+    files, first, which = np.unique(digests[held], return_index=True, return_inverse=True)
+    taught = _first(files, lambda begin, end: digests[begin:end], spans.get("train", (0, 0)))
     first = np.where(taught < 0, held[first], taught)[which]  # where each of `held` is for the first time
     ends = np.array([last for _, last in spans.values()])
     split_of, its = (np.searchsorted(ends, rows, side="right") for rows in (first, held))

@@ -198,8 +198,9 @@ def _sample_arrays(samples: Samples) -> dict[str, NewArray]:
         ("caption", images.texts, captions),
     ):
         if name == "caption":
-            arrays["text_hash"] = _array(("caption",), (len(order),), "int64", texts.hashes(order))
-        arrays[name] = _array((f"{name}_byte",), (texts.nbytes,), "uint8", texts.in_blocks(order))
+            arrays["text_hash"] = _array(("caption",), (len(order),), "int64", map(text_hashes, texts.in_blocks(order)))
+        data = (np.frombuffer(b"".join(block), np.uint8) for block in texts.in_blocks(order))
+        arrays[name] = _array((f"{name}_byte",), (texts.nbytes,), "uint8", data)
         arrays[f"{name}_offset"] = _array((f"{name}_edge",), (len(order) + 1,), "int64", texts.offsets(order))
     return arrays
 

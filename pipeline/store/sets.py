@@ -13,7 +13,7 @@ import google_crc32c
 import numpy as np
 import zarr
 
-from ..data.digests import BYTES
+from ..data.images import DIGEST_BYTES
 from ..errors import CacheError
 from .rows import StoredArray
 from .samples import StoredSamples
@@ -143,15 +143,11 @@ class FeatureSet:
 
     # Reading
 
-    def array_of(self, name: str) -> "zarr.Array[Any]":
-        """Return an array of the set; CacheError if the set has none of that name, or its metadata is damaged."""
-        return self.cache.array(f"{self.path}/{name}")
-
     def stored(self, name: str) -> StoredArray:
-        """Return what reads and writes an array; CacheError as of `array_of`."""
+        """Return what reads and writes an array; CacheError if there is none, or its metadata is damaged."""
         if name not in self._arrays:
             views = self.views if name in ("local", "global") else 1
-            self._arrays[name] = StoredArray(self.cache.folder, self.array_of(name), views)
+            self._arrays[name] = StoredArray(self.cache.folder, self.cache.array(f"{self.path}/{name}"), views)
         return self._arrays[name]
 
     def _read(self, name: str) -> np.ndarray:
@@ -246,7 +242,7 @@ class ImageSet(FeatureSet):
     @cached_property
     def digests(self) -> np.ndarray:
         """Digest of each picture's file, uint8 [I,16]; zeros where it is not known, as of imports and failures."""
-        return self._of_good("digest", BYTES, "uint8")
+        return self._of_good("digest", DIGEST_BYTES, "uint8")
 
     @cached_property
     def stamps(self) -> np.ndarray:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from ..data.digests import BYTES
+from ..data.images import DIGEST_BYTES
 from ..data.samples import Samples
 from ..errors import CacheError, OutputError, nearest
 from ..files import no_store
@@ -82,7 +82,7 @@ class FeatureCache(StoredSamples):
 
     def known_digests(self) -> np.ndarray:
         """Return the digest of each picture that a set has features of now, uint8 [I,16]; zeros of the others."""
-        known = np.zeros((self.images, BYTES), np.uint8)
+        known = np.zeros((self.images, DIGEST_BYTES), np.uint8)
         for path in self.set_paths("images"):
             with suppress(CacheError):  # it is damaged, and may be repaired later
                 features = ImageSet(self, path.partition("/")[2])

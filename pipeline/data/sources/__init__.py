@@ -38,7 +38,7 @@ def open_pictures(source: Source, folder: str | Path, places: Mapping[str, Place
 
 def find_source(manifest: Manifest) -> Source:
     """Return the files that a manifest names as they are now, without reading them; errors as of `find_files`."""
-    return _source_of(manifest, _files(manifest))
+    return _list_files(manifest)[1]
 
 
 def read_source(manifest: Manifest, skip: bool = False) -> tuple[Iterable[Entry], Source, list[str]]:
@@ -47,7 +47,7 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[Iterable[Entry]
     Returns the images in the order of the source, its files, and a sentence for each sample without captions, all of
     which `skip` leaves out; else the first is an error. ManifestError: a file is missing, damaged or wrong.
     """
-    source, columns, rows = _source_of(manifest, files := _files(manifest)), manifest.columns, manifest.captions
+    (files, source), columns, rows = _list_files(manifest), manifest.columns, manifest.captions
     reader = RowReader(
         manifest.listing,
         replace(columns, image=source.column) if source.column else columns,
@@ -88,20 +88,19 @@ def _refuse_names_of_splits(manifest: Manifest, files: _Files) -> None:
         raise ManifestError(f"{manifest.listing}: no sample has a split, but files are called {called}; {advice}.")
 
 
-def _files(manifest: Manifest) -> _Files:
+def _list_files(manifest: Manifest) -> tuple[_Files, Source]:
     if manifest.kind == "arrow":
-        return _saved(manifest.images, manifest.packed[None], by_folder=manifest.columns.split is None)
-    return [(file, split) for split, name in manifest.packed.items() for file in find_files(manifest.images, name)]
-
-
-def _source_of(manifest: Manifest, listed: _Files) -> Source:
+        listed = _saved(manifest.images, manifest.packed[None], by_folder=manifest.columns.split is None)
+    else:
+        named = manifest.packed.items()
+        listed = [(file, split) for split, name in named for file in find_files(manifest.images, name)]
     files = tuple(file for file, _ in listed)
     for name, times in Counter(file.name for file in files).items():
         if times > 1:
             raise ManifestError(f"{manifest.path}: {name} is named twice; name each file once.")
     if not manifest.packed:
-        return FOLDER
-    return Source(manifest.kind, files, "" if manifest.kind == "tar" else manifest.columns.image or IMAGE)
+        return listed, FOLDER
+    return listed, Source(manifest.kind, files, "" if manifest.kind == "tar" else manifest.columns.image or IMAGE)
 
 
 def _saved(folder: Path, name: str, by_folder: bool) -> _Files:

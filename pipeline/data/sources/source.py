@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from ...documents import reading
 from ...errors import ManifestError, SampleError
 from ...progress import Progress
-from ..digests import NONE, digest_of, stamp_of
-from ..images import PictureFile, read_picture
+from ..images import NO_DIGEST, PictureFile, digest_of, read_picture, stamp_of
 from .files import File, look_at, url_of
 
 _READ_AT_ONCE = 8  # pictures whose digests are wanted
@@ -54,7 +53,7 @@ class PictureReader(Protocol):
         """
 
     def stamp(self, name: str) -> tuple[int, int]:
-        """Return the `digests.stamp_of` of a picture that is a file or folder of its own; zeros of others."""
+        """Return the `images.stamp_of` of a picture that is a file or folder of its own; zeros of others."""
         return 0, 0
 
 
@@ -103,13 +102,13 @@ class PackedReader(PictureReader):
 
 
 def digests_of(pictures: PictureReader, names: Sequence[str]) -> list[bytes]:
-    """Return the digest of each picture, `NONE` of one that cannot be read; errors as of `PictureReader.open`."""
+    """Return the digest of each picture, `NO_DIGEST` of one that cannot be read; errors as of `PictureReader.open`."""
 
     def digest(name: str) -> bytes:
         try:
             found = digest_of(pictures.open(name))
         except SampleError:
-            found = NONE
+            found = NO_DIGEST
         progress.update(1)
         return found
 

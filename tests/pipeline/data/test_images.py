@@ -1,5 +1,6 @@
 """Pictures as RGB: every mode and format, and what is none, damaged, too large or never ends."""
 
+import hashlib
 import io
 import os
 import struct
@@ -17,7 +18,19 @@ from oriented import save, shown
 from PIL import ExifTags, Image
 from PIL.PngImagePlugin import PngInfo
 
-from xret.pipeline.data.images import FORMATS, SUFFIXES, PictureFile, frame_names, image_size, open_image, thumbnail
+from xret.pipeline.data.images import (
+    FORMATS,
+    NO_DIGEST,
+    SUFFIXES,
+    PictureFile,
+    digest_of,
+    frame_names,
+    image_size,
+    open_image,
+    read_picture,
+    stamp_of,
+    thumbnail,
+)
 from xret.pipeline.errors import SampleError
 
 
@@ -404,3 +417,31 @@ def test_a_damaged_orientation_is_none(damage):
         warnings.simplefilter("error")
         np.testing.assert_array_equal(pixels_of(file.getvalue(), upright=True), PIXELS)
     assert image_size(PictureFile(file.getvalue(), "a"), upright=True) == (9, 5)
+
+
+def test_a_picture_is_known_by_its_bytes(tmp_path):
+    for name, content in (("a.png", b"one"), ("b.jpg", b"one"), ("c.png", b"other")):
+        (tmp_path / name).write_bytes(content)
+    a, b, c = (digest_of(read_picture(tmp_path / name)) for name in ("a.png", "b.jpg", "c.png"))
+    assert a == b == hashlib.blake2b(b"one", digest_size=16).digest() != c
+    assert digest_of(read_picture(tmp_path / "gone.png")) == NO_DIGEST
+
+
+def test_frames_are_known_by_their_names_and_bytes(tmp_path):
+    found = []
+    pairs = {"1.png": b"a", "2.png": b"b"}, {"1.png": b"b", "2.png": b"a"}
+    not_utf8 = {"\udcff.png": b"a"}, {"\udcff.png": b"b"}
+    for number, frames in enumerate((*pairs, {"1.png": b"a"}, *not_utf8)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name, content in frames.items():
+            (folder / name).write_bytes(content)
+        found.append(digest_of(read_picture(folder)))
+    assert len({*found, NO_DIGEST}) == 6
+
+
+def test_a_stamp_is_bytes_and_time_and_of_frames_their_sum_and_the_latest(tmp_path):
+    for name, content, time in (("1.png", b"abc", 5_000), ("2.png", b"de", 7_000), ("notes", b"f", 9_000)):
+        (tmp_path / name).write_bytes(content)
+        os.utime(tmp_path / name, ns=(0, time))
+    assert [stamp_of(tmp_path / name) for name in ("1.png", "gone.png", "")] == [(3, 5_000), (0, 0), (5, 7_000)]

@@ -9,14 +9,14 @@ import torch
 from encoder_contract import image_encoder
 from small_checkpoints import save_image_model
 
-from xret.pipeline.encoders.threads import encoding, loading
+from xret.pipeline.encoders.threads import alone, encoding
 
 
 def test_loading_waits_for_those_that_encode():
     found = []
 
     def load():
-        with loading():
+        with alone():
             found.append("loaded")
 
     with encoding("cpu"), encoding("cpu"):

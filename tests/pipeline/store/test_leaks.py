@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from small_store import make_store
 
-from xret.pipeline.data.digests import digest
+from xret.pipeline.data.images import PictureFile, digest_of
 from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
 from xret.pipeline.store import OK, FeatureCache, leaks
 from xret.pipeline.store.create import SetFacts, image_set
@@ -33,7 +33,7 @@ def make(tmp_path):
                 arrays["status"][:] = OK
                 for at, (_, content, *_) in enumerate(pictures[first:last]):
                     if content is not None:
-                        arrays["digest"][at] = np.frombuffer(digest(content), np.uint8)
+                        arrays["digest"][at] = np.frombuffer(digest_of(PictureFile(content, "")), np.uint8)
                 features.write(chunk, arrays)
         return FeatureCache.open(url)
 

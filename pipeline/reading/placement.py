@@ -62,9 +62,6 @@ class Column:
         assert self.count is not None, "else it is the sample"
         return np.asarray(np.cumsum(self.count) - self.count)
 
-    def _rows_of(self, items: np.ndarray) -> np.ndarray:
-        return items if self.count is None else ranges(self._start[items], self.count[items])
-
     def key(self, where: Where, device: torch.device) -> Hashable:
         """Return what a `Resident` calls it."""
         return self.name, where, str(device)
@@ -90,7 +87,7 @@ class Column:
         if self.table is None:
             found = torch.from_numpy(self.read(items))
             return partial((found.pin_memory() if pinned else found).to, self.device, non_blocking=True)
-        table, rows = self.table, self._rows_of(items)
+        table, rows = self.table, items if self.count is None else ranges(self._start[items], self.count[items])
         if table.is_cuda:
             return lambda: table.index_select(0, torch.from_numpy(rows).to(table.device, non_blocking=True))
         out = torch.empty((len(rows), *table.shape[1:]), dtype=table.dtype, pin_memory=pinned)

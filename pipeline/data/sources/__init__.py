@@ -62,7 +62,8 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[Iterable[Entry]
     elif manifest.kind == "imagefolder":
         entries = read_imagefolder(manifest.images, reader)
     elif source.kind == "tar":
-        entries = _from_tars(urls, reader)
+        read = ((url, tar_entries(url, number, split, reader)) for number, (url, split) in enumerate(urls))
+        entries = RowEntries((url, entry) for url, of_tar in read for entry in of_tar)
     else:
         entries = table_entries(source.kind, urls, reader)
     entries = reader.finish(entries)
@@ -117,9 +118,3 @@ def _saved(folder: Path, name: str, by_folder: bool) -> _Files:
         raise ManifestError(f"{place}: this is not what `save_to_disk` writes ({error}); save it again.") from error
     files = look_at_all(folder, [name for name, _ in named])
     return [(file, split) for file, (_, split) in zip(files, named, strict=True)]
-
-
-def _from_tars(urls: list[tuple[str, str | None]], reader: RowReader) -> RowEntries:
-    return RowEntries(
-        (url, entry) for number, (url, split) in enumerate(urls) for entry in tar_entries(url, number, split, reader)
-    )

@@ -1,4 +1,4 @@
-"""Pictures as RGB: every mode and format, and what is none, damaged, too large or never ends."""
+"""Pictures as RGB: all modes and formats, what is none, damaged or never ends; and what tells files apart."""
 
 import hashlib
 import io

@@ -62,12 +62,9 @@ class StoredSamples:
 
     def captions_of(self, first: int, last: int) -> tuple[int, int]:
         """Return the caption rows [start, stop) of the image rows [first, last)."""
-        return self._captions_before(first), self._captions_before(last)
-
-    def _captions_before(self, image: int) -> int:
-        if image not in self._before:
+        for image in {first, last} - self._before.keys():
             self._before[image] = int(self.sample_array("caption_count", 0, image).sum())
-        return self._before[image]
+        return self._before[first], self._before[last]
 
     def caption_texts(self, first: int, last: int) -> list[str]:
         """Return the texts of caption rows [first, last)."""

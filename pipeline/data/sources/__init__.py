@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from ...documents import DocumentError, read_json
@@ -62,8 +63,8 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[Iterable[Entry]
     elif manifest.kind == "imagefolder":
         entries = read_imagefolder(manifest.images, reader)
     elif source.kind == "tar":
-        read = ((url, tar_entries(url, number, split, reader)) for number, (url, split) in enumerate(urls))
-        entries = RowEntries((url, entry) for url, of_tar in read for entry in of_tar)
+        of_each = (tar_entries(url, number, split, reader) for number, (url, split) in enumerate(urls))
+        entries = RowEntries(chain.from_iterable(of_each))
     else:
         entries = table_entries(source.kind, urls, reader)
     entries = reader.finish(entries)

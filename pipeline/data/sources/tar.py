@@ -35,8 +35,8 @@ class TarReader(PackedReader):
 _Sample = dict[str, tuple[str, Any]]
 
 
-def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> Iterator[Entry]:
-    """Yield the pictures of archive `number`, in its order; the pictures themselves are not read.
+def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> Iterator[tuple[str, Entry]]:
+    """Yield the pictures of archive `number` with its URL, in its order; the pictures themselves are not read.
 
     `split` is that of all; None: as their JSON says. Wrong are a picture without captions, captions without a picture,
     links, and two members of a key that say the same thing. ManifestError: the archive is damaged or incomplete.
@@ -62,7 +62,7 @@ def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> 
             )
             if entry is not None:
                 entry.place = place
-                yield entry
+                yield url, entry
 
 
 def _fault(sample: _Sample, key: str) -> str | None:

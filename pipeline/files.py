@@ -171,6 +171,8 @@ def require_store(url: str | Path) -> None:
 
 def no_store(url: str | Path) -> CacheError:
     """Return the error that says that there is no feature store."""
+    if "://" not in str(url) and Path(url).exists():
+        return CacheError(f"{url} is no feature store; name the folder that `xret extract … --store` wrote")
     return CacheError(f"{url}: there is no feature store; check the path, or run `xret extract … --store {url}`")
 
 

@@ -459,6 +459,11 @@ def test_other_groups_are_refused(tmp_path, content, message):
         FeatureCache.open(tmp_path)
     with pytest.raises(CacheError, match="there is no feature store"):
         FeatureCache.open(tmp_path / "absent")
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "zarr.json").unlink()
+    for other in (tmp_path, tmp_path / "run.json"):
+        with pytest.raises(CacheError, match="is no feature store; name the folder"):
+            FeatureCache.open(other)
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, lockless):

@@ -143,11 +143,15 @@ class FeatureSet:
 
     # Reading
 
+    def array_of(self, name: str) -> "zarr.Array[Any]":
+        """Return an array as Zarr has it; CacheError if there is none, or its metadata is damaged."""
+        return self.cache.array(f"{self.path}/{name}")
+
     def stored(self, name: str) -> StoredArray:
-        """Return what reads and writes an array; CacheError if there is none, or its metadata is damaged."""
+        """Return what reads and writes an array; CacheError as of `array_of`."""
         if name not in self._arrays:
             views = self.views if name in ("local", "global") else 1
-            self._arrays[name] = StoredArray(self.cache.folder, self.cache.array(f"{self.path}/{name}"), views)
+            self._arrays[name] = StoredArray(self.cache.folder, self.array_of(name), views)
         return self._arrays[name]
 
     def _read(self, name: str) -> np.ndarray:

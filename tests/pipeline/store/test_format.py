@@ -39,6 +39,7 @@ def test_any_reader_of_zarr_has_the_rows(url):
     cache, group = FeatureCache.open(url), zarr.open_group(url, mode="r")
     images, captions = cache.image_set(), cache.caption_set()
     local = group[images.path]["local"][:]
+    assert np.array_equal(images.array_of("local")[:], local)
     rows = np.array([5, 0, 71, 5])
     for view in (0, 1):
         assert np.array_equal(images.local(rows, view), local[rows, view])

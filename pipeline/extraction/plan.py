@@ -76,6 +76,8 @@ class Plan:
         return asdict(self) | {name: getattr(self, name) for name in ("bytes", "tasks", "hours", "cost")}
 
     def __str__(self) -> str:
+        if not self.measured:
+            return f"{self.dataset}: {self.store} is complete; nothing is left to encode"
         lines = [
             f"{self.dataset}: measured on {counted(self.measured, 'picture')}; nothing was written to {self.store}"
         ]
@@ -101,21 +103,22 @@ def plan(manifest: Manifest, url: str | Path, options: Options, price: float | N
     }
     trial = _trial(samples, options.splits)
     task = replace(manifest, images=manifest.images.resolve()), trial, replace(options, repair=False)
-    measured, workers = dict.fromkeys(left, (0.0, 0.0)), 1
+    pictures, measured, workers = 0, dict.fromkeys(left, (0.0, 0.0)), 1
     with connect(options.cluster) if options.cluster else nullcontext() as client:
         if client is not None:
             workers = len(client.nthreads())
         if any(left.values()):
             if options.visual and known is None:
                 Extractor(samples, manifest, options).require_pictures()
-            log.info("measuring on %s", counted(len(trial.images), "picture"))
+            pictures = len(trial.images)
+            log.info("measuring on %s", counted(pictures, "picture"))
             measured = _measure(task) if client is None else next(run_tasks(client, _measure, [task]))[1]
     sides = []
     for side, samples_left in left.items():
         seconds, size = (value * samples_left for value in measured[side])
         tasks = ceil(seconds / SECONDS if options.cluster else samples_left / options.batch_size)
         sides.append(SidePlan(side, samples_left, round(size), tasks, seconds))
-    return Plan(samples.dataset, url, workers, len(trial.images), tuple(sides), price)
+    return Plan(samples.dataset, url, workers, pictures, tuple(sides), price)
 
 
 def _left(known: FeatureCache | None, samples: Samples, side: str, spec: EncoderSpec, splits: Sequence[str]) -> int:

@@ -52,6 +52,7 @@ def test_what_is_done_is_not_planned_again(many, tmp_path):
     extract(many, tmp_path / "s.zarr", QUICK)
     nothing = plan(many, tmp_path / "s.zarr", QUICK)
     assert (nothing.bytes, nothing.tasks, nothing.hours, nothing.cost) == (0, 0, 0, None)
+    assert nothing.measured == 0 and "nothing is left to encode" in str(nothing)
 
 
 def test_a_worker_measures_for_all(many, tmp_path):

@@ -71,7 +71,12 @@ def pixels(picture: Any, how: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     model, (text, *files) = Model(Path(__file__).parent), sys.argv[1:]
-    scores = model.similarity(model.embed_images(files), model.embed_texts([text]))[:, 0]
+    try:
+        scores = model.similarity(model.embed_images(files), model.embed_texts([text]))[:, 0]
+    except (OSError, ValueError) as error:
+        sys.exit(f"Error: {error}")
     for row in np.argsort(-scores, kind="stable")[:10]:
         print(f"{scores[row]:.4f} {files[row]}")

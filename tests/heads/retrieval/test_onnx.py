@@ -90,6 +90,9 @@ def test_a_search_needs_neither_torch_nor_xret(tiny, tmp_path):
     assert [float(line.split()[0]) for line in lines] == pytest.approx(
         scores.sort(descending=True)[0].tolist(), abs=2e-3
     )
+    for wrong, message in (([], "search.py"), ([TEXTS[0], "gone.jpg"], "gone.jpg")):
+        failed = subprocess.run([*words[:4], *wrong], capture_output=True, text=True)
+        assert failed.returncode == 1 and message in failed.stderr and "Traceback" not in failed.stderr
     small = call("export", run, "--to", "onnx", "--dtype", "int8", "--out", tmp_path / "small", "--json").stdout
     small = json.loads(small)
     assert small["bytes"] < about["bytes"]

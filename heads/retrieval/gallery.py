@@ -166,11 +166,17 @@ class Gallery(Searched):
         )
         self.texts = Looked(len(captions), lambda at: texts_of(cache.caption_texts, captions[at]))
         if self._named_by_place():
+            (first_image, last_image), edges = (rows[np.array([0, len(rows) - 1])] for rows in (images, captions))
+            start, stop = cache.captions_of(int(first_image), int(last_image) + 1)
+            all_there = (*edges, len(captions)) == (start, stop - 1, stop - start)
 
             def numbered(at: np.ndarray) -> list[str]:
-                rows = images[samples.image_of(at)]
-                places = (captions[at] - cache.caption_start[rows]).tolist()
-                return [f"{owner}#{place}" for owner, place in zip(texts_of(cache.ids, rows), places, strict=True)]
+                owners = samples.image_of(at)
+                rows = images[owners]
+                places = at - samples.first_caption[owners] if all_there else captions[at] - cache.caption_start[rows]
+                return [
+                    f"{owner}#{place}" for owner, place in zip(texts_of(cache.ids, rows), places.tolist(), strict=True)
+                ]
 
         else:
 
@@ -181,9 +187,12 @@ class Gallery(Searched):
 
     def _named_by_place(self) -> bool:
         """Return whether captions have no numbers, each its own, that stay when the store grows."""
-        rows = self._batches.parts[0].captions
+        rows, sentids = self._batches.parts[0].captions, self.ranker.cache.sentids
+        some = rows[np.arange(min(len(rows), _LOOKED_UP))]
+        if len(np.unique(sentids(int(some[0]), int(some[-1]) + 1)[some - some[0]])) < len(some):
+            return True
         first, last = rows[np.array([0, len(rows) - 1])].tolist()
-        numbers = self.ranker.cache.sentids(first, last + 1)
+        numbers = sentids(first, last + 1)
         if (numbers[1:] <= numbers[:-1]).any():
             numbers = numbers[rows.whole() - first]
             if len(np.unique(numbers)) < len(numbers):

@@ -7,7 +7,7 @@ from small_store import make_store
 
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import CacheError
-from xret.pipeline.store import FeatureCache
+from xret.pipeline.store import FAILED, CaptionSet, FeatureCache
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +76,13 @@ def test_captions_without_numbers_of_their_own_are_counted_in_their_picture(run,
     expected = [counted[row] for row in rows]
     assert gallery.caption_ids == [f"{image}{'.jpg' * named}#{k}" for image, k in expected]
     assert gallery.texts == texts == cache.caption_texts(int(rows[0]), int(rows[-1]) + 1)
+    failed, whole = [0, 4, len(rows) - 1], CaptionSet.status.func
+
+    def status(captions):
+        found = whole(captions)
+        found[rows[failed]] = FAILED
+        return found
+
+    monkeypatch.setattr(CaptionSet, "status", property(status))
+    kept = [f"{image}{'.jpg' * named}#{k}" for place, (image, k) in enumerate(expected) if place not in failed]
+    assert open_gallery(run, split="val").caption_ids == kept

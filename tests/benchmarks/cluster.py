@@ -2,10 +2,12 @@
 
     PYTHONPATH=tests/support OMP_NUM_THREADS=1 python tests/benchmarks/cluster.py extract
     PYTHONPATH=tests/support OMP_NUM_THREADS=1 python tests/benchmarks/cluster.py ablate
+    PYTHONPATH=tests/support python tests/benchmarks/cluster.py scheduler
 
 Workers are processes of this machine, of one thread each. What sleeps in the place of computing leaves the cores to all
 of them. Prints a line of JSON for each number of workers: seconds until workers that have just started have done a
-little, those of the tasks and of the whole command, and their efficiency against one worker.
+little, those of the tasks and of the whole command, and their efficiency against one worker. `scheduler` sends tasks
+that do nothing as an extraction sends its own, and prints what the scheduler holds after so many of them.
 """
 
 import os
@@ -29,6 +31,7 @@ import xret
 from xret.heads.modules.aggregators.pooling import Average
 from xret.nn import Aggregated
 from xret.pipeline.data.images import open_image
+from xret.pipeline.workers import connect, run_tasks
 
 # What workers import.
 MODULES = os.pathsep.join(map(str, (Path(__file__).parent, Path(__file__).parents[1] / "support")))
@@ -133,6 +136,28 @@ def ablate(cells: int, epochs: int, numbers: list[int]) -> None:
             return time.perf_counter() - began
 
         measure(numbers, work)
+
+
+def held(process: int) -> int:
+    """Return how many MB a process holds that are of no file."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1000 for line in lines if line.startswith("RssAnon:"))
+
+
+@main.command()
+@click.option("--tasks", "numbers", multiple=True, type=int, default=[100, 1000, 10_000])
+@small(numbers=[20])
+def scheduler(numbers: list[int]) -> None:
+    """Send tasks to two workers, and look at the scheduler's memory."""
+    for tasks in numbers:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            cluster(Path(folder), [MODULES] * 2) as (address, processes),
+            connect(address) as client,
+        ):
+            before = held(processes[0].pid)
+            done = sum(1 for _ in run_tasks(client, int, range(tasks), each=2))
+            say(tasks=done, before_mb=before, after_mb=held(processes[0].pid))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,12 @@ def test_workers_beside_one(command):
     assert [line["workers"] for line in lines(command)] == [1, 2]
 
 
+@pytest.mark.slow
+def test_what_a_scheduler_holds():
+    (found,) = lines("cluster scheduler")
+    assert found["tasks"] == 20 and found["after_mb"] < 2 * found["before_mb"]
+
+
 def test_extraction_beside_its_network(tiny_dataset, tmp_path):
     (found,) = lines("extraction images", tiny_dataset())
     assert found["samples"] == 6

@@ -28,7 +28,7 @@ from ..store.create import SetFacts, caption_set, image_set
 from ..store.folder import Folder
 from ..store.inspect import damaged_chunks
 from ..store.leaks import find_leaks
-from ..store.store import find_store, open_for_writing, splits_at
+from ..store.store import find_store, may_be_store, open_for_writing, splits_at
 from ..wording import counted, printable, some_of
 from ..workers import connect, prepare
 from .options import Options, choose_splits, recorded_options
@@ -84,6 +84,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
 
 def settle(manifest: Manifest, url: str | Path, options: Options) -> tuple[str, Samples, Options]:
     """Return the URL, the samples, and options with the splits that there are and paths valid in any folder."""
+    may_be_store(url)  # before pictures are looked at
     url, reuse = str(url), options.reuse and Folder(options.reuse).absolute_url
     samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url, reuse))
     sides = {"visual": options.visual, "text": options.text}  # with absolute paths of weights, which are recorded

@@ -195,13 +195,7 @@ def find_store(url: str | Path, samples: Samples) -> FeatureCache | None:
 
     CacheError or OutputError: something else is there.
     """
-    folder = Folder(url)
-    if folder.is_local and folder.fs.isfile(folder.root):
-        raise OutputError(f"{url} is a file, and a store is a folder; choose another store")
-    names = folder.names("")  # at one moment, as another process may be creating the store
-    if "zarr.json" not in names:
-        if set(names) - {LOCK}:
-            raise CacheError(f"{url} is not empty and holds no feature store; choose another store")
+    if not may_be_store(url):
         return None
     try:
         cache = FeatureCache.open(url)
@@ -218,6 +212,17 @@ def find_store(url: str | Path, samples: Samples) -> FeatureCache | None:
             f" another store with --reuse {url}"
         )
     return cache
+
+
+def may_be_store(url: str | Path) -> bool:
+    """Return whether a store is there, perhaps; CacheError or OutputError: a file, or a folder with other things."""
+    folder = Folder(url)
+    if folder.is_local and folder.fs.isfile(folder.root):
+        raise OutputError(f"{url} is a file, and a store is a folder; choose another store")
+    names = folder.names("")  # at one moment, as another process may be creating the store
+    if "zarr.json" not in names and set(names) - {LOCK}:
+        raise CacheError(f"{url} is not empty and holds no feature store; choose another store")
+    return "zarr.json" in names
 
 
 def splits_at(*urls: str | None) -> dict[str, str]:

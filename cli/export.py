@@ -37,6 +37,12 @@ class Form(NamedTuple):
     takes: tuple[str, ...] = ()
 
 
+class _Forms(click.Choice[str]):
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        how = "Embeddings have the format that --out ends in: .parquet, .safetensors or .npy."
+        return f"{super().get_invalid_choice_message(value, ctx)} {how}"
+
+
 FORMS = {
     "embeddings": Form("export:export_embeddings", _embeddings, ("dims", "dtype", "since", "hubness", "split")),
     "onnx": Form("onnx:export_onnx", _onnx, ("dtype",)),
@@ -64,7 +70,7 @@ FORMS = {
 )
 @click.option(
     "--to",
-    type=click.Choice([*FORMS]),
+    type=_Forms([*FORMS]),
     default="embeddings",
     help="What is written: the embeddings of RUN's store; RUN with its encoders as ONNX graphs, or as a model of"
     " immich or sentence-transformers; or the negatives that RUN ranks highest in a split (train).",

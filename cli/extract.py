@@ -264,13 +264,15 @@ def _lines(summary: "Extraction") -> Iterator[str]:
 
 def _lines_of_set(features: "SetSummary", summary: "Extraction") -> Iterator[str]:
     imported = summary.unmatched is not None
-    times = [f"{name} {t:.1f} s" for name, t in features.shares.items() if not (imported and name == "encode")]
+    times = {name: seconds for name, seconds in features.shares.items() if not (imported and name == "encode")}
+    total = max(sum(times.values()), 1e-9)
+    work = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in times.items())
     again = f", {features.reused:,} reused" if features.reused else ""
     matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
     rate = f"{features.per_second:,.{0 if features.per_second >= 10 else 1}f}"
     yield (
         f"  {features.name}: {features.samples:,} {'imported' if imported else 'encoded'}{again} in"
-        f" {features.seconds:.1f} s ({rate}/s; {', '.join(times)}){matched}, {counted(features.chunks, 'chunk')}"
+        f" {features.seconds:.1f} s ({rate}/s; work: {work}){matched}, {counted(features.chunks, 'chunk')}"
         f" written, {features.chunks_before:,} there before, {features.failed:,} failed"
     )
     if features.read_as:

@@ -171,9 +171,12 @@ def require_store(url: str | Path) -> None:
 
 def no_store(url: str | Path) -> CacheError:
     """Return the error that says that there is no feature store."""
-    if "://" not in str(url) and Path(url).exists():
-        return CacheError(f"{url} is no feature store; name the folder that `xret extract … --store` wrote")
-    return CacheError(f"{url}: there is no feature store; check the path, or run `xret extract … --store {url}`")
+    path = Path(url)
+    if "://" in str(url) or not path.exists():
+        return CacheError(f"{url}: there is no feature store; check the path, or run `xret extract … --store {url}`")
+    if path.is_dir() and not any(path.glob("[!.]*")):
+        return CacheError(f"{url} holds nothing yet; run `xret extract … --store {url}`, again if it was stopped")
+    return CacheError(f"{url} is no feature store; name the folder that `xret extract … --store` wrote")
 
 
 def require_run(path: str | Path) -> None:

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...pipeline.data.manifest import SUFFIXES, Manifest, load_manifest
+from ...pipeline.data.manifest import SUFFIXES, Manifest, bundled_manifests, load_manifest
 from ...pipeline.data.samples import read_samples
-from ...pipeline.errors import EncoderError, ManifestError, RunError
+from ...pipeline.errors import EncoderError, ManifestError, RunError, nearest
 from ...pipeline.extraction.extraction import extract
 from ...pipeline.extraction.options import build_options
 from ...pipeline.store import FeatureCache
@@ -44,15 +44,17 @@ def find_source(
     ManifestError, RunError: it is nothing of that kind, or options are for something else.
     """
     url, path, root = str(out / "features.zarr"), Path(data), None if data_root is None else Path(data_root)
-    if captions is None and is_store(data):
-        if encoder is not None:
-            raise RunError(f"{data} is a store, whose features are there; leave {option('encoder')} out")
+    if is_store(data):
+        for given, what in ((captions, "captions"), (encoder, option("encoder"))):
+            if given is not None:
+                raise RunError(f"{data} is a store, which has features and captions already; leave {what} out")
         return Source(str(data), None, str(data), root)
-    if captions is None and path.is_dir():
-        raise ManifestError(f"{data} is a folder without features; name the file of captions behind it")
     if captions is None:
+        _require_manifest(data)
         manifest = load_manifest(data, root)
         return Source(str(data), manifest, url, manifest.images)
+    if path.is_file():
+        raise ManifestError(f"{data} is a file; a manifest stands alone, and before captions the folder of pictures")
     for there, what in ((path.is_dir(), f"folder {data}"), (Path(captions).is_file(), f"file {captions}")):
         if not there:
             raise ManifestError(f"there is no {what}; name a folder of pictures and the file of their captions")
@@ -60,6 +62,22 @@ def find_source(
         raise ManifestError(f"{captions} is no file of captions; give one that ends in {', '.join(SUFFIXES)}")
     name = re.sub(r"[^a-z0-9_-]+", "-", path.resolve().name.lower()).strip("-") or "pictures"
     return Source(str(captions), Manifest(name, path.resolve(), file, path=file), url, path.resolve())
+
+
+def _require_manifest(data: str | Path) -> None:
+    """Raise ManifestError, or RunError for a run, where something is no manifest and must be said otherwise."""
+    path, bundled = Path(data), list(bundled_manifests())
+    if str(data) in bundled:
+        return
+    if (path / "run.json").is_file():
+        raise RunError(f"{data} is a run; name the store or the pictures that it was made of")
+    if path.is_dir():
+        raise ManifestError(f"{data} is a folder without features; name the file of captions behind it")
+    if not path.exists():
+        known = f"{nearest(str(data), bundled)}; correct the path, or name one of {', '.join(bundled)}"
+        raise ManifestError(f"there is no store, manifest or data set '{data}'{known}")
+    if path.suffix in SUFFIXES:
+        raise ManifestError(f"{data} is a file of captions; name the folder of their pictures before it")
 
 
 def require_contrast(name: str, splits: dict[str, int], texts: Sequence[str]) -> None:

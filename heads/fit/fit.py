@@ -183,14 +183,15 @@ def fit(
     """
     began, root = time.monotonic(), Path(out).resolve()
     source = find_source(data, captions, root, data_root, encoder)
-    _log.info("[1/4] Reading")
-    splits, texts = read(source, on_error)
     given = {"data": absolute(str(data)), "captions": captions and absolute(str(captions)), "seed": seed}
     given |= {"features": features, "encoder": None if source.manifest is None else encoder or ENCODER}
     with _claimed(root, given):
+        _log.info("[1/4] Reading")
+        splits, texts = read(source, on_error)
         counts = ", ".join(f"{count:,} {split}" for split, count in splits.items())
         fits = in_time(_SECONDS[0] + _SECONDS[1] * texts)
-        _log.info(f"[2/4] Encoding {counts}; to fit them will take about {fits} of a CPU core")
+        what = "Encoding" if source.manifest else "There are features of"
+        _log.info(f"[2/4] {what} {counts}; to fit them will take about {fits} of a CPU core")
         encode(source, splits, encoder, device=device, trust=trust, on_error=on_error)
         cache = FeatureCache.open(source.store)
         require_different_pictures(cache)
@@ -227,7 +228,7 @@ def _claimed(root: Path, description: Mapping[str, Any]) -> Iterator[None]:
         claim(root, "fit", description)
         try:
             yield
-        except Exception:
+        except BaseException:
             if [path.name for path in root.iterdir()] == ["fit.json"]:
                 shutil.rmtree(root)
             raise

@@ -76,7 +76,7 @@ class Answers:
             self.texts = dict(first)
         if retriever.index_of("images") is None:
             self.searched.of("images")
-        text = next(iter(self.texts.values()), "a picture")
+        text = next(iter((*retriever.vocabulary[1:2], *self.texts.values())), "a picture")
         for what, try_it in (
             ("new texts can be asked", lambda: self.find(text, 1).result()),
             ("new pictures can be asked", lambda: retriever.image_encoders),

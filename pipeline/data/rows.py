@@ -19,7 +19,8 @@ log = logging.getLogger("xret")
 # Default columns, in capitals or not: the first that is there.
 IMAGES = ("file_name", "filename", "image")
 CAPTIONS = ("captions", "caption", "text")
-SPLIT_NAMES = {**{split: split for split in SPLITS}, "validation": "val"}  # of each name the split
+# The split that a name means.
+SPLIT_NAMES = {split: split for split in SPLITS} | dict.fromkeys(("validation", "valid", "dev"), "val")
 _NUMBERED = re.compile(r"(caption|text)s?[-_ ]?\d+")  # a column of captions beside others
 # A list that was written as a text: JSON, or Python's or numpy's `repr`, which has no commas.
 _QUOTED = r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*\""""

@@ -12,7 +12,9 @@ from xret.cli import main
 def test_the_commands_that_it_ends_with_run_as_printed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make_store("s.zarr", text="tokens", space="one")
-    printed = run("fit", "s.zarr", "--out", "a fit", "--minutes", 0, "--device", "cpu").stdout.splitlines()
+    fitted = run("fit", "s.zarr", "--out", "a fit", "--minutes", 0, "--device", "cpu")
+    assert "Encoding" not in fitted.stderr
+    printed = fitted.stdout.splitlines()
     assert [line.split()[-6] for line in printed[2:6]] == ["frozen", "cca", "linear", "mlp"]
     assert sum(line.startswith("*") for line in printed[2:6]) == 1
     search, serve, export = (shlex.split(line, comments=True)[1:] for line in printed[-3:])
@@ -25,5 +27,5 @@ def test_the_commands_that_it_ends_with_run_as_printed(tmp_path, monkeypatch):
 
 
 def test_what_is_no_data_is_refused(tmp_path):
-    assert "no data set or manifest 'photos'" in refused("fit", "photos", "--out", tmp_path / "out")
+    assert "no store, manifest or data set 'photos'" in refused("fit", "photos", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -162,9 +162,7 @@ def test_another_fit_is_refused(store, fitted, clip, tmp_path):
     with pytest.raises(RunError, match="is not empty and holds no fit"):
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "text").write_text("mine")
-        fit(store, out=tmp_path / "mine")
-    with pytest.raises(RunError, match="leave encoder out"):
-        fit(store, out=tmp_path / "other", encoder=clip)
+        fit(*photos(tmp_path, 1), out=tmp_path / "mine")  # before the pictures are looked at
 
 
 def test_what_tells_nothing_is_refused_before_anything_is_encoded(clip, tmp_path, monkeypatch):
@@ -181,10 +179,26 @@ def test_what_tells_nothing_is_refused_before_anything_is_encoded(clip, tmp_path
         pictures, file = photos(tmp_path / str(number), count, captions, pixels)
         with pytest.raises(ManifestError, match=sentence):
             fit(pictures, file, out=tmp_path / str(number) / "out", encoder=clip)
-    with pytest.raises(ManifestError, match="name the file of captions"):
-        fit(pictures, out=tmp_path / "out")
-    with pytest.raises(ManifestError, match="there is no file"):
-        fit(pictures, tmp_path / "none.csv", out=tmp_path / "out")
+
+
+def test_what_is_no_data_is_refused_with_what_to_name(store, fitted, clip, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pictures, file = photos(tmp_path, 1)
+    Path("flickr8k").mkdir()  # a bundled data set is meant
+    for arguments, options, sentence in (
+        ([pictures], {}, "name the file of captions"),
+        ([file], {}, "name the folder of their pictures before it"),
+        ([fitted.run], {}, "is a run; name the store or the pictures"),
+        (["s.zar"], {}, "there is no store, manifest or data set 's.zar'"),
+        (["flickr8k"], {"data_root": tmp_path}, "the image folder"),
+        ([pictures, tmp_path / "none.csv"], {}, "there is no file"),
+        ([file, file], {}, "a manifest stands alone"),
+        ([store, file], {}, "leave captions out"),
+        ([store], {"encoder": clip}, "leave encoder out"),
+    ):
+        with pytest.raises((ManifestError, RunError), match=sentence):
+            fit(*arguments, out="out", **options)
+    assert not Path("out").exists()
 
 
 def test_pictures_that_are_all_one_file_are_refused_also_with_splits(clip, tmp_path):

@@ -34,3 +34,4 @@ def test_negatives_are_the_highest_scores_that_are_wrong(made, tmp_path):
         assert [of[name] for name in line["negatives"]] == pytest.approx(best, abs=1e-5)
     assert "jsonl" in refused(*words, tmp_path / "n.json")
     assert "takes no --dims" in refused(*words, tmp_path / "m.jsonl", "--dims", 2, code=2)
+    assert "the format that --out ends in: .parquet" in refused(*words[:2], "--to", "parquet", "--out", "e", code=2)

@@ -14,6 +14,7 @@ from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import numpy as np
@@ -293,6 +294,14 @@ def test_pictures_that_are_missing_leave_the_answers_and_a_port_that_is_taken_is
     assert server.returncode == 1
     assert "no pictures will be shown: " in said
     assert said.splitlines()[-1].startswith("Error: the server cannot listen at 127.0.0.1, port ")
+
+
+@on_files
+def test_its_own_trial_query_has_words_that_the_run_knows(served, caplog):
+    retriever = Retriever(served.retriever.run.path, split="test", device="cpu")
+    retriever.gallery.texts = ["a zeppelin"] * len(retriever.gallery.texts)
+    resolve_name("xret.heads.retrieval.serve.Answers")(retriever)
+    assert "zeppelin" not in caplog.text
 
 
 def test_without_the_extra_it_is_named(monkeypatch, tmp_path):

@@ -302,12 +302,13 @@ def test_validation_is_val_wherever_it_stands(tmp_path, caplog):
     (folder / "metadata.csv").write_text("file_name,caption\na.jpg,a bird\n")
     (tmp_path / "folders.yaml").write_text("name: birds\ndataset: in\n")
     row = {"file_name": "a.jpg", "caption": "a bird", "split": "validation"}
+    valid, dev = ({**row, "split": name} for name in ("valid", "dev"))
     data = PackedData(tmp_path / "packed", count=1)
     data.as_tars(files=1)
     found = [
         karpathy(tmp_path / "1", [image(1, "validation")]),
         manifest(tmp_path / "2", table([row, row.values()]), ".csv"),
-        manifest(tmp_path / "3", lines([row]), ".jsonl"),
+        *(manifest(tmp_path / each["split"], lines([each]), ".jsonl") for each in (row, valid, dev)),
         load_manifest(tmp_path / "folders.yaml"),
         load_manifest(data.manifest("t", tar={"validation": "shard-00.tar"})),
     ]

@@ -465,6 +465,9 @@ def test_other_groups_are_refused(tmp_path, content, message):
     for other in (tmp_path, tmp_path / "run.json"):
         with pytest.raises(CacheError, match="is no feature store; name the folder"):
             FeatureCache.open(other)
+    (tmp_path / "run.json").rename(tmp_path / ".lock")  # as an extraction leaves it that is killed at once
+    with pytest.raises(CacheError, match="holds nothing yet; run `xret extract"):
+        FeatureCache.open(tmp_path)
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, lockless):

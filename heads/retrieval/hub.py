@@ -24,7 +24,7 @@ from ...pipeline.wording import reason
 from ..runs.encoders import weights_of_each
 from ..runs.info import BRANCHES, BranchName, RunInfo
 from ..runs.run import write_facts
-from .download import COPIED, HUB_ERRORS
+from .download import COPIED, hub_errors
 from .retriever import Retriever
 
 _CARD = """\
@@ -90,7 +90,7 @@ def push(retriever: Retriever, repo: str, *, private: bool = False) -> str:
             hub = HfApi()
             address = hub.create_repo(repo, private=private, exist_ok=True)
             hub.upload_folder(repo_id=repo, folder_path=folder, commit_message=f"{retriever.title} by xret")
-        except HUB_ERRORS as error:
+        except hub_errors() as error:
             raise RunError(
                 f"{repo} cannot be pushed to the hub ({reason(error)}); check the name, the connection and"
                 " `hf auth whoami`"

@@ -21,7 +21,7 @@ from xret.heads.recipes.blocks import arguments
 from xret.heads.recipes.own import part_of
 from xret.heads.recipes.recipe import changed, load_recipe
 from xret.heads.recipes.settings import settings_of
-from xret.heads.retrieval import download, export, hub, indexing
+from xret.heads.retrieval import export, hub, indexing
 from xret.heads.runs.run import Run
 
 MINE = """
@@ -337,7 +337,7 @@ def test_code_of_the_hub_needs_trust_but_where_it_was_trained(folder, monkeypatc
     assert (folder / "published" / "mine.py").read_text() == MINE
     written = folder / "published" / "recipe.yaml"  # for readers: what it leaves out is run all the same
     written.write_text(written.read_text().partition("\ncode:")[0])
-    monkeypatch.setattr(download, "snapshot_download", lambda *_, **__: str(folder / "published"))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder / "published"))
     assert xret.load("someone/own", device="cpu").run.recipe.similarity["name"] == "mine:Dot"
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "of another user"))
     with pytest.raises(xret.errors.RunError, match=r"mine\.py, and run it with --trust"):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import make_run
 
 import xret
-from xret.heads.retrieval import download, hub
+from xret.heads.retrieval import hub
 from xret.heads.retrieval.retriever import Retriever
 from xret.heads.runs.run import Run
 from xret.heads.training.finetuning.finetuning import finetune
@@ -126,7 +126,7 @@ def test_a_push_sends_the_folder(made, runs, monkeypatch):
 
 def test_a_name_of_the_hub_is_looked_up_there_if_there_is_no_such_folder(made, runs, tmp_path, monkeypatch):
     saved = save(runs["words"], tmp_path / "saved")
-    monkeypatch.setattr(download, "snapshot_download", lambda name, allow_patterns, revision: str(saved))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, allow_patterns, revision: str(saved))
     assert xret.load("user/name").run.path == saved
     found = call("search", "user/name", "red", "--store", made.store(), "--json")
     assert json.loads(found.stdout) == [hit.to_dict() for hit in xret.load(runs["words"]).search("red")]
@@ -137,6 +137,6 @@ def test_a_name_of_the_hub_is_looked_up_there_if_there_is_no_such_folder(made, r
     def refuse(*_arguments, **_options):
         raise LocalEntryNotFoundError("it is not in the cache")
 
-    monkeypatch.setattr(download, "snapshot_download", refuse)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with pytest.raises(RunError, match=r"no run user/name here, .* cannot be loaded \(it is not in the cache\)"):
         xret.load("user/name")

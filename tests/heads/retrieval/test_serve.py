@@ -13,28 +13,28 @@ import time
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_line import refused
 from packed_data import PackedData
 from PIL import Image
 from small_runs import make_pictures, make_run, make_store
 
-from xret.cli import main
 from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.onnx import export_onnx
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.data.images import PictureFile
 
-httpx, gradio_client = pytest.importorskip("httpx"), pytest.importorskip("gradio_client")
-pytest.importorskip("gradio", reason="Gradio is not here: pip install 'xret[serve]'")
+httpx = pytest.importorskip("httpx")
+if not find_spec("gradio"):  # which takes seconds to import
+    pytest.skip("Gradio is not here: pip install 'xret[serve]'", allow_module_level=True)
 http = httpx.Client(timeout=120, headers={"Connection": "close"})
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\n0 0 40 40 rectfill\nshowpage\n%%EOF\n"
-on_files = pytest.mark.parametrize("served", ["files"], indirect=True)
 
 
 def start(run, *options, **more):
@@ -42,35 +42,45 @@ def start(run, *options, **more):
     return subprocess.Popen(words, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **more)
 
 
-@pytest.fixture(scope="module", params=["files", "tars", "images"])
-def served(request, tmp_path_factory):
-    """Serve a run on a kind of data set, or on a folder of pictures (``images``)."""
-    folder = tmp_path_factory.mktemp(request.param)
+def run_on(kind, folder):
+    """Return a retriever of a run on ``files`` or ``tars``, or on a folder of pictures (``images``)."""
     data = folder / "pictures"
-    manifest = PackedData(data).as_tars() if request.param == "tars" else make_pictures(data)
+    manifest = PackedData(data).as_tars() if kind == "tars" else make_pictures(data)
     run = make_run(make_store(manifest, folder / "s.zarr"), folder / "run", "setdiv")
-    name, place = ("images", data / "images") if request.param == "images" else ("data_root", data)
-    retriever = Retriever(run, device="cpu", **{name: place})
+    return Retriever(run, device="cpu", **({"images": data / "images"} if kind == "images" else {"data_root": data}))
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    retriever = run_on("files", folder)
     (folder / "tmp").mkdir()
-    options = (f"--{name.replace('_', '-')}", place)
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")  # nobody answers there
-    with start(run, *options, env={**os.environ, **proxies, "TMPDIR": str(folder / "tmp")}) as server:
+    environment = {**os.environ, **proxies, "TMPDIR": str(folder / "tmp")}
+    with start(folder / "run", "--data-root", folder / "pictures", env=environment) as server:
         line = server.stdout.readline()
-        assert line.startswith(f"{run} is served at http://127.0.0.1:"), server.stderr.read()
+        assert line.startswith(f"{folder / 'run'} is served at http://127.0.0.1:"), server.stderr.read()
         yield SimpleNamespace(address=line.split()[-1].rstrip("/"), retriever=retriever, folder=folder)
         server.send_signal(signal.SIGTERM)
         assert server.wait(120) == 0
     assert not list((folder / "tmp").iterdir())  # nothing is left of what clients sent
 
 
-def test_an_index_of_something_else_is_refused_before_anybody_asks(made, tmp_path):
+@pytest.fixture
+def refused_here(monkeypatch):
+    """Ask for a server in this process, whose state stays as it is; give what it says as it refuses to begin."""
+    handler = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield lambda *words: refused("serve", *words, "--device", "cpu", "--port", taken.getsockname()[1])
+    signal.signal(signal.SIGTERM, handler)
+
+
+def test_an_index_of_something_else_is_refused_before_anybody_asks(made, tmp_path, refused_here):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     index_run(Retriever(made.run(), device="cpu"), tmp_path / "index")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        words = ("--index", tmp_path / "index", "--split", "val", "--port", taken.getsockname()[1])
-        with start(made.run(), *words) as server:
-            _, said = server.communicate(timeout=120)
-    assert (server.returncode, "is an index of all pictures; leave --split out" in said) == (1, True)
+    said = refused_here(made.run(), "--index", tmp_path / "index", "--split", "val")
+    assert "is an index of all pictures; leave --split out" in said
 
 
 def ask(address, name, *data):
@@ -81,6 +91,22 @@ def ask(address, name, *data):
     kind, values = http.get(f"{call}/{event}").text.strip().splitlines()[-2:]
     values = json.loads(values.removeprefix("data: "))
     return values if kind == "event: complete" else values["error"]
+
+
+def assert_shown(pictures, labels, hits, searched, captioned=True):
+    """Compare what is shown with hits; an image stands above its first caption, where there are any."""
+    for picture, label, hit in zip(pictures, labels, hits, strict=True):
+        what = hit.caption or hit.file_name
+        if hit.caption is None:
+            row = searched.names("images")[0].index(hit.id)
+            what = searched.texts[searched.caption_image.tolist().index(row)] if captioned else what
+        else:
+            row = searched.caption_image[searched.caption_ids.index(hit.id)]
+        known = hit.probability is not None
+        assert label == f"{format(hit.probability, '.0%') if known else format(hit.score, '.3f')}  {what}"
+        pair = [image.convert("RGB") for image in (picture, Image.open(searched.picture(row)))]
+        assert pair[0].size == pair[1].size
+        np.testing.assert_allclose(*(np.asarray(image.resize((2, 1)), dtype=float) for image in pair), atol=16)
 
 
 def test_answers_are_those_of_the_retriever_with_their_pictures(served):
@@ -96,23 +122,21 @@ def test_answers_are_those_of_the_retriever_with_their_pictures(served):
         expected = served.retriever.search(query, 3)
         assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
         assert [hit["score"] for hit in hits] == pytest.approx([hit.score for hit in expected], abs=1e-5)
-        for one, hit in zip(shown, expected, strict=True):
-            label = hit.caption or hit.file_name
-            if hit.caption is None:
-                row = searched.names("images")[0].index(hit.id)
-                if served.folder.name.startswith(("files", "tars")):
-                    label = searched.texts[searched.caption_image.tolist().index(row)]
-            else:
-                row = searched.caption_image[searched.caption_ids.index(hit.id)]
-            known = hit.probability is not None
-            assert one["caption"] == f"{format(hit.probability, '.0%') if known else format(hit.score, '.3f')}  {label}"
-            content = io.BytesIO(http.get(one["image"]["url"]).content)
-            pair = [Image.open(file).convert("RGB") for file in (content, searched.picture(row))]
-            assert pair[0].size == pair[1].size
-            np.testing.assert_allclose(*(np.asarray(image.resize((2, 1)), dtype=float) for image in pair), atol=16)
+        pictures = [Image.open(io.BytesIO(http.get(one["image"]["url"]).content)) for one in shown]
+        assert_shown(pictures, [one["caption"] for one in shown], expected, searched)
 
 
-@on_files
+@pytest.mark.parametrize("kind", ["tars", "images"])
+def test_pictures_lie_in_archives_and_folders_too(kind, tmp_path):
+    from xret.heads.retrieval.serve import Answers
+
+    retriever = run_on(kind, tmp_path)
+    answers = Answers(retriever)
+    for query in ("red dog", retriever.searched.picture(0)):
+        hits = answers.find(query, 3).result()
+        assert_shown(*zip(*answers.pictures_of(hits), strict=True), hits, retriever.searched, kind == "tars")
+
+
 def test_images_like_one_text_and_unlike_another(served):
     others = {"like": ["a blue side and a grey side"], "unlike": ["green beside red"]}
     _, hits = ask(served.address, "search_text", "red beside blue", 5, *others["like"], *others["unlike"])
@@ -120,7 +144,6 @@ def test_images_like_one_text_and_unlike_another(served):
     assert [(hit["id"], hit["score"]) for hit in hits] == [(h.id, pytest.approx(h.score, abs=1e-4)) for h in expected]
 
 
-@on_files
 def test_mistakes_are_told_and_nothing_else_is_given_away(served):
     address, folder = served.address, served.folder
     url = {"path": "http://127.0.0.1:1/x.png", "meta": {"_type": "gradio.FileData"}}
@@ -223,10 +246,10 @@ def test_a_token_is_asked_for_but_not_by_a_health_check(client):
         (["--root-path", "photos"], "x", "'photos' is no path such as /photos"),
     ],
 )
-def test_a_token_that_protects_nothing_is_refused(words, variable, sentence, tmp_path):
+def test_a_token_that_protects_nothing_is_refused(words, variable, sentence, tmp_path, monkeypatch):
     (tmp_path / "run.json").touch()
-    result = CliRunner(env={"XRET_TOKEN": variable}).invoke(main, ["serve", str(tmp_path), *words])
-    assert (result.exit_code, sentence in result.stderr) == (2, True)
+    monkeypatch.setenv("XRET_TOKEN", variable)
+    assert sentence in refused("serve", tmp_path, *words, code=2)
 
 
 SLOW = """if True:
@@ -261,7 +284,6 @@ def test_what_runs_is_answered_before_the_end_and_too_many_are_refused(made):
 
 
 @pytest.mark.browser
-@on_files
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_has_captions_in_a_list_and_tells_unknown_words(served, chromium, width):
     page = chromium.new_page(viewport={"width": width, "height": 800})
@@ -286,17 +308,16 @@ def test_the_page_has_captions_in_a_list_and_tells_unknown_words(served, chromiu
     page.close()
 
 
-@on_files
-def test_pictures_that_are_missing_leave_the_answers_and_a_port_that_is_taken_is_said(served):
-    run = served.retriever.run.path
-    with socket.create_server(("127.0.0.1", 0)) as taken, start(run, "--port", taken.getsockname()[1]) as server:
-        _, said = server.communicate(timeout=120)
-    assert server.returncode == 1
-    assert "no pictures will be shown: " in said
-    assert said.splitlines()[-1].startswith("Error: the server cannot listen at 127.0.0.1, port ")
+def test_pictures_that_are_missing_leave_the_answers_and_a_port_that_is_taken_is_said(
+    refused_here, made, caplog, monkeypatch
+):
+    from xret.heads.retrieval import serve
+
+    monkeypatch.setattr(serve, "make_app", lambda retriever, *_: serve.Answers(retriever))  # a page leaves loops open
+    assert refused_here(made.run()).startswith("the server cannot listen at 127.0.0.1, port ")
+    assert "no pictures will be shown: " in caplog.text
 
 
-@on_files
 def test_its_own_trial_query_has_words_that_the_run_knows(served, caplog):
     retriever = Retriever(served.retriever.run.path, split="test", device="cpu")
     retriever.gallery.texts = ["a zeppelin"] * len(retriever.gallery.texts)
@@ -304,16 +325,11 @@ def test_its_own_trial_query_has_words_that_the_run_knows(served, caplog):
     assert "zeppelin" not in caplog.text
 
 
-def test_without_the_extra_it_is_named(monkeypatch, tmp_path):
-    handler = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(os, "environ", os.environ.copy())
+def test_without_the_extra_it_is_named(monkeypatch, tmp_path, refused_here):
     monkeypatch.delitem(sys.modules, "xret.heads.retrieval.serve", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
     (tmp_path / "run.json").touch()
-    result = CliRunner().invoke(main, ["serve", str(tmp_path)])
-    signal.signal(signal.SIGTERM, handler)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.endswith("which is not installed: pip install 'xret[serve]'\n")
+    assert refused_here(tmp_path).endswith("which is not installed: pip install 'xret[serve]'")
 
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/service.md").read_text(encoding="utf-8")
@@ -368,7 +384,9 @@ def test_behind_nginx_all_is_below_its_path(proxied, client):
     assert http.post(f"{proxied}/search", **asked, headers=token).json() == expected
     assert http.get(f"{proxied}/health").json() == {"status": "ok"}
     assert http.post(f"{proxied}/search/picture", content=bytes(18 << 20), headers=token).status_code == 413
-    page = gradio_client.Client(f"{proxied}/", headers={"Authorization": token["authorization"]}, verbose=False)
+    page = pytest.importorskip("gradio_client").Client(
+        f"{proxied}/", headers={"Authorization": token["authorization"]}, verbose=False
+    )
     assert page.predict("red side", 2, api_name="/search_text")[1] == expected["hits"]
     with ThreadPoolExecutor(40) as pool:
         codes = list(pool.map(lambda _: http.post(f"{proxied}/search", **asked, headers=token).status_code, range(40)))

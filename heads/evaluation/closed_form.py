@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ...pipeline.data.texts import ranges
 from ...pipeline.reading.batches import Batches
 from ...pipeline.reading.features import Features
-from ...pipeline.store.rows import ranges
 from ..model import Model
 from ..modules.canonical import LinearMap, Moments
 from ..modules.residual import ClosedForm

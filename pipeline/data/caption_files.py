@@ -1,42 +1,29 @@
-"""Caption files, read into an entry for each image: Karpathy's and COCO's JSON, CSV, TSV, JSON lines, imagefolders."""
+"""Caption files, an image or a row after the other: Karpathy's and COCO's JSON, CSV, TSV, JSON lines, imagefolders."""
 
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from ..documents import DocumentError, parse_json, read_json, reading
 from ..errors import ManifestError
 from ..files import walk
-from .row_entries import RowEntries
-from .rows import CAPTIONS, SPLIT_NAMES, Entry, RowReader, folder_split, it_has, sentence_text, whole
+from .image_columns import ImageSample
+from .rows import CAPTIONS, SPLIT_NAMES, RowReader, folder_split, it_has, sentence_text, whole
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _SUFFIXED = re.compile(r'\.\w{1,5}[ "\r\n]*$').search  # the name of a file, perhaps quoted
 
 
-def read_entries(path: Path, reader: RowReader, is_one: Callable[[str, str], bool]) -> Iterable[Entry]:
-    """Read a caption file, whose suffix says its format, in the order of each image's first row.
-
-    `is_one` says whether two names that differ in their Unicode normal form alone are of one file.
-    ManifestError: the file cannot be read, or an image or row is wrong.
-    """
-    return _read_json(path, reader) if path.suffix == ".json" else RowEntries(caption_rows(path, reader, ""), is_one)
-
-
-def read_imagefolder(folder: Path, reader: RowReader) -> Iterable[Entry]:
-    """Read each ``metadata.jsonl`` and ``metadata.csv`` below a folder, also in folders that are links, in order.
+def imagefolder_rows(folder: Path, reader: RowReader) -> Iterator[tuple[str, ImageSample]]:
+    """Yield the images of each ``metadata.jsonl`` and ``metadata.csv`` below a folder, also in folders that are links.
 
     The split of a picture is the folder of its metadata file that is called as a split; else the row's; else the first
     folder of its metadata file, whatever it is called, or a folder of its own that is called as a split. A column that
     the manifest names goes before all folders. ManifestError: a row is wrong.
     """
-    return RowEntries(_rows_of_folder(folder, reader))
-
-
-def _rows_of_folder(folder: Path, reader: RowReader) -> Iterator[tuple[str, Entry]]:
     found = sorted(Path(above, name) for above, _, names in walk(folder) for name in names if name[:9] == "metadata.")
     for path in found:
         if path.name not in ("metadata.jsonl", "metadata.csv"):
@@ -45,16 +32,16 @@ def _rows_of_folder(folder: Path, reader: RowReader) -> Iterator[tuple[str, Entr
         below = path.parent.relative_to(folder)
         of_folder = next((part for part in below.parts if part in SPLIT_NAMES), (*below.parts, None)[0])
         given = of_folder if reader.columns.split is None and of_folder in SPLIT_NAMES else None
-        for where, entry in caption_rows(path, reader, below.as_posix(), given):
-            entry.split = entry.split or of_folder or folder_split(entry.file_name)
-            yield where, entry
+        for where, image in caption_rows(path, reader, below.as_posix(), given):
+            image.split = image.split or of_folder or folder_split(image.file_name)
+            yield where, image
 
 
 # --- JSON
 
 
-def _read_json(path: Path, reader: RowReader) -> list[Entry]:
-    """Read Karpathy's form, where captions stand with their image, or COCO's, where they stand in ``annotations``."""
+def json_rows(path: Path, reader: RowReader) -> Iterator[tuple[str, ImageSample]]:
+    """Yield images in Karpathy's form, where captions stand with them, or COCO's, where they are in ``annotations``."""
     with reading(path):
         document = read_json(path)
     images = document.get("images") if isinstance(document, dict) else None
@@ -68,17 +55,10 @@ def _read_json(path: Path, reader: RowReader) -> list[Entry]:
     captioned = any(isinstance(image, dict) and not image.keys().isdisjoint(reader.usual) for image in images)
     if isinstance(annotations, list) and not captioned:
         _give_sentences(images, annotations, path, reader)
-    entries: list[Entry] = []
-    numbers: dict[tuple[str, str], int] = {}
     for index, image in enumerate(images):
         where = f"{path}: images[{index}]"
-        if (entry := _image(image, where, reader)) is None:
-            continue
-        entries.append(entry)
-        for kind, key in (("file", entry.file_name), ("imgid", entry.imgid)):
-            if key is not None and (other := numbers.setdefault((kind, key), index)) != index:
-                raise ManifestError(f"{where}: images[{other}] has the {kind} '{key}' already; correct one.")
-    return entries
+        if (sample := _image(image, where, reader)) is not None:
+            yield where, sample
 
 
 def _give_sentences(images: list[Any], annotations: list[Any], path: Path, reader: RowReader) -> None:
@@ -105,7 +85,7 @@ def _give_sentences(images: list[Any], annotations: list[Any], path: Path, reade
             sentences[str(of)].append({"raw": text, "sentid": number if isinstance(number, int) else None})
 
 
-def _image(image: Any, where: str, reader: RowReader) -> Entry | None:
+def _image(image: Any, where: str, reader: RowReader) -> ImageSample | None:
     if image is None:
         return None
     try:
@@ -117,10 +97,10 @@ def _image(image: Any, where: str, reader: RowReader) -> Entry | None:
     except ManifestError as error:
         reader.leave_out(error)
         return None
-    entry = reader.entry(image, where, folder=folder)
-    if entry is not None:
-        entry.imgid, entry.cocoid = None if imgid is None else str(imgid), -1 if cocoid is None else cocoid
-    return entry
+    sample = reader.image(image, where, folder=folder)
+    if sample is not None:
+        sample.id, sample.cocoid = None if imgid is None else str(imgid), -1 if cocoid is None else cocoid
+    return sample
 
 
 def _keys(value: Any) -> str:
@@ -132,7 +112,7 @@ def _keys(value: Any) -> str:
 
 def caption_rows(
     path: Path, reader: RowReader, folder: str | None = None, split: str | None = None
-) -> Iterator[tuple[str, Entry]]:
+) -> Iterator[tuple[str, ImageSample]]:
     """Yield the images of a CSV, TSV or JSONL file with their places, without empty lines and those that are left out.
 
     A caption field holds a text, in JSON also null or a list of texts. The names of images start at `folder`; None:
@@ -141,8 +121,8 @@ def caption_rows(
     """
     with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
         for line, row in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
-            if (entry := reader.entry(row, where := f"{path}: line {line}", split, folder=folder)) is not None:
-                yield where, entry
+            if (image := reader.image(row, where := f"{path}: line {line}", split, folder=folder)) is not None:
+                yield where, image
 
 
 def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any]]]:

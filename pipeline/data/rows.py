@@ -5,13 +5,14 @@ import json
 import logging
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
+from .image_columns import Caption, ImageSample
 from .manifest import SPLITS, Columns
 
 log = logging.getLogger("xret")
@@ -31,20 +32,6 @@ _BROKEN = re.compile(r"\[\s*['\"].*['\"]\s*\]", re.DOTALL)  # nothing else than 
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 _OPENING = (*_CLOSING, " ", "\n")  # how such a text may begin
 _NOTHING = ("", "None", "null", "nan", "NaN")  # what beside such texts is a list of nothing
-
-
-@dataclass(slots=True)
-class Entry:
-    """One image as its file gives it, before splits, ids and numbers are settled."""
-
-    file_name: str  # normalised POSIX path below the image folder
-    split: str | None  # any name; None where the file gives none
-    captions: list[
-        tuple[str, int | None]
-    ]  # at least one in the end: its text, and the file's number for it if there is one
-    imgid: str | None = None  # the file's id of the image; distinct
-    cocoid: int = -1  # -1 where there is none
-    place: tuple[int, int, int] | None = None  # of a picture that lies in a file with others, see `sources`
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +86,7 @@ class RowReader:
             self._notes.add(text)
             log.warning("%s: %s.", printable(str(self.listing)), printable(text))
 
-    def entry(
+    def image(
         self,
         row: Mapping[str, Any],
         where: str,
@@ -108,7 +95,7 @@ class RowReader:
         folder: str | None = "",
         name: str | None = None,
         text: str | None = None,
-    ) -> Entry | None:
+    ) -> ImageSample | None:
         """Return the image that a row makes; None where the row is wrong and left out.
 
         `split` is that of the row's file or folder. The image's name starts at `folder`, None: it is taken as it is;
@@ -129,7 +116,7 @@ class RowReader:
             if not captions:
                 there = "" if columns.captions else f" ({it_has(row)})"
                 raise ManifestError(f"{where}: it has no caption{there}; add one, or take the row out.")
-            return Entry(name, self._split(row, columns.split, where, split), captions)
+            return ImageSample(None, name, self._split(row, columns.split, where, split), -1, captions)
         except ManifestError as error:
             self.leave_out(error)
             return None
@@ -164,16 +151,6 @@ class RowReader:
             passed = "', '".join(others)
             self.note(f"captions are those of '{read}', and not of '{passed}', unless caption_columns names them")
 
-    def finish(self, entries: Iterable[Entry]) -> Iterable[Entry]:
-        """Return the images of all rows, with the captions of columns that hold lists; errors as of `lists`."""
-        if not (lists := self.lists()):
-            return entries
-        lists |= {text: [] for text in _NOTHING}
-        unfolded = list(entries)
-        for entry in unfolded:
-            self._unfold(entry, lists)
-        return [entry for entry in unfolded if entry.captions]
-
     def lists(self) -> dict[str, list[Any]]:
         """Return what is in each text of the columns whose texts all are lists.
 
@@ -191,15 +168,21 @@ class RowReader:
                 lists |= column.lists
         return lists
 
-    def _unfold(self, entry: Entry, lists: Mapping[str, list[Any]]) -> None:
-        """Let an image have a caption for each text of its lists; without any it will be left out."""
-        found = [value for text, _ in entry.captions for value in lists.get(text.strip(), [text])]
-        values = [sentence_text(one) or one if isinstance(one, dict) else one for one in found]
-        entry.captions = [(one, None) for one in values if isinstance(one, str)]
-        strange = next((repr(one)[:20] for one in values if not isinstance(one, str | None)), None)
-        if strange or not entry.captions:
-            fault = f"its list of captions has {strange} in it, which is no text" if strange else "it has no caption"
-            self.leave_out(f"{self.listing}: '{entry.file_name}': {fault}; correct it, or take the row out")
+    def unfold(self, images: Iterable[ImageSample], lists: Mapping[str, list[Any]]) -> Iterator[ImageSample]:
+        """Yield images with a caption for each text of their `lists`, without those that have none then."""
+        lists = {**lists, **{text: [] for text in _NOTHING}}
+        for image in images:
+            found = [value for text, _ in image.captions for value in lists.get(text.strip(), [text])]
+            values = [sentence_text(one) or one if isinstance(one, dict) else one for one in found]
+            image.captions = [Caption(one, None) for one in values if isinstance(one, str)]
+            strange = next((repr(one)[:20] for one in values if not isinstance(one, str | None)), None)
+            if strange or not image.captions:
+                fault = (
+                    f"its list of captions has {strange} in it, which is no text" if strange else "it has no caption"
+                )
+                self.leave_out(f"{self.listing}: '{image.file_name}': {fault}; correct it, or take the row out")
+            if image.captions:
+                yield image
 
     def note_unread(self) -> None:
         """Say which columns nothing reads, unless one has the splits."""
@@ -210,12 +193,12 @@ class RowReader:
         if unread := sorted({name for there in self._found for name in there}.union(self.beside) - read):
             self.note(f"no column is called 'split'; nothing reads {', '.join(some_of(unread, 20))}")
 
-    def _captions(self, row: Mapping[str, Any], columns: tuple[str, ...], where: str) -> list[tuple[str, int | None]]:
+    def _captions(self, row: Mapping[str, Any], columns: tuple[str, ...], where: str) -> list[Caption]:
         """Return the captions of a row, perhaps none; those of several columns follow one another.
 
         An empty one among several columns is no caption. ManifestError: one is wrong, and not left out.
         """
-        captions: list[tuple[str, int | None]] = []
+        captions: list[Caption] = []
         errors: list[ManifestError] = []
         for column in columns:
             found = row.get(column)
@@ -230,7 +213,7 @@ class RowReader:
         self.left_out += [str(error).removesuffix(".") for error in errors]
         return captions if len(columns) == 1 else [caption for caption in captions if caption[0].strip()]
 
-    def _caption(self, value: Any, column: str, where: str, row: Mapping[str, Any]) -> tuple[str, int | None]:
+    def _caption(self, value: Any, column: str, where: str, row: Mapping[str, Any]) -> Caption:
         """Return a caption and its number, of a text or of a mapping as Karpathy's, whose image has an `imgid`."""
         text, number = value, None
         if isinstance(value, dict):
@@ -248,7 +231,7 @@ class RowReader:
             texts.lists[text.strip()] = found
         elif text.strip() not in _NOTHING:
             texts.others += 1
-        return text, number
+        return Caption(text, number)
 
     def _split(self, row: Mapping[str, Any], column: str | None, where: str, given: str | None) -> str | None:
         """Return the split of a row, None if nothing says it; `given` goes before the row's own."""

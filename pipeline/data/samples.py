@@ -6,20 +6,19 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise, repeat
-from typing import overload
+from itertools import accumulate, pairwise
 
 import numpy as np
 
 from ..errors import ManifestError
 from ..wording import counted, printable, some_of
+from .image_columns import Images, ImageSample
 from .images import NO_DIGEST
 from .manifest import SPLITS, Manifest
-from .rows import SPLIT_NAMES, Entry, folder_split
+from .rows import SPLIT_NAMES, folder_split
 from .sources import FOLDER, Place, Source, digests_of, open_pictures, read_source
-from .texts import Column, Texts, blocks_of
 
 log = logging.getLogger("xret")
 
@@ -27,122 +26,6 @@ Kept = Callable[[], Mapping[str, str]]  # gives splits by file name, where they 
 
 _NUMBERS: dict[str | None, int] = {split: number for number, split in enumerate(SPLITS)}
 _NOTED = 1000  # samples that are left out, of which a store keeps the reasons
-
-
-@dataclass(frozen=True, slots=True)
-class Caption:
-    """One caption: its text as the source has it, and the source's number for it (else a running one)."""
-
-    text: str
-    sentid: int
-
-
-@dataclass(frozen=True, slots=True)
-class ImageSample:
-    """One image: `file_name` is a POSIX path below the image folder, `cocoid` is -1 where there is none."""
-
-    id: str
-    file_name: str
-    split: str
-    cocoid: int
-    captions: tuple[Caption, ...]
-    place: Place | None = None  # where it lies in the files of its source; None in a folder
-
-
-class Images(Sequence[ImageSample]):
-    """Images in columns, which take a few bytes each beside their texts, and are given one by one.
-
-    Attributes:
-        rows: the columns' rows in the order of the images, int64 [I].
-        names, ids, texts: of the images, and of all captions.
-        edges: the first caption of each row, and the number of all, int64.
-        splits: as numbers of `SPLITS`, uint8.
-        cocoids, sentids: int64.
-        places: int64 [I,3]; of a folder [0,3].
-    """
-
-    def __init__(self, entries: Iterable[Entry], most: int | None = None) -> None:
-        """Take images as their source gives them, with so many captions of each at `most`; splits come later."""
-        self.names, self.texts, imgids = Texts(), Texts(), Texts()
-        edges, cocoids, places, numbers, running = (Column("q") for _ in range(5))
-        kinds: dict[str | None, int] = {}
-        kind, by_imgid, numbered, number = Column("i"), True, True, 0
-        edges.append(0)
-        for entry in entries:
-            self.names.append(entry.file_name)
-            by_imgid = by_imgid and entry.imgid is not None
-            if by_imgid:
-                imgids.append(entry.imgid or "")
-            for place, (text, sentid) in enumerate(entry.captions[:most]):
-                self.texts.append(text)
-                numbers.append(-1 if sentid is None else sentid)
-                running.append(number + place)
-            numbered = numbered and all(sentid is not None for _, sentid in entry.captions)
-            number += len(entry.captions)
-            edges.append(len(self.texts))
-            cocoids.append(entry.cocoid)
-            for part in entry.place or ():
-                places.append(part)
-            kind.append(kinds.setdefault(entry.split, len(kinds)))
-        self.ids = imgids if by_imgid else self.names
-        self.edges, self.cocoids, self.sentids = edges.read(), cocoids.read(), (numbers if numbered else running).read()
-        self.given, self.kinds = kind.read(), list(kinds)
-        self.places = places.read().reshape(-1, 3)
-        self.splits = np.zeros(len(self.names), np.uint8)
-        self.rows = np.arange(len(self.names), dtype=np.int32)
-
-    @classmethod
-    def of(cls, samples: Sequence[ImageSample]) -> "Images":
-        """Return images whose splits are settled, in their order, as columns."""
-        entries = (
-            Entry(one.file_name, one.split, [(c.text, c.sentid) for c in one.captions], one.id, one.cocoid, one.place)
-            for one in samples
-        )
-        images = cls(entries)
-        images.splits = np.array([SPLITS.index(one.split) for one in samples], np.uint8)
-        return images
-
-    def settle(self, splits: np.ndarray) -> None:
-        """Give each row its split, and order the images by them."""
-        self.splits, end = splits, 0
-        for split in np.unique(splits).tolist():
-            rows = np.flatnonzero(splits == split)
-            self.rows[end : end + len(rows)] = rows
-            end += len(rows)
-
-    def caption_count(self, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Return the captions of each of the images [first, last), int32."""
-        parts = blocks_of(self.rows[first:last])
-        counts = [(self.edges[part + 1] - self.edges[part]).astype(np.int32) for part in parts]
-        return np.concatenate([np.zeros(0, np.int32), *counts])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, image: int) -> ImageSample: ...
-    @overload
-    def __getitem__(self, image: slice) -> list[ImageSample]: ...
-    def __getitem__(self, image: int | slice) -> ImageSample | list[ImageSample]:
-        if isinstance(image, slice):
-            return [*self._samples(self.rows[image])]
-        return next(self._samples(self.rows[[image]]))
-
-    def __iter__(self) -> Iterator[ImageSample]:
-        return chain.from_iterable(map(self._samples, blocks_of(self.rows)))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Images) and len(self) == len(other) and all(map(ImageSample.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _samples(self, rows: np.ndarray) -> Iterator[ImageSample]:
-        numbers = (self.edges[rows], self.edges[rows + 1], self.splits[rows], self.cocoids[rows])
-        places = map(tuple, self.places[rows].tolist()) if len(self.places) else repeat(None)
-        columns = zip(rows.tolist(), *(column.tolist() for column in numbers), places, strict=False)
-        for row, first, last, split, cocoid, place in columns:
-            captions = tuple(map(Caption, self.texts[first:last], self.sentids[first:last].tolist()))
-            yield ImageSample(self.ids[row], self.names[row], SPLITS[split], cocoid, captions, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,22 +46,21 @@ def read_samples(manifest: Manifest, skip: bool = False, kept: Kept = dict) -> S
     With `skip`, pictures without captions are left out, with a note. ManifestError: the file cannot be read, something
     in it is wrong or contradicts itself, or the manifest's counts are not met; the message names the place.
     """
-    entries, source, left_out = read_source(manifest, skip)
+    images, source, left_out = read_source(manifest, skip)
     if left_out:
         log.warning("%s left out: %s.", counted(len(left_out), "sample"), printable("; ".join(some_of(left_out))))
-    return build_samples(entries, manifest, source, left_out, kept)
+    return build_samples(images, manifest, source, left_out, kept)
 
 
 def build_samples(
-    entries: Iterable[Entry],
+    images: Images,
     manifest: Manifest,
     source: Source = FOLDER,
     left_out: Sequence[str] = (),
     kept: Kept = dict,
 ) -> Samples:
-    """Settle splits, ids and numbers of entries, and put them in the order of the store; errors of `read_samples`."""
-    images = Images(entries, manifest.captions_per_image)
-    images.settle(_splits(images, manifest, source, kept))
+    """Settle splits and numbers of images, and put them in the order of the store; errors as of `read_samples`."""
+    images.settle(_splits(images, manifest, source, kept), manifest.captions_per_image)
     counts = dict(zip(SPLITS, np.bincount(images.splits, minlength=len(SPLITS)).tolist(), strict=True))
     _check_counts(counts, manifest)
     ends = accumulate(counts.values(), initial=0)
@@ -212,7 +94,7 @@ def tokenize(text: str) -> list[str]:
 
 def _splits(images: Images, manifest: Manifest, source: Source, kept: Kept) -> np.ndarray:
     """Return the split of each image, after merging; where the source has none, that of `_own_splits`."""
-    kinds, given = images.kinds, images.given
+    kinds, given = images.kinds, images.splits
     if None in kinds and len(kinds) > 1:
         first = images.names[int(np.argmax(given == kinds.index(None)))]
         raise ManifestError(

@@ -65,10 +65,10 @@ class Column:
 
 
 class Texts(Sequence[str]):
-    """Texts, `nbytes` of them together; halves of character pairs stay as they are."""
+    """Texts; halves of character pairs stay as they are."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self._data, self._edges, self._count, self.nbytes = Column("B"), Column("q"), 0, 0
+        self._data, self._edges, self._count, self._end = Column("B"), Column("q"), 0, 0
         self._edges.append(0)
         self._views: tuple[memoryview, memoryview] | None = None
         for text in texts:
@@ -81,8 +81,8 @@ class Texts(Sequence[str]):
         """Add a text at the end."""
         data = text.encode("utf-8", "surrogatepass")
         self._data.extend(data)
-        self._count, self.nbytes, self._views = self._count + 1, self.nbytes + len(data), None
-        self._edges.append(self.nbytes)
+        self._count, self._end, self._views = self._count + 1, self._end + len(data), None
+        self._edges.append(self._end)
 
     def _read(self) -> tuple[memoryview, memoryview]:
         """Return the bytes of all, and where each begins."""
@@ -98,6 +98,11 @@ class Texts(Sequence[str]):
             ends = end + np.cumsum(edges[part + 1] - edges[part])
             yield ends
             end = int(ends[-1])
+
+    def size(self, rows: np.ndarray) -> int:
+        """Return the bytes of the texts in these rows together."""
+        edges = np.asarray(self._read()[1])
+        return sum(int((edges[part + 1] - edges[part]).sum()) for part in blocks_of(rows))
 
     def in_blocks(self, rows: np.ndarray) -> Iterator[Iterator[memoryview]]:
         """Yield the bytes of each of the texts in these rows, some thousand texts at a time."""
@@ -165,3 +170,13 @@ def grouped(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     order = np.argsort(which, kind="stable").astype(np.int32)
     edges = np.flatnonzero(np.diff(which[order], prepend=-1, append=-1)).astype(np.int32)
     return order, edges
+
+
+def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
+    if (count == 1).all():
+        return np.asarray(start, np.int64)
+    ends = np.cumsum(count)
+    numbers = np.repeat(start - ends + count, count)
+    numbers += np.arange(len(numbers))
+    return numbers

@@ -9,15 +9,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from pkgutil import resolve_name
 
 import numpy as np
 
+from ..data.image_columns import Caption, ImageSample, read_rows
 from ..data.manifest import Manifest
-from ..data.rows import Entry
 from ..data.samples import Kept, Samples, build_samples, read_samples
-from ..data.texts import grouped
 from ..errors import SampleError
 from ..extraction.extraction import summary_of
 from ..extraction.options import choose_splits
@@ -142,23 +140,14 @@ def _facts(table: Table, encoder: str, options: ImportOptions, *, one_model: boo
 def _own_samples(source: Imported, options: ImportOptions, kept: Kept) -> Samples:
     """Return the source's images and captions as a data set; captions are numbered by their entries."""
     assert source.captions is not None
-    names, texts, splits = source.owners, source.captions.keys, source.captions.splits
-    order, edges = grouped(names)
-    again = np.ones(len(names), bool)
-    again[edges[:-1]] = False
-    for at in np.flatnonzero(again).tolist():
-        row, before = int(order[at]), int(order[at - 1])
-        if splits[row] != splits[before]:
-            both = f"in split '{splits[before]}' and in '{splits[row]}'"
-            raise SourceError(f"{options.source}: '{names[row]}' is {both}; correct one")
-    rows = order.data
-    entries = (
-        Entry(names[rows[a]], splits[rows[a]] or None, [(texts[row], row) for row in rows[a:b]])
-        for a, b in pairwise(edges.data)
+    pairs = enumerate(zip(source.owners, source.captions.keys, source.captions.splits, strict=True))
+    rows = (
+        (f"{options.source}: pair {row:,}", ImageSample(None, name, split or None, -1, [Caption(text, row)]))
+        for row, (name, text, split) in pairs
     )
     place = options.source.absolute()
     return build_samples(
-        entries,
+        read_rows(rows, lambda *_: False),
         Manifest(options.format_, images=place, captions=place, path=place),
         left_out=source.left_out,
         kept=kept,
@@ -173,11 +162,11 @@ def _require_all(
         for split in splits:
             first, last = begin, end = samples.splits[split]
             if modality == "captions":
-                begin, end = (int(samples.images.caption_count(0, image).sum()) for image in (first, last))
+                begin, end = samples.images.edges[[first, last]].tolist()
             lost, total = np.flatnonzero(of_modality[begin:end] < 0), end - begin
             if len(lost) == total or (len(lost) and options.on_error == "fail"):
                 if modality == "captions":
-                    lost = np.repeat(np.arange(last - first), samples.images.caption_count(first, last))[lost]
+                    lost = np.repeat(np.arange(last - first), np.diff(samples.images.edges[first : last + 1]))[lost]
                 skip = "--on-error skip records them as failed" if len(lost) < total else "choose others with --splits"
                 raise SourceError(
                     f"{options.source} lacks {len(lost):,} of {total:,} {modality} of split '{split}' of"

@@ -12,9 +12,9 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
+from ..data.image_columns import ImageSample
 from ..data.images import SUFFIXES
-from ..data.samples import ImageSample, Samples, tokenize
-from ..store.samples import caption_order
+from ..data.samples import Samples, tokenize
 from .importers.source import Imported, SourceError, Table
 
 
@@ -49,11 +49,10 @@ def match(source: Imported, samples: Samples) -> tuple[dict[str, np.ndarray], st
 
 
 def match_own(source: Imported, samples: Samples) -> dict[str, np.ndarray]:
-    """Return the entries of the source's own images and captions, integers; a caption's number is its entry."""
+    """Return the entries of the source's own images and captions, integers; captions are read in their order."""
     images = samples.images
-    rows = images.rows if len(source.images.keys) == len(images) else images.edges[images.rows]
-    captions = images.sentids.astype(np.int32)[caption_order(images)]
-    return {"images": rows if rows is images.rows else images.sentids[rows], "captions": captions}
+    rows = images.rows if len(source.images.keys) == len(images) else images.captions[images.edges[:-1]]
+    return {"images": rows, "captions": images.captions}
 
 
 def match_images(keys: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:
@@ -115,7 +114,7 @@ def _stem(name: str) -> str:
 
 
 _KINDS: dict[str, tuple[Callable[[ImageSample], str], Callable[[str], str]]] = {
-    "id": (lambda image: _whole(image.id), _whole),
+    "id": (lambda image: _whole(str(image.id)), _whole),
     "COCO id": (lambda image: str(image.cocoid) if image.cocoid >= 0 else "", _number),
     "file name": (lambda image: image.file_name, str),
     "file name without folder and suffix": (lambda image: _stem(image.file_name), _stem),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..data.images import NO_DIGEST, digest_of
+from ..data.texts import ranges
 from ..device import cores, pick_device, start_reading
 from ..encoders.base import encode_layers
 from ..encoders.registry import is_own, load_text_layers, load_visual_layers
@@ -26,7 +27,6 @@ from ..errors import CacheError, EncoderError, SampleError
 from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..store.create import misfit
 from ..store.regions import lay_out
-from ..store.rows import ranges
 from .options import Options
 from .pictures import Batch, Chunk, Item, Picture, Read, read_in_processes
 from .reuse import Reusable

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from ..data.image_columns import Images
 from ..data.manifest import Manifest
-from ..data.samples import Images, Samples
+from ..data.samples import Samples
 from ..device import pick_device
 from ..encoders.spec import EncoderSpec
 from ..progress import silent

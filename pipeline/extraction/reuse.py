@@ -4,8 +4,8 @@ import logging
 
 import numpy as np
 
+from ..data.texts import ranges
 from ..store import OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
-from ..store.rows import ranges
 
 log = logging.getLogger("xret")
 

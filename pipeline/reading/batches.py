@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.texts import ranges
 from ..device import on_host, send
 from ..store import CaptionSet, ImageSet
-from ..store.rows import ranges
 from ..wording import counted
 from .features import Draws, Features, FeatureSource, Joined, SideBySide, Stored
 from .joined_sets import Captions, Images, parts_of

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset, Sampler, default_collate
 
+from ..data.texts import ranges
 from ..errors import CacheError
 from ..store import FeatureCache, FeatureSet
-from ..store.rows import ranges
 from .batches import Unit, cut
 from .features import Stored
 from .joined_sets import Captions, Images, parts_of

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.texts import ranges
 from ..device import CGROUP
 from ..errors import RunError
-from ..store.rows import ranges
 from ..wording import in_bytes
 
 Placement = Literal["auto", "memory", "stream"]  # what is asked for

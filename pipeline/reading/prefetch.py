@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..store.rows import ranges
+from ..data.texts import ranges
 
 R = TypeVar("R")
 T = TypeVar("T")

@@ -16,6 +16,7 @@ import google_crc32c
 import numpy as np
 import zarr
 
+from ..data.texts import ranges
 from ..errors import CacheError
 from ..wording import reason
 from .folder import Folder
@@ -194,13 +195,3 @@ class SampleArray(StoredArray):
             return None
         except ValueError:  # it is empty
             return np.empty(0, np.uint8)
-
-
-def ranges(start: np.ndarray, count: np.ndarray) -> np.ndarray:
-    """Return the numbers ``start[i] … start[i] + count[i] - 1`` of all i, one range after the other, int64."""
-    if (count == 1).all():
-        return np.asarray(start, np.int64)
-    ends = np.cumsum(count)
-    numbers = np.repeat(start - ends + count, count)
-    numbers += np.arange(len(numbers))
-    return numbers

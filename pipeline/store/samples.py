@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import zarr
 
-from ..data.samples import Images, Samples
+from ..data.samples import Samples
 from ..data.sources import FOLDER, PictureReader, Place, Source, open_pictures
 from ..data.texts import blocks_of, text_hashes
 from ..errors import CacheError
 from .folder import LOCK, Folder, NewArray, begin_group, write_group
-from .rows import SampleArray, ranges
+from .rows import SampleArray
 
 FORMAT, VERSION = "xret", 2
 MODALITIES = ("images", "captions")
@@ -167,15 +167,8 @@ def create_store(folder: Folder, samples: Samples, protocols: Sequence[str]) -> 
     write_group(folder, "", attributes)
 
 
-def caption_order(images: Images) -> np.ndarray:
-    """Return the row of each caption in the order of the images, int32 or, of more, int64."""
-    rows = ranges(images.edges[images.rows], images.caption_count())
-    return rows.astype(np.int32) if len(images.texts) < 2**31 else rows
-
-
 def _sample_arrays(samples: Samples) -> dict[str, NewArray]:
     images, rows = samples.images, samples.images.rows
-    captions = caption_order(images)
 
     def numbers(values: np.ndarray, order: np.ndarray, dtype: str, *dimensions: str) -> NewArray:
         shape = len(order), *values.shape[1:]
@@ -184,20 +177,20 @@ def _sample_arrays(samples: Samples) -> dict[str, NewArray]:
     arrays = {
         "split": numbers(images.splits, rows, "uint8", "image"),
         "cocoid": numbers(images.cocoids, rows, "int64", "image"),
-        "sentid": numbers(images.sentids, captions, "int64", "caption"),
-        "caption_count": _array(("image",), (len(rows),), "int32", [images.caption_count()]),
+        "sentid": numbers(images.sentids, images.captions, "int64", "caption"),
+        "caption_count": _array(("image",), (len(rows),), "int32", [np.diff(images.edges).astype(np.int32)]),
     }
     if samples.source != FOLDER:
         arrays["place"] = numbers(images.places, rows, "int64", "image", "part")
     for name, texts, order in (
         ("id", images.ids, rows),
         ("file_name", images.names, rows),
-        ("caption", images.texts, captions),
+        ("caption", images.texts, images.captions),
     ):
         if name == "caption":
             arrays["text_hash"] = _array(("caption",), (len(order),), "int64", map(text_hashes, texts.in_blocks(order)))
         data = (np.frombuffer(b"".join(block), np.uint8) for block in texts.in_blocks(order))
-        arrays[name] = _array((f"{name}_byte",), (texts.nbytes,), "uint8", data)
+        arrays[name] = _array((f"{name}_byte",), (texts.size(order),), "uint8", data)
         arrays[f"{name}_offset"] = _array((f"{name}_edge",), (len(order) + 1,), "int64", texts.offsets(order))
     return arrays
 

@@ -33,8 +33,9 @@ from torch import nn
 from torchvision.transforms.v2 import functional
 
 from xret.cli.memory import keep_freed_memory
+from xret.pipeline.data.image_columns import ImageSample
 from xret.pipeline.data.manifest import Manifest, load_manifest
-from xret.pipeline.data.samples import ImageSample, read_samples
+from xret.pipeline.data.samples import read_samples
 from xret.pipeline.device import cores, pick_device
 from xret.pipeline.encoders.registry import load_text, load_visual
 from xret.pipeline.encoders.spec import EncoderSpec

@@ -33,7 +33,8 @@ from torch.utils.data import DataLoader
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.train import train
-from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
+from xret.pipeline.data.image_columns import Caption, Images, ImageSample
+from xret.pipeline.data.samples import Samples
 from xret.pipeline.reading.batches import Batches, stored_batches
 from xret.pipeline.reading.dataset import FeatureDataset
 from xret.pipeline.store import OK, FeatureCache

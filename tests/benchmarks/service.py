@@ -34,7 +34,8 @@ from sizes import say, seconds_of, small
 
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.train import train
-from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
+from xret.pipeline.data.image_columns import Caption, Images, ImageSample
+from xret.pipeline.data.samples import Samples
 from xret.pipeline.encoders.registry import load_text
 from xret.pipeline.encoders.spec import EncoderSpec
 from xret.pipeline.store import OK

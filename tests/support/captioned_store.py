@@ -4,7 +4,8 @@ import numpy as np
 import small_store
 from small_store import COLOURS, THINGS
 
-from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
+from xret.pipeline.data.image_columns import Caption, Images, ImageSample
+from xret.pipeline.data.samples import Samples
 from xret.pipeline.store.store import open_for_writing
 
 

@@ -4,7 +4,8 @@ import hashlib
 
 import numpy as np
 
-from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
+from xret.pipeline.data.image_columns import Caption, Images, ImageSample
+from xret.pipeline.data.samples import Samples
 from xret.pipeline.encoders.words import WordsEncoder
 from xret.pipeline.store.create import SetFacts, caption_set, image_set
 from xret.pipeline.store.sets import FAILED, NOT_DONE, OK

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from ...documents import DocumentError, read_json
 from ...errors import ManifestError
-from ..caption_files import read_entries, read_imagefolder
+from ..caption_files import caption_rows, imagefolder_rows, json_rows
+from ..image_columns import Images, read_rows
 from ..manifest import Manifest
-from ..row_entries import RowEntries
-from ..rows import Entry, RowReader, folder_split
+from ..rows import RowReader, folder_split
 from .files import File, find_files, is_url, look_at_all, url_of
 from .source import FOLDER, FolderReader, PictureReader, Place, Source, digests_of, is_one_file, missing_from
-from .tables import IMAGE, TableReader, table_entries
-from .tar import TarReader, tar_entries
+from .tables import IMAGE, TableReader, read_tables
+from .tar import TarReader, tar_rows
 
 __all__ = ["FOLDER", "FolderReader", "PictureReader", "Place", "Source", "digests_of", "is_url", "missing_from"]
 
@@ -42,7 +42,7 @@ def find_source(manifest: Manifest) -> Source:
     return _list_files(manifest)[1]
 
 
-def read_source(manifest: Manifest, skip: bool = False) -> tuple[Iterable[Entry], Source, list[str]]:
+def read_source(manifest: Manifest, skip: bool = False) -> tuple[Images, Source, list[str]]:
     """Read what a manifest names, but for the pictures themselves.
 
     Returns the images in the order of the source, its files, and a sentence for each sample without captions, all of
@@ -57,26 +57,28 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[Iterable[Entry]
         by_folder=manifest.kind in ("arrow", "imagefolder"),
     )
     urls = [(url_of(manifest.images, file.name), split) for file, split in files]
-    entries: Iterable[Entry]
-    if manifest.captions is not None:
-        entries = read_entries(manifest.captions, reader, partial(is_one_file, manifest.images))
+    if rows is not None and rows.suffix == ".json":
+        images = read_rows(json_rows(rows, reader))
+    elif rows is not None:
+        images = read_rows(caption_rows(rows, reader, ""), partial(is_one_file, manifest.images))
     elif manifest.kind == "imagefolder":
-        entries = read_imagefolder(manifest.images, reader)
+        images = read_rows(imagefolder_rows(manifest.images, reader))
     elif source.kind == "tar":
-        of_each = (tar_entries(url, number, split, reader) for number, (url, split) in enumerate(urls))
-        entries = RowEntries(chain.from_iterable(of_each))
+        of_each = (tar_rows(url, number, split, reader) for number, (url, split) in enumerate(urls))
+        images = read_rows(chain.from_iterable(of_each))
     else:
-        entries = table_entries(source.kind, urls, reader)
-    entries = reader.finish(entries)
-    if next(iter(entries), None) is None:
+        images = read_tables(source.kind, urls, reader)
+    if lists := reader.lists():
+        images = Images(reader.unfold(images, lists))
+    if not images:
         first = f" ({reader.left_out[0]})" if reader.left_out else ""
         raise ManifestError(
             f"{manifest.listing}: it has no images with captions{first}; a data set needs at least one."
         )
-    if all(entry.split is None and folder_split(entry.file_name) is None for entry in entries):
+    if images.kinds == (None,) and not any(map(folder_split, images.names)):
         _refuse_names_of_splits(manifest, files)
         reader.note_unread()
-    return entries, source, reader.left_out
+    return images, source, reader.left_out
 
 
 def _refuse_names_of_splits(manifest: Manifest, files: _Files) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 
 from ...documents import reading
 from ...errors import ManifestError, SampleError, require_pyarrow
+from ..image_columns import Images, ImageSample
 from ..images import PictureFile
-from ..row_entries import RowEntries
-from ..rows import Entry, RowReader, file_name
+from ..rows import RowReader, file_name
 from ..texts import Texts, distinct
 from .files import file_system
 from .source import PackedReader, Place, Source
@@ -108,7 +108,7 @@ def _bytes(value: Any) -> bytes | None:
     return found["bytes"] if isinstance(found, dict) else found
 
 
-def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowReader) -> RowEntries:
+def read_tables(kind: str, urls: list[tuple[str, str | None]], reader: RowReader) -> Images:
     """Return the rows of tables that have captions; the pictures themselves are not read.
 
     A row's name is the ``path`` beside its picture, if all rows have a different one; else its number. With each URL
@@ -117,25 +117,24 @@ def table_entries(kind: str, urls: list[tuple[str, str | None]], reader: RowRead
     """
     paths = Texts()  # "" of a row without one
 
-    def rows() -> Iterator[tuple[str, Entry]]:
+    def samples() -> Iterator[ImageSample]:
         count = 0
         for number, (url, split) in enumerate(urls):
             with reading(url, errors=Exception):
                 for at, (row, path) in enumerate(_rows(_open(kind, url), url, reader)):
-                    entry = reader.entry(row, where := f"{url}: row {at:,}", split, name="")
-                    if entry is not None:
-                        entry.file_name, entry.place = f"{count:08d}", (number, at, 0)
+                    if (image := reader.image(row, f"{url}: row {at:,}", split, name="")) is not None:
+                        image.file_name, image.place = f"{count:08d}", (number, at, 0)
                         paths.append(path or "")
-                        yield where, entry
+                        yield image
                     count += 1
 
-    entries = RowEntries(rows())
+    images = Images(samples())
     first, which = distinct(paths)
     if len(first) == len(paths) and all(path and _is_name(path) for path in paths):
-        entries.names = paths
+        images.names = paths
     elif again := next(filter(None, (paths[row] for row in first[np.bincount(which) > 1].tolist())), None):
         reader.note(f"'{again}' is the path of several rows, which count as different pictures; give a picture one row")
-    return entries
+    return images
 
 
 def _rows(table: _Parquet | _Arrow, url: str, reader: RowReader) -> Iterator[tuple[dict[str, Any], str | None]]:

@@ -11,8 +11,9 @@ from typing import Any, BinaryIO
 
 from ...documents import DocumentError, parse_json, reading
 from ...errors import ManifestError
+from ..image_columns import ImageSample
 from ..images import SUFFIXES, PictureFile
-from ..rows import CAPTIONS, Entry, RowReader, file_name
+from ..rows import CAPTIONS, RowReader, file_name
 from .files import file_system
 from .source import PackedReader
 
@@ -35,7 +36,7 @@ class TarReader(PackedReader):
 _Sample = dict[str, tuple[str, Any]]
 
 
-def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> Iterator[tuple[str, Entry]]:
+def tar_rows(url: str, number: int, split: str | None, reader: RowReader) -> Iterator[tuple[str, ImageSample]]:
     """Yield the pictures of archive `number` with its URL, in its order; the pictures themselves are not read.
 
     `split` is that of all; None: as their JSON says. Wrong are a picture without captions, captions without a picture,
@@ -57,12 +58,11 @@ def tar_entries(url: str, number: int, split: str | None, reader: RowReader) -> 
         if fault := _fault(sample, key):
             reader.leave_out(f"{url}: {fault}")
         else:
-            entry = reader.entry(
-                row, f"{url}: {document or name}", split, name=name, text=sample.get("txt", [None])[-1]
-            )
-            if entry is not None:
-                entry.place = place
-                yield url, entry
+            text = sample.get("txt", [None])[-1]
+            image = reader.image(row, f"{url}: {document or name}", split, name=name, text=text)
+            if image is not None:
+                image.place = place
+                yield url, image
 
 
 def _fault(sample: _Sample, key: str) -> str | None:

@@ -27,8 +27,9 @@ from typing import Any
 import numpy as np
 
 from ...data.caption_files import caption_rows
+from ...data.image_columns import ImageSample
 from ...data.manifest import Columns
-from ...data.rows import IMAGES, Entry, RowReader
+from ...data.rows import IMAGES, RowReader
 from ...data.texts import Column, Texts, distinct
 from ...documents import reading
 from ...errors import require_pyarrow
@@ -304,7 +305,7 @@ def _require_rows(index: Sequence[Path], images: Sequence[list[Part]], captions:
                 )
 
 
-def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) -> Iterator[Entry | None]:
+def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) -> Iterator[ImageSample | None]:
     """Yield the image of each row of the index, with one caption; None of a row that is left out."""
     columns = None
     if index[0].suffix == ".parquet":
@@ -323,7 +324,7 @@ def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) ->
         raise SourceError(f"{where}: the captions are lists, and an embedding is of one; give each its line")
 
 
-def _entries(path: Path, reader: RowReader, vectors: set[str]) -> Iterator[tuple[str, Entry | None]]:
+def _entries(path: Path, reader: RowReader, vectors: set[str]) -> Iterator[tuple[str, ImageSample | None]]:
     """Yield the place of each row, and its image; None where it is left out."""
     if path.suffix != ".parquet":
         gone = len(reader.left_out)
@@ -339,14 +340,14 @@ def _entries(path: Path, reader: RowReader, vectors: set[str]) -> Iterator[tuple
         for batch in file.iter_batches(columns=wanted):
             for row in batch.to_pylist():
                 where = f"{path}: row {next(number):,}"
-                yield where, reader.entry(row, where, folder=None)
+                yield where, reader.image(row, where, folder=None)
 
 
 def _normal(name: str) -> str:
     return name if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", name) else posixpath.normpath(name)
 
 
-def _source(images: Matrix, captions: Matrix, lines: Iterable[Entry | None], where: Path) -> Imported:
+def _source(images: Matrix, captions: Matrix, lines: Iterable[ImageSample | None], where: Path) -> Imported:
     """Match matrices with the lines of an index, which lie there; SourceError where they do not fit."""
     names, texts, splits, numbers, count = Texts(), Texts(), Texts(), Column("q"), 0
     for count, entry in enumerate(lines, 1):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from packed_data import PackedData
 from small_captions import image, karpathy, manifest, refusal
 
+from xret.pipeline.data.image_columns import Caption
 from xret.pipeline.data.manifest import load_manifest
-from xret.pipeline.data.samples import Caption, read_samples
+from xret.pipeline.data.samples import read_samples
 from xret.pipeline.errors import ManifestError
 
 
@@ -110,8 +111,8 @@ TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
         ([image(1, filepath="/etc")], "'/etc/1.jpg' leaves the image folder"),
         ([image(1, filename="a\\1.jpg")], "is not a path with forward slashes"),
         ([image(1, filename="a\0.jpg")], "is not a path with forward slashes"),
-        ([image(1), image(2, filename="x/../1.jpg")], "images[1]: images[0] has the file '1.jpg' already"),
-        ([image(1), image(1, filename="2.jpg")], "images[1]: images[0] has the imgid '1' already"),
+        ([image(1), image(2, filename="x/../1.jpg")], "images[0] already; remove one of them"),
+        ([image(1), image(1, filename="2.jpg")], "images[0] already; remove one of them"),
         ([image(1, sentences=[])], "images[0] ('1.jpg'): it has no caption"),
         ([image(1, sentences=[{"txt": "a"}])], "has no text as 'raw', nor as 'tokens' (it has 'txt')"),
         (
@@ -132,7 +133,7 @@ TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
         (coco(id=None), "images[0] has no 'id', by which annotations name it"),
         (coco({"image_id": 1, "caption": "a"}, id=True), "images[0] has no 'id', by which annotations name it"),
         (coco({"image_id": 1, "caption": "a"}, file_name=None), "images[0]: the file name is missing"),
-        ({"images": TWICE, "annotations": [{"image_id": 1, "caption": "a"}]}, "has the imgid '1' already"),
+        ({"images": TWICE, "annotations": [{"image_id": 1, "caption": "a"}]}, "images[0] already; remove one of them"),
     ],
 )
 def test_a_wrong_json(tmp_path, images, phrase):
@@ -373,7 +374,7 @@ def test_rows_of_an_imagefolder_at_fault(tmp_path):
     for text, phrase in (
         ('{"file_name": "../../a.png", "text": "t"}', "line 1: '../a.png' leaves the image folder"),
         ('{"file_name": "a.png", "text": null}', "line 1 ('val/a.png'): it has no caption"),
-        ('{"file_name": "a.png", "text": "t"}\n' * 2, "line 2; remove one of them"),
+        ('{"file_name": "a.png", "text": "t"}\n' * 2, "line 1 already; remove one of them"),
     ):
         file.write_text(text)
         with pytest.raises(ManifestError) as caught:

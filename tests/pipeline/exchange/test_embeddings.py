@@ -351,7 +351,11 @@ HEAD = "file_name,caption,split\n"
             r"index.csv: the captions are lists, and an embedding is of one",
         ),
         ("index.csv", f"{HEAD},b,val\n", r"line 2: the file name is missing"),
-        ("index.csv", f"{HEAD}a,b,val\na,c,test\n" + "b,d,val\n" * 28, r"'a' is in split 'val' and in 'test'"),
+        (
+            "index.csv",
+            f"{HEAD}a,b,val\na,c,test\n" + "b,d,val\n" * 28,
+            r"pair 1: the split of 'a' is 'test' here and 'val' before",
+        ),
         ("index.csv", f"{HEAD}a,b,val\n", r"captions.npy 30, and .*index.csv 1 captions of 1 images; an image has a r"),
         ("images.npy", None, "lacks images or img_emb"),
     ],

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from imported import assert_holds, bring, refused
 from region_sources import World
 
-from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
+from xret.pipeline.data.image_columns import Caption, Images, ImageSample
+from xret.pipeline.data.samples import Samples
 from xret.pipeline.exchange import matching
 from xret.pipeline.exchange.importers.source import SourceError
 from xret.pipeline.store.inspect import verify

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from xret.pipeline.data.image_columns import Caption, Images, ImageSample
 from xret.pipeline.data.manifest import bundled_manifests, load_manifest
-from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
+from xret.pipeline.data.samples import Samples
 from xret.pipeline.errors import CacheError, ManifestError
 from xret.pipeline.reading.pictures import find_pictures, image_folder
 from xret.pipeline.store import FeatureCache

@@ -275,14 +275,16 @@ def test_maps_hold_no_file_descriptors(own):
 
 def _samples(url):
     """Return samples that `open_for_writing` takes for those of a store."""
-    from xret.pipeline.data.samples import Images, Samples
+    from xret.pipeline.data.image_columns import Images
+    from xret.pipeline.data.samples import Samples
 
     cache = FeatureCache.open(url)
     return Samples(cache.dataset, Images.of([]), cache.splits, cache.manifest_sha256)
 
 
 def test_pictures_without_captions_make_a_store(tmp_path):
-    from xret.pipeline.data.samples import Images, ImageSample, Samples
+    from xret.pipeline.data.image_columns import Images, ImageSample
+    from xret.pipeline.data.samples import Samples
 
     samples = Samples("silent", Images.of([ImageSample("0", "0.jpg", "train", -1, ())]), {"train": (0, 1)}, "x")
     with open_for_writing(str(tmp_path / "s.zarr"), samples, ()):

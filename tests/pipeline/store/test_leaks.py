@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from small_store import make_store
 
+from xret.pipeline.data.image_columns import Caption, Images, ImageSample
 from xret.pipeline.data.images import PictureFile, digest_of
-from xret.pipeline.data.samples import Caption, Images, ImageSample, Samples
+from xret.pipeline.data.samples import Samples
 from xret.pipeline.store import OK, FeatureCache, leaks
 from xret.pipeline.store.create import SetFacts, image_set
 from xret.pipeline.store.leaks import find_leaks, near_pairs

@@ -3,14 +3,18 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import yaml
 
 from .errors import ManifestError, XretError
 from .wording import reason
+
+_BLOCK = 1 << 20  # characters of a JSON file that are read together
+_AFTER = tuple(",:]} \t\n\r")  # what may follow a value in JSON
 
 
 class DocumentError(ValueError):
@@ -65,12 +69,98 @@ def parse_json(text: str | bytes) -> Any:
         raise DocumentError(str(error)) from error
 
 
+def json_items(path: Path) -> Iterator[tuple[str, int | None, Any]]:
+    """Yield the keys of the mapping in a JSON file, each with None and its value; of a list an empty one.
+
+    After that come the items of the list, each with the key and its number. The file is read in blocks. A document that
+    is no mapping gives nothing. Errors as of `read_json`.
+    """
+    with path.open("rb") as file:
+        encoding = json.detect_encoding(file.read(4))
+    try:
+        with path.open(encoding=encoding, errors="surrogatepass") as text:
+            yield from _Blocks(text).items()
+    except (ValueError, RecursionError) as error:
+        if isinstance(parse_json(path.read_bytes()), dict):  # which says where it is not valid
+            raise DocumentError(str(error)) from error
+
+
+class _Blocks:
+    """A JSON text, of which a block is in memory at a time, from the place `at` on."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file, self.text, self.at = file, "", 0
+
+    def items(self) -> Iterator[tuple[str, int | None, Any]]:
+        """Yield what `json_items` does; ValueError: the text is not valid, or no mapping."""
+        keys = set[str]()
+        for _ in self._members("{", "}"):
+            key = self._value()
+            if not isinstance(key, str) or key in keys:
+                raise ValueError(f"{key!r} is no key, or stands twice")
+            keys.add(key)
+            self._take(":")
+            is_list = self._next() == "["
+            yield key, None, [] if is_list else self._value()
+            for number in self._members("[", "]") if is_list else ():
+                yield key, number, self._value()
+        if (self.text[self.at :] + self.file.read()).strip(" \t\n\r"):
+            raise ValueError("something stands after the end")
+
+    def _members(self, begin: str, end: str) -> Iterator[int]:
+        """Yield the number of each member of a list or mapping, which is then to be read."""
+        self._take(begin)
+        if self._next() == end:
+            self._take(end)
+            return
+        for number in count():
+            yield number
+            if self._take("," + end) == end:
+                return
+
+    def _take(self, marks: str) -> str:
+        mark = self._next()
+        if mark not in marks:
+            raise ValueError(f"{mark!r} stands where {' or '.join(marks)} is expected")
+        self.at += 1
+        return mark
+
+    def _next(self) -> str:
+        """Return the next character that is no space, which stays."""
+        while not (rest := self.text[self.at : self.at + 1]).strip(" \t\n\r"):
+            self.at += 1
+            if not rest:
+                self._read_on()
+        return rest
+
+    def _value(self) -> Any:
+        self._next()
+        while True:
+            with suppress(json.JSONDecodeError):  # it goes on in the next block
+                value, end = _DECODER.raw_decode(self.text, self.at)
+                if self.text[end : end + 1] in _AFTER:  # else a number may go on
+                    self.at = end
+                    return value
+            self._read_on()
+
+    def _read_on(self) -> None:
+        """Read a block, or as much as a long value has already."""
+        rest = self.text[self.at :]
+        more = self.file.read(max(_BLOCK, len(rest)))
+        if not more:
+            raise ValueError("it ends too early")
+        self.text, self.at = rest + more, 0
+
+
 def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
         keys = [key for key, _ in pairs]
         raise DocumentError(f"the key {next(key for key in keys if keys.count(key) > 1)!r} stands twice in a mapping")
     return mapping
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_mapping)
 
 
 class _Loader(yaml.SafeLoader):

@@ -4,14 +4,18 @@ import csv
 import json
 import re
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from ..documents import DocumentError, parse_json, read_json, reading
+import numpy as np
+
+from ..documents import DocumentError, json_items, parse_json, reading
 from ..errors import ManifestError
 from ..files import walk
-from .image_columns import ImageSample
+from .image_columns import NO_NUMBER, Images, ImageSample, read_rows
 from .rows import CAPTIONS, SPLIT_NAMES, RowReader, folder_split, it_has, sentence_text, whole
+from .texts import Column, Texts, distinct, ranges
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _SUFFIXED = re.compile(r'\.\w{1,5}[ "\r\n]*$').search  # the name of a file, perhaps quoted
@@ -40,71 +44,111 @@ def imagefolder_rows(folder: Path, reader: RowReader) -> Iterator[tuple[str, Ima
 # --- JSON
 
 
-def json_rows(path: Path, reader: RowReader) -> Iterator[tuple[str, ImageSample]]:
-    """Yield images in Karpathy's form, where captions stand with them, or COCO's, where they are in ``annotations``."""
-    with reading(path):
-        document = read_json(path)
-    images = document.get("images") if isinstance(document, dict) else None
-    if not isinstance(images, list):
-        raise ManifestError(
-            f"{path}: this is not a Karpathy JSON, it has no list 'images'{_keys(document)}; convert it."
-        )
+def read_json_images(path: Path, reader: RowReader) -> Images:
+    """Read images in Karpathy's form, where captions stand with them, or COCO's, where they are in ``annotations``.
+
+    ManifestError: the file is damaged or of another form, or an image or annotation is wrong.
+    """
     reader.usual = ("sentences", *CAPTIONS)
+    document, annotations = dict[str, Any](), _Annotations()
+    captioned, bare = False, list[str]()  # whether an image has captions itself; the keys of the last that has none
+
+    def rows() -> Iterator[tuple[str, ImageSample]]:
+        nonlocal captioned, bare
+        for key, number, item in json_items(path):
+            where = f"{path}: {key}[{number}]"
+            if number is None:
+                document[key] = item
+            elif key == "images":
+                if isinstance(item, dict) and item.keys().isdisjoint(reader.usual):
+                    bare = [*item]
+                else:
+                    captioned = captioned or isinstance(item, dict)
+                if (image := _image(item, where, reader)) is not None:
+                    yield where, image
+            elif key == "annotations" and not captioned:
+                annotations.add(number, item, where, reader)
+
+    with reading(path):
+        images = read_rows(rows())
+    if document.get("images") != []:
+        there = f" ({it_has(document)})" if document else ""
+        raise ManifestError(f"{path}: this is not a Karpathy JSON, it has no list 'images'{there}; convert it.")
     reader.beside |= document.keys() - {"images", "annotations"}
-    annotations = document.get("annotations")
-    captioned = any(isinstance(image, dict) and not image.keys().isdisjoint(reader.usual) for image in images)
-    if isinstance(annotations, list) and not captioned:
-        _give_sentences(images, annotations, path, reader)
-    for index, image in enumerate(images):
-        where = f"{path}: images[{index}]"
-        if (sample := _image(image, where, reader)) is not None:
-            yield where, sample
+    if joined := document.get("annotations") == [] and not captioned:
+        annotations.give(images, path, reader)
+    there = "" if joined else f" ({it_has(bare)})"
+    without = np.diff(images.edges) == 0
+    for row in np.flatnonzero(without).tolist():
+        reader.leave_out(f"{path}: '{images.names[row]}': it has no caption{there}; add one, or take the image out")
+    if without.any():
+        images.join(np.flatnonzero(~without), np.arange(len(images) - without.sum() + 1))
+    return images
 
 
-def _give_sentences(images: list[Any], annotations: list[Any], path: Path, reader: RowReader) -> None:
-    """Give each image of COCO's form its sentences, as Karpathy's have them; None to one that is wrong."""
-    sentences: dict[str, list[Any]] = {}  # an id may be a number in one place and a text in another
-    for index, image in enumerate(images):
-        if not isinstance(image, dict) or type(number := image.get("id")) not in (int, str):
-            reader.leave_out(f"{path}: images[{index}] has no 'id', by which annotations name it; give it one")
-            images[index] = None
-            continue
-        known = {"imgid": number, "sentences": sentences.setdefault(str(number), [])}
-        images[index] = {**image, **known, **({} if isinstance(number, str) else {"cocoid": number})}
-    for index, annotation in enumerate(annotations):
-        where = f"{path}: annotations[{index}]"
+class _Annotations:
+    """The captions of COCO's form in columns."""
+
+    def __init__(self) -> None:
+        self.texts, self.sentids = Texts(), Column("q")
+        self.owners, self.numbers = Texts(), Column("q")  # the id of each one's image, and its place in the file
+        self.faults, self.keys = list[object](), set[str]()
+
+    def add(self, number: int, annotation: Any, where: str, reader: RowReader) -> None:
+        """Take an annotation; what is wrong with it counts only where images have no captions themselves."""
         text = sentence_text(annotation) if isinstance(annotation, dict) else None
-        if text is None:
-            advice = "take COCO's file of captions, or correct it"
-            reader.leave_out(f"{where} has no 'caption'{_keys(annotation)}; {advice}")
-        elif str(of := annotation.get("image_id")) not in sentences:
-            reader.leave_out(f"{where} is of image {of!r}, which is not among the images; correct it")
-        else:
-            reader.beside |= annotation.keys() - {"id", "image_id", "raw", "tokens", *CAPTIONS}
-            number = annotation.get("id")
-            sentences[str(of)].append({"raw": text, "sentid": number if isinstance(number, int) else None})
+        try:
+            if text is None:
+                there = f" ({it_has(annotation)})" if isinstance(annotation, dict) else ""
+                raise ManifestError(f"{where} has no 'caption'{there}; take COCO's file of captions, or correct it.")
+            sentid = annotation["id"] if isinstance(annotation.get("id"), int) else None
+            caption = reader.caption({"raw": text, "sentid": sentid}, "sentences", where, {})
+        except ManifestError as error:
+            self.faults.append(error)
+            return
+        self.keys |= annotation.keys() - {"id", "image_id", "raw", "tokens", *CAPTIONS}
+        self.texts.append(text)
+        self.sentids.append(NO_NUMBER if caption.sentid is None else caption.sentid)
+        self.owners.append(str(annotation.get("image_id")))
+        self.numbers.append(number)
+
+    def give(self, images: Images, path: Path, reader: RowReader) -> None:
+        """Give images their captions, by their ids, which may be a number in one place and a text in another."""
+        which = distinct(Texts(chain(images.ids, self.owners)))[1]
+        image, owner = which[: len(images)], which[len(images) :]
+        for fault in self.faults:
+            reader.leave_out(fault)
+        numbers = self.numbers.read()
+        for row in np.flatnonzero(~np.isin(owner, image)).tolist():
+            where, of = f"{path}: annotations[{numbers[row]}]", self.owners[row]
+            reader.leave_out(f"{where} is of image {of}, which is not among the images; correct it")
+        reader.beside |= self.keys
+        order = np.argsort(owner, kind="stable")
+        first, last = (np.searchsorted(owner[order], image, side) for side in ("left", "right"))
+        images.texts, images.sentids = self.texts, self.sentids.read()
+        images.captions, images.edges = order[ranges(first, last - first)], np.append(0, np.cumsum(last - first))
 
 
 def _image(image: Any, where: str, reader: RowReader) -> ImageSample | None:
-    if image is None:
-        return None
+    """Return an image of a JSON file; in COCO's form, without captions."""
     try:
         if not isinstance(image, dict) or not isinstance(folder := image.get("filepath", ""), str):
             raise ManifestError(f"{where} is not a mapping with 'filename', 'sentences' and texts in them; correct it.")
+        if bare := image.keys().isdisjoint(reader.usual):
+            if type(number := image.get("id")) not in (int, str):
+                fault = f"has no 'id', by which annotations name it, nor captions ({it_has(image)})"
+                raise ManifestError(f"{where} {fault}; give it one.")
+            image = {**image, "imgid": number} | ({"cocoid": number} if isinstance(number, int) else {})
         imgid, cocoid = image.get("imgid"), whole(image, "cocoid", where)
         if not isinstance(imgid, int | str | None) or isinstance(imgid, bool) or imgid == "":
             raise ManifestError(f"{where}: 'imgid' is neither a whole number nor a text; correct it.")
     except ManifestError as error:
         reader.leave_out(error)
         return None
-    sample = reader.image(image, where, folder=folder)
+    sample = reader.image(image, where, folder=folder, bare=bare)
     if sample is not None:
         sample.id, sample.cocoid = None if imgid is None else str(imgid), -1 if cocoid is None else cocoid
     return sample
-
-
-def _keys(value: Any) -> str:
-    return f" ({it_has(value)})" if isinstance(value, dict) else ""
 
 
 # --- Rows

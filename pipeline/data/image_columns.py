@@ -12,7 +12,7 @@ from ..errors import ManifestError
 from .manifest import SPLITS
 from .texts import Column, Texts, blocks_of, distinct, grouped, ranges
 
-_NO_NUMBER = -(1 << 63)  # of a caption that its source does not number
+NO_NUMBER = -(1 << 63)  # of a caption that its source does not number
 
 
 class Caption(NamedTuple):
@@ -59,7 +59,7 @@ class Images(Sequence[ImageSample]):
                 self._ids.append(sample.id or "")
             for text, sentid in sample.captions:
                 self.texts.append(text)
-                sentids.append(_NO_NUMBER if sentid is None else sentid)
+                sentids.append(NO_NUMBER if sentid is None else sentid)
             edges.append(len(self.texts))
             splits.append(kinds.setdefault(sample.split, len(kinds)))
             cocoids.append(sample.cocoid)
@@ -99,7 +99,7 @@ class Images(Sequence[ImageSample]):
 
     def settle(self, splits: np.ndarray, most: int | None = None) -> None:
         """Order images by their splits, uint8 [I]; number captions, unless all are; keep `most` of each image's."""
-        if (self.sentids == _NO_NUMBER).any():
+        if (self.sentids == NO_NUMBER).any():
             self.sentids = np.empty_like(self.captions)
             self.sentids[self.captions] = np.arange(len(self.captions))
         self.splits, self.kinds = splits, SPLITS
@@ -136,7 +136,7 @@ class Images(Sequence[ImageSample]):
         columns = zip(*(column.tolist() for column in numbers), places, strict=False)
         for row, first, last, split, cocoid, place in columns:
             captions = self.captions[first:last]
-            sentids = [None if number == _NO_NUMBER else number for number in self.sentids[captions].tolist()]
+            sentids = [None if number == NO_NUMBER else number for number in self.sentids[captions].tolist()]
             texts = (self.texts[caption] for caption in captions.tolist())
             of_image = tuple(map(Caption, texts, sentids))
             yield ImageSample(self.ids[row], self.names[row], self.kinds[split], cocoid, of_image, place)

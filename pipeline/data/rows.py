@@ -95,12 +95,13 @@ class RowReader:
         folder: str | None = "",
         name: str | None = None,
         text: str | None = None,
+        bare: bool = False,
     ) -> ImageSample | None:
         """Return the image that a row makes; None where the row is wrong and left out.
 
         `split` is that of the row's file or folder. The image's name starts at `folder`, None: it is taken as it is;
-        `name` stands for it. `text` is the caption if the row has no words. ManifestError: the row is wrong, and
-        nothing is left out.
+        `name` stands for it. `text` is the caption if the row has no words; `bare` rows need none. ManifestError: the
+        row is wrong, and nothing is left out.
         """
         try:
             columns = self.find(tuple(row), where)
@@ -112,8 +113,8 @@ class RowReader:
                 where = f"{where} ('{name}')"
             captions = self._captions(row, columns.captions, where)
             if text is not None and not any(caption for caption, _ in captions):
-                captions = [self._caption(text, "txt", where, {})]
-            if not captions:
+                captions = [self.caption(text, "txt", where, {})]
+            if not captions and not bare:
                 there = "" if columns.captions else f" ({it_has(row)})"
                 raise ManifestError(f"{where}: it has no caption{there}; add one, or take the row out.")
             return ImageSample(None, name, self._split(row, columns.split, where, split), -1, captions)
@@ -205,7 +206,7 @@ class RowReader:
             for value in found if isinstance(found, list) else (found,):
                 if value is not None:
                     try:
-                        captions.append(self._caption(value, column, where, row))
+                        captions.append(self.caption(value, column, where, row))
                     except ManifestError as error:
                         errors.append(error)
         if errors and not (self.skip and captions):
@@ -213,7 +214,7 @@ class RowReader:
         self.left_out += [str(error).removesuffix(".") for error in errors]
         return captions if len(columns) == 1 else [caption for caption in captions if caption[0].strip()]
 
-    def _caption(self, value: Any, column: str, where: str, row: Mapping[str, Any]) -> Caption:
+    def caption(self, value: Any, column: str, where: str, row: Mapping[str, Any]) -> Caption:
         """Return a caption and its number, of a text or of a mapping as Karpathy's, whose image has an `imgid`."""
         text, number = value, None
         if isinstance(value, dict):

@@ -1,13 +1,15 @@
 """YAML and JSON: what was written comes back, and what would be misread is refused."""
 
 import json
+import tracemalloc
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xret.pipeline.documents import DocumentError, parse_json, read_yaml
+from xret.pipeline import documents
+from xret.pipeline.documents import DocumentError, json_items, parse_json, read_yaml
 
 
 @pytest.mark.parametrize(
@@ -69,3 +71,42 @@ def test_whatever_was_written_comes_back(tmp_path_factory, value):
     path = tmp_path_factory.getbasetemp() / "y"
     path.write_bytes(b"\xef\xbb\xbf" + yaml.safe_dump(value).encode())
     assert read_yaml(path) == value
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.dictionaries(st.text(max_size=3), plain, max_size=4), st.integers(1, 9), st.sampled_from([None, 1]), st.data()
+)
+def test_items_of_blocks_are_those_of_the_whole(tmp_path_factory, value, block, indent, data):
+    path, text = tmp_path_factory.getbasetemp() / "blocks.json", json.dumps(value, indent=indent)
+    if data.draw(st.booleans(), "damaged"):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.sampled_from(["", ",", "]", "}", "1", '"', "{", " "])) + text[at + 1 :]
+    path.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "_BLOCK", block)
+        try:
+            expected = parse_json(text)
+        except DocumentError as error:
+            with pytest.raises(DocumentError) as caught:
+                list(json_items(path))
+            assert str(caught.value) == str(error)
+            return
+        found: dict = {}
+        for key, number, item in json_items(path):
+            if number is None:
+                found[key] = item
+            else:
+                assert number == len(found[key])
+                found[key].append(item)
+        assert found == (expected if isinstance(expected, dict) else {})
+
+
+def test_items_are_not_in_memory_together(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "_BLOCK", 4096)
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"a": [{"number": number, "text": "x" * 90} for number in range(5000)]}))
+    tracemalloc.start()
+    assert sum(1 for _ in json_items(path)) == 5001
+    assert tracemalloc.get_traced_memory()[1] < path.stat().st_size / 5
+    tracemalloc.stop()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ...documents import DocumentError, read_json
 from ...errors import ManifestError
-from ..caption_files import caption_rows, imagefolder_rows, json_rows
+from ..caption_files import caption_rows, imagefolder_rows, read_json_images
 from ..image_columns import Images, read_rows
 from ..manifest import Manifest
 from ..rows import RowReader, folder_split
@@ -58,7 +58,7 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[Images, Source,
     )
     urls = [(url_of(manifest.images, file.name), split) for file, split in files]
     if rows is not None and rows.suffix == ".json":
-        images = read_rows(json_rows(rows, reader))
+        images = read_json_images(rows, reader)
     elif rows is not None:
         images = read_rows(caption_rows(rows, reader, ""), partial(is_one_file, manifest.images))
     elif manifest.kind == "imagefolder":

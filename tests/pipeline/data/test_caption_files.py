@@ -46,7 +46,10 @@ def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
     images[0]["split"], images[1]["cocoid"] = "train", 90  # of a number `id` is that of COCO
     captions = [(ids[1], 30, "a bird ."), (ids[0], 31, "two birds"), (ids[1], 32, "a beak")]
     annotations = [{"image_id": image, "id": number, "caption": text} for image, number, text in captions]
-    found = read_samples(manifest(tmp_path, json.dumps({"info": {}, "images": images, "annotations": annotations})))
+    document = {"info": {}, "images": images, "annotations": annotations}
+    found = read_samples(manifest(tmp_path, json.dumps(document)))
+    turned = dict(reversed(document.items()))
+    assert found == read_samples(manifest(tmp_path / "turned", json.dumps(turned)))
     assert [(i.file_name, i.id, i.split) for i in found.images] == [
         ("a.jpg", str(ids[0]), "train"),
         ("b/c.jpg", str(ids[1]), "val"),
@@ -129,7 +132,8 @@ TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
         (coco({"image_id": 1, "bbox": []}), "annotations[0] has no 'caption' (it has 'image_id', 'bbox'); take COCO's"),
         (coco({"image_id": [1], "caption": "a"}), "annotations[0] is of image [1], which is not among"),
         (coco({"image_id": 2, "caption": "a"}), "is of image 2, which is not among"),
-        (coco(), "images[0] ('a.jpg'): it has no caption"),
+        (coco(), "'a.jpg': it has no caption; add one"),
+        ([{"id": 1, "file_name": "a.jpg"}], "'a.jpg': it has no caption (it has 'id', 'file_name')"),
         (coco(id=None), "images[0] has no 'id', by which annotations name it"),
         (coco({"image_id": 1, "caption": "a"}, id=True), "images[0] has no 'id', by which annotations name it"),
         (coco({"image_id": 1, "caption": "a"}, file_name=None), "images[0]: the file name is missing"),

@@ -264,16 +264,18 @@ def _lines(summary: "Extraction") -> Iterator[str]:
 
 def _lines_of_set(features: "SetSummary", summary: "Extraction") -> Iterator[str]:
     imported = summary.unmatched is not None
-    times = {name: seconds for name, seconds in features.shares.items() if not (imported and name == "encode")}
-    total = max(sum(times.values()), 1e-9)
-    work = ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in times.items())
     again = f", {features.reused:,} reused" if features.reused else ""
+    took = ""
+    if features.chunks:
+        times = {name: seconds for name, seconds in features.shares.items() if not (imported and name == "encode")}
+        work = ", ".join(f"{name} {seconds / max(sum(times.values()), 1e-9):.0%}" for name, seconds in times.items())
+        rate = f"{features.per_second:,.{0 if features.per_second >= 10 else 1}f}"
+        took = f" in {features.seconds:.1f} s ({rate}/s; work: {work})"
     matched = f", matched by {summary.matched_by}" if summary.matched_by else ""
-    rate = f"{features.per_second:,.{0 if features.per_second >= 10 else 1}f}"
     yield (
-        f"  {features.name}: {features.samples:,} {'imported' if imported else 'encoded'}{again} in"
-        f" {features.seconds:.1f} s ({rate}/s; work: {work}){matched}, {counted(features.chunks, 'chunk')}"
-        f" written, {features.chunks_before:,} there before, {features.failed:,} failed"
+        f"  {features.name}: {features.samples:,} {'imported' if imported else 'encoded'}{again}{took}{matched},"
+        f" {counted(features.chunks, 'chunk')} written, {features.chunks_before:,} there before,"
+        f" {features.failed:,} failed"
     )
     if features.read_as:
         yield f"    read as {features.read_as}"

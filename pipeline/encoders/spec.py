@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +111,9 @@ class EncoderSpec:
                 raise EncoderError(f"'{self.name}' does not take {field.name}; leave it out (it takes {known})")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options that are not the defaults."""
-        values = asdict(self)
-        return {field.name: values[field.name] for field in fields(self) if values[field.name] != field.default}
+        """Return the options that are not the defaults, pairs as lists."""
+        given = {field.name: value for field in fields(self) if (value := getattr(self, field.name)) != field.default}
+        return {name: [*value] if isinstance(value, tuple) else value for name, value in given.items()}
 
     @classmethod
     def from_json(cls, values: Any) -> "EncoderSpec":

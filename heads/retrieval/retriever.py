@@ -319,7 +319,8 @@ class Retriever(Ranker):
         if not name:
             raise QueryError("the query is empty; describe in a few words what to look for")
         if names_picture(name):
-            raise QueryError(f"'{name}' is a file name and not a text; a picture is given as pathlib.Path({name!r})")
+            way = f"give words, or the picture itself, in Python as pathlib.Path({name!r})"
+            raise QueryError(f"'{name}' is a file name and not a text; {way}")
         if not self._reads_states:
             words, unknown = set(tokenize(query)), self.unknown_words([query])
             if not words:

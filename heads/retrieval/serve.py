@@ -53,7 +53,11 @@ HELP = """<details><summary>? What the numbers mean</summary><p>A percentage is 
 that are searched does; it was fitted on validation pairs. Any other number is the score, {score}. The run is
 {run}.</p></details>"""
 
-HEALTH, EXAMPLE, MOST_OTHERS = "/health", '{"query": "a red boat", "k": 10}', 10
+HEALTH, MOST_OTHERS = "/health", 10
+ADVICE = {  # on a request's body and query
+    "body": 'send JSON such as {"query": "a red boat", "k": 10}, as application/json',
+    "query": "ask as /search/picture?k=10",
+}
 Text: TypeAlias = Annotated[str, Field(max_length=QUERY_LENGTH)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=MOST_RESULTS)]
 Shown = list[tuple[Image.Image, str]]  # pictures with captions
@@ -307,7 +311,11 @@ def make_app(retriever: Retriever, token: str | None = None, root_path: str = ""
     async def name(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"][1:] if first["type"] != "json_invalid")
-        return _refuse(422, f"{where or 'the body'}: {first['msg']}; send JSON such as {EXAMPLE}")
+        return _refuse(422, f"{where or 'the body'}: {first['msg']}; {ADVICE[first['loc'][0]]}")
+
+    @app.exception_handler(400)
+    async def unreadable(_request: Request, _error: HTTPException) -> JSONResponse:
+        return _refuse(400, f"the body: this is no JSON in UTF-8; {ADVICE['body']}")
 
     page = make_page(answers)
     limits = {"max_file_size": UPLOAD, "enable_monitoring": False, "ssr_mode": False, "root_path": root_path}

@@ -70,8 +70,8 @@ def average(
     """
     require_free(out)
     names = [str(run) for run in runs]
-    if len(set(names)) < 2:
-        raise RunError("an average is of two different runs or more; name another one")
+    if not 1 < len({Path(name).resolve() for name in names}) == len(names):
+        raise RunError("an average is of two different runs or more; name each once")
     if weights not in get_args(Weights):
         raise RunError(f"weights is '{weights}', but must be {' or '.join(get_args(Weights))}")
     rankers = [Ranker(name, store=store, device=device, trust=trust) for name in names]

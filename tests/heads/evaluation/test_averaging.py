@@ -122,7 +122,8 @@ def test_what_cannot_be_averaged_is_refused(folder, tmp_path):
     vector, average = folder / "vector", tmp_path / "a"
     run("average", vector, folder / "vector2", "--out", average, "--device", "cpu")
     for words, what in {
-        (vector, vector, "--out", tmp_path / "b"): "two different runs",
+        (vector, "--out", tmp_path / "b"): "two different runs",
+        (vector, f"{vector}/", folder / "vector2", "--out", tmp_path / "b"): "name each once",
         (vector, other, "--out", tmp_path / "b"): "other samples",
         (vector, average, "--out", tmp_path / "b"): "is an average",
         (vector, folder / "set", "--out", average): "exists",

@@ -26,7 +26,7 @@ from ..model import build_losses, build_model, feature_facts, fitted
 from ..recipes.blocks import Recipe
 from ..recipes.names import recipe_names
 from ..recipes.own import remember
-from ..recipes.recipe import load_recipe, without_effect
+from ..recipes.recipe import changed, load_recipe, without_effect
 from ..recipes.schema import difference
 from ..recipes.settings import Settings
 from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
@@ -70,7 +70,7 @@ def train(
             same encoders, all splits ``train`` are learnt together, and the first store validates.
         recipe: a name that ``xret recipes`` lists, the path of a YAML file, or a recipe that is loaded.
         out: the run folder; must not exist, unless `resume`.
-        settings: changes of a recipe that is named, such as ``{"model.dim": 256}``.
+        settings: changes of the recipe, such as ``{"model.dim": 256}``.
         device: ``auto``, ``cpu`` or ``cuda``.
         seed: of the first weights and the order of samples.
         init_from: a run whose best weights it begins with, all of which must fit.
@@ -93,6 +93,8 @@ def train(
         raise CacheError("there is no store to learn from; name one")
     if not isinstance(recipe, Recipe):
         recipe = load_recipe(str(recipe), settings, trust)
+    elif settings:
+        recipe = changed(recipe, settings)
     require_log(recipe.runtime.log)
     seed, target = checked_seed(seed), pick_device(device)
     remember(recipe.code)  # of a worker, which did not read the recipe, and may have no place for notes

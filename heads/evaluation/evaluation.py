@@ -8,9 +8,10 @@ and `precision` say how ties are counted.
 import logging
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Several
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from torch import Tensor, nn
 
@@ -77,14 +78,19 @@ def evaluate(
         raise RunError("there is no run to evaluate; name one, or a store")
     rankers = open_rankers(several, store, features, device, trust)
     for ranker in rankers if direction is not None else ():
-        compare: Any = ranker.model.compare
-        if not hasattr(compare, "direction"):
+        compare: Any = copy(ranker.model.compare)  # that of a user's model stays as it is
+        if not {direction, getattr(compare, "direction", None)} <= {*get_args(Direction)}:
             raise RunError(
-                f"{ranker.name} does not compare by chamfer or smooth-chamfer, which have a direction; leave it out"
+                f"{ranker.name} does not compare by chamfer or smooth-chamfer, which have a direction"
+                f" ({', '.join(get_args(Direction))}); leave it out"
             )
         compare.direction = direction
-    if calibration and (len(rankers) > 1 or views):
-        raise RunError("probabilities are those of a single run, of the first view of images; leave calibration out")
+        ranker.model.compare = compare
+    if calibration and (len(rankers) > 1 or views or direction is not None):
+        raise RunError(
+            "probabilities are those of a search: of a single run as it was trained, of the first view of images; leave"
+            " calibration out"
+        )
     evaluation = _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
     return replace(evaluation, calibration=judge_calibration(rankers[0], split)) if calibration else evaluation
 

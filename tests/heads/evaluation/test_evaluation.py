@@ -132,15 +132,18 @@ def test_ties_of_equal_captions_are_exact(setdiv):
     assert not torch.equal(other[:, ::2], other[:, 1::2])
 
 
-def test_a_direction_ranks_as_by_the_similarity_of_that_direction(setdiv, vsepp):
+def test_a_direction_ranks_as_by_the_similarity_of_that_direction(setdiv, vsepp, trained):
     ranker = Ranker(setdiv, device="cpu")
     for direction in ("image", "caption"):
         (found,) = evaluate(setdiv, direction=direction, device="cpu").results
         ranker.model.compare.direction = direction
         expected = recall_table(*embed_split(ranker, "test").ranks())
         assert (found.image_to_text, found.rsum) == (expected.image_to_text, expected.rsum)
-    with pytest.raises(RunError, match="have a direction; leave it out"):
-        evaluate(vsepp, direction="image", device="cpu")
+    for run, direction in ((vsepp, "image"), (trained("scan"), "caption"), (setdiv, "images")):
+        with pytest.raises(RunError, match="have a direction"):
+            evaluate(run, direction=direction, device="cpu")
+    with pytest.raises(RunError, match="leave calibration out"):
+        evaluate(setdiv, direction="caption", calibration=True, device="cpu")
 
 
 def test_an_ensemble_is_the_mean_of_its_similarities_on_one_store_or_two(store, setdiv, vsepp, folder):

@@ -84,6 +84,15 @@ def test_what_has_another_shape_is_refused(model, store, method, wrong, message)
         xret.evaluate(model, store=store, device="cpu")
 
 
+def test_a_direction_is_that_of_one_evaluation(model, store):
+    model.embed_images = lambda features: model.image(features.local.float())
+    model.embed_captions = lambda features: model.text(features.global_.float())[:, None]
+    model.similarity = xret.similarities.Chamfer()
+    ways = None, "caption", None
+    both, caption, again = (xret.evaluate(model, store=store, direction=way).results[0].rsum for way in ways)
+    assert both == again != caption
+
+
 def test_what_is_no_model_and_a_model_without_a_store_are_refused(model, store):
     with pytest.raises(RunError, match=r"Linear is a model and needs store"):
         xret.evaluate(model)

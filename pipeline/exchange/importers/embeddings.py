@@ -190,7 +190,7 @@ def _in_parts(place: Path) -> dict[str, list[Path]]:
     if not any(files.values()):
         return {}
     files["index"] = _files(place, "index", ".csv", ".jsonl", ".parquet") or _files(place, "text", ".parquet")
-    several = {role: parts for role, parts in files.items() if len(parts) > 1}
+    several = {role: parts for role, parts in files.items() if len(parts) > 1 or any(map(str.isdigit, parts))}
     keys = sorted(set[str]().union(*several.values()), key=lambda key: (len(key), key))
     lacking = [" or ".join(_NAMES[role]) for role, parts in files.items() if not parts]
     lacking += [

@@ -185,6 +185,12 @@ def test_captions_that_failed_are_counted_one_by_one(tmp_path):
     assert np.array_equal(features.global_(kept), pairs.captions[kept])
 
 
+def keep_other_parts(source):
+    for kind, number in (("img_emb", 0), ("text_emb", 1), ("metadata", 1)):
+        for path in set(source.glob(f"{kind}/*")) - set(source.glob(f"{kind}/*_{number:02d}.*")):
+            path.unlink()
+
+
 def change(kind, number, edit):
     def fault(source):
         path = next(source.glob(f"{kind}/{kind}_{number:02d}.*"))
@@ -230,6 +236,10 @@ FAULTS = {
     "one name": (
         change("metadata", 1, lambda t: t.set_column(0, "image_path", pa.array(["x.jpg"] * 20))),
         r"row 0 of img_emb_01.npy and row 1 of img_emb_01.npy are of 'x.jpg' and differ",
+    ),
+    "parts of other numbers": (
+        keep_other_parts,
+        r"lacks part 1 of images, part 0 of captions, part 0 of index; complete",
     ),
     "two files": (
         lambda s: shutil.copy(s / "img_emb/img_emb_01.npy", s / "img_emb/img_emb_1.npy"),

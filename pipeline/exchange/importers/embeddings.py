@@ -360,6 +360,11 @@ def _source(images: Matrix, captions: Matrix, lines: Iterable[ImageSample | None
     kept = numbers.read()
     a_line = _has_row_a_line(images, captions, count, len(first), where)
     gone = [captions.where(row) for row in np.setdiff1d(np.arange(count), kept).tolist()] if len(kept) < count else []
+    if gone and not a_line:
+        raise SourceError(
+            f"{where}: {gone[0]} has no image and caption, so that nothing says in which order the lines first name the"
+            f" {len(images):,} images of {images.parts[0].path.name}; correct it, or give the images a row a line"
+        )
     if gone:
         for matrix in (images, captions) if a_line else (captions,):
             matrix.select(kept)

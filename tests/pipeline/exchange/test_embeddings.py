@@ -441,6 +441,14 @@ def test_rows_without_a_caption_are_left_out_with_their_features(tmp_path, caplo
     assert "2 rows left out: row 7 of " in caplog.text
 
 
+def test_rows_of_images_whose_order_a_line_that_is_left_out_may_decide(tmp_path):
+    pairs = Pairs(4)
+    pairs.images = pairs.images[:2]  # of a and b, as the first two lines name them
+    lines = [("a.jpg", None), *((name, text) for name, text in zip("bab", pairs.texts[1:], strict=True))]
+    source = pairs.folder(tmp_path / "e", lines, "jsonl")
+    refused("row 0 of captions.npy has no .* order", source, tmp_path / "s", on_error="skip")
+
+
 def test_urls_are_names(tmp_path):
     pairs = Pairs(30)
     pairs.names = [f"https://x.org/a//{row}.jpg" for row in range(30)]

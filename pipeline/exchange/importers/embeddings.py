@@ -37,7 +37,7 @@ from ...wording import some_of
 from .source import Imported, ImportOptions, SourceError, Table, Unreadable, map_floats, require_fitting, sha256, shown
 
 _AT_ONCE = 1 << 12  # rows that are read
-_SAME = 1e-2  # what one picture's embeddings in different batches of float16 stay below
+_SAME = 1e-2  # of the largest number: what one picture's embeddings in different batches of float16 stay below
 _IMAGES = (*IMAGES, "image_path", "key", "uid", "url")  # columns of a Parquet index, the first that is there
 # Of images, of captions and of their index: the names of files or folders.
 _NAMES = {"image": ("images", "img_emb"), "text": ("captions", "text_emb"), "index": ("index", "metadata")}
@@ -406,7 +406,8 @@ def _require_equal(images: Matrix, first: np.ndarray) -> None:
     for start in range(0, len(again), _AT_ONCE):
         rows = again[start : start + _AT_ONCE]
         one, other = images.read(first[rows]), images.read(rows)
-        differing = ~np.isclose(one, other, rtol=_SAME, atol=_SAME, equal_nan=True).all(axis=1)
+        size = np.abs(np.nan_to_num(one, posinf=0, neginf=0)).max(axis=1, keepdims=True)
+        differing = ~np.isclose(one, other, rtol=_SAME, atol=_SAME * size, equal_nan=True).all(axis=1)
         if differing.any():
             row = int(rows[differing][0])
             raise SourceError(

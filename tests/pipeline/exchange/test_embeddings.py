@@ -449,6 +449,13 @@ def test_rows_of_images_whose_order_a_line_that_is_left_out_may_decide(tmp_path)
     refused("row 0 of captions.npy has no .* order", source, tmp_path / "s", on_error="skip")
 
 
+def test_small_embeddings_of_one_name_are_told_apart(tmp_path):
+    pairs = Pairs(4, np.float32)
+    pairs.images *= 1e-3
+    source = pairs.folder(tmp_path / "e", [("a.jpg", text) for text in pairs.texts])
+    refused("are of 'a.jpg' and differ", source, tmp_path / "s")
+
+
 def test_urls_are_names(tmp_path):
     pairs = Pairs(30)
     pairs.names = [f"https://x.org/a//{row}.jpg" for row in range(30)]

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,11 +24,11 @@ from ..encoders.spec import EncoderSpec
 from ..encoders.threads import encoding
 from ..encoders.words import WordsEncoder
 from ..errors import CacheError, EncoderError, SampleError
-from ..store import FAILED, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
+from ..store import FAILED, NOT_DONE, OK, CaptionSet, FeatureCache, FeatureSet, ImageSet
 from ..store.create import misfit
 from ..store.regions import lay_out
 from .options import Options
-from .pictures import Batch, Chunk, Item, Picture, Read, read_in_processes
+from .pictures import Batch, Picture, Read, read_in_processes
 from .reuse import Reusable
 
 _THREADS = 8  # that read by default at most: 16 on as many cores read less, since they wait for the interpreter
@@ -47,6 +47,15 @@ class Job:
     seen: str | None  # the name of one that is there
     specs: tuple[EncoderSpec, ...]  # of the encoders, which differ in their layers alone
     options: Options  # of images, those of its splits are encoded; captions are encoded by whole chunks
+
+
+@dataclass
+class Chunk:
+    """A chunk of images being encoded."""
+
+    arrays: dict[int, dict[str, np.ndarray]]  # by the number of each set that lacks some
+    left: int = 0  # images to come
+    failed: dict[int, str] = field(default_factory=dict)  # reasons by row
 
 
 class Filler:
@@ -80,6 +89,7 @@ class Filler:
         workers = job.options.workers
         self._threads = workers if isinstance(workers, int) else min(_THREADS, cores())
         self._readers = ThreadPoolExecutor(self._threads, "xret-read")
+        self._chunks: dict[int, Chunk] = {}  # of images being encoded
         self._lock, self._stopped = threading.Lock(), False  # of what is left of each chunk
 
     @property
@@ -118,10 +128,10 @@ class Filler:
         else:
             ahead: deque[Batch] = deque()
             waiting, most = 0, max(self.batch_size, 2 * self._threads)  # read beyond the batches being encoded
-            for items in self._batches(groups):
-                reading = [self._readers.submit(self._read, item.picture) for item in items]
-                ahead.append((items, map(Future.result, reading)))
-                waiting += len(items)
+            for pictures in self._batches(groups):
+                reading = [self._readers.submit(self._read, picture) for picture in pictures]
+                ahead.append((pictures, map(Future.result, reading)))
+                waiting += len(pictures)
                 while waiting - len(ahead[0][0]) >= most:
                     waiting -= len(ahead[0][0])
                     yield ahead.popleft()
@@ -148,19 +158,23 @@ class Filler:
         edges = group[0] * self.sets[0].chunk_rows, (group[-1] + 1) * self.sets[0].chunk_rows
         return self._rows[slice(*np.searchsorted(self._rows, edges))]
 
-    def _batches(self, groups: Iterable[Sequence[int]]) -> Iterator[list[Item]]:
+    def _batches(self, groups: Iterable[Sequence[int]]) -> Iterator[list[Picture]]:
         """Yield the images of each group of chunks that a set lacks, as many as go together."""
         for group in groups:
-            chunks = {number: Chunk(number, self._arrays(number)) for number in group}
             if not (rows := self._lacking(group).tolist()):
                 continue  # a worker that was killed has written them
+            self._chunks |= {number: Chunk(self._arrays(number)) for number in group}
             names, keys = (read(rows[0], rows[-1] + 1) for read in (self.cache.file_names, self.cache.ids))
-            items = []
             for row in rows:
-                number, at = divmod(row, self.sets[0].chunk_rows)
-                items.append(Item(chunks[number], at, Picture(row, names[row - rows[0]], keys[row - rows[0]])))
-                chunks[number].left += 1
-            yield from (items[at : at + self.batch_size] for at in range(0, len(items), self.batch_size))
+                self._place(row)[0].left += 1
+            pictures = [Picture(row, names[row - rows[0]], keys[row - rows[0]]) for row in rows]
+            yield from (pictures[at : at + self.batch_size] for at in range(0, len(pictures), self.batch_size))
+
+    def _place(self, row: int) -> tuple[Chunk, int, dict[int, dict[str, np.ndarray]]]:
+        """Return an image's chunk, its row there, and by number the arrays of each set that lacks it."""
+        number, at = divmod(row, self.sets[0].chunk_rows)
+        chunk = self._chunks[number]
+        return chunk, at, {k: own for k, own in chunk.arrays.items() if own["status"][at] == NOT_DONE}
 
     def _arrays(self, chunk: int) -> dict[int, dict[str, np.ndarray]]:
         """Return the arrays of a chunk, by the number of each set that lacks samples of it."""
@@ -191,60 +205,64 @@ class Filler:
         except SampleError as error:
             return Read(digest=digest, error=error)
 
-    def _fill_images(self, items: list[Item], reading: Iterable[Read]) -> Tally:
-        tally = Tally(samples=len(items))
+    def _fill_images(self, pictures: list[Picture], reading: Iterable[Read]) -> Tally:
+        tally = Tally(samples=len(pictures))
         with _timed(tally, "read"):
             read = [*reading]
-        for item, one in zip(items, read, strict=True):
-            self._note(item, one, tally)
-        if decoded := [(item, one.decoded) for item, one in zip(items, read, strict=True) if one.decoded is not None]:
-            self._encode_images([item for item, _ in decoded], [one for _, one in decoded], tally)
+        for picture, one in zip(pictures, read, strict=True):
+            self._note(picture, one, tally)
+        if found := [
+            (picture, one.decoded) for picture, one in zip(pictures, read, strict=True) if one.decoded is not None
+        ]:
+            self._encode_images([picture for picture, _ in found], [decoded for _, decoded in found], tally)
+        numbers = {picture.row // self.sets[0].chunk_rows for picture in pictures}
         with self._lock:
-            for item in items:
-                item.chunk.left -= 1
-            whole = {item.chunk.number: item.chunk for item in items if not item.chunk.left}
-        for chunk in whole.values():
+            for picture in pictures:
+                self._place(picture.row)[0].left -= 1
+            whole = {number: self._chunks.pop(number) for number in numbers if not self._chunks[number].left}
+        for number, chunk in whole.items():
             with _timed(tally, "write"):
                 for k, own in chunk.arrays.items():
-                    self.sets[k].write(chunk.number, own, chunk.failed)
+                    self.sets[k].write(number, own, chunk.failed)
         return tally
 
-    def _note(self, item: Item, read: Read, tally: Tally) -> None:
+    def _note(self, picture: Picture, read: Read, tally: Tally) -> None:
         """Lay out what is known of a picture before it is encoded, or its features if the other store has them."""
         if read.error is not None and self.job.options.on_error == "fail":
             advice = "repair or remove it, or go on with --on-error skip"
             raise SampleError(read.error.sample, f"{read.error.reason}; {advice}")
-        for k, own in item.chunk.lacking(item.at).items():
+        chunk, at, lacking = self._place(picture.row)
+        for k, own in lacking.items():
             if read.digest:
-                own["digest"][item.at] = np.frombuffer(read.digest, np.uint8)
+                own["digest"][at] = np.frombuffer(read.digest, np.uint8)
             if "stamp" in own:
-                own["stamp"][item.at] = read.stamp
+                own["stamp"][at] = read.stamp
             if read.error is not None:
-                own["length"][item.at], own["status"][item.at] = 0, FAILED
-                item.chunk.failed[item.picture.row] = f"{item.picture.name}: {read.error.reason}"
+                own["length"][at], own["status"][at] = 0, FAILED
+                chunk.failed[picture.row] = f"{picture.name}: {read.error.reason}"
             elif read.decoded is None:
-                self._reusable[k].copy_image(own, item.at, read.digest, item.picture.key)
+                self._reusable[k].copy_image(own, at, read.digest, picture.key)
                 tally[self.job.paths[k], "reused"] += 1
             else:
-                own["size"][item.at] = read.size
+                own["size"][at] = read.size
 
-    def _encode_images(self, items: list[Item], pictures: list[Any], tally: Tally) -> None:
-        names, lacking = [item.picture.name for item in items], [item.chunk.lacking(item.at) for item in items]
-        wanted = sorted(set[int]().union(*lacking))
-        batch = _stacked(pictures, self.device) if self.encoders[0].kind == "grid" else pictures
+    def _encode_images(self, pictures: list[Picture], decoded: list[Any], tally: Tally) -> None:
+        names, places = [picture.name for picture in pictures], [self._place(picture.row) for picture in pictures]
+        wanted = sorted(set[int]().union(*(lacking for *_, lacking in places)))
+        batch = _stacked(decoded, self.device) if self.encoders[0].kind == "grid" else decoded
         for k, encoded in zip(wanted, self._encode(wanted, batch, (names, names), tally), strict=True):
-            for number, (item, of_sets) in enumerate(zip(items, lacking, strict=True)):
-                if (own := of_sets.get(k)) is None:  # the set has that image already
+            for number, (_, at, lacking) in enumerate(places):
+                if (own := lacking.get(k)) is None:  # the set has that image already
                     continue
                 if isinstance(encoded, list):
                     local = encoded[number].local[None]
                     peaks = np.abs(local).max(axis=-1, initial=0)
-                    _check_range(peaks, local.__getitem__, self.sets[k].dtype, [item.picture.name])
-                    lay_out(own, item.at, encoded[number])
+                    _check_range(peaks, local.__getitem__, self.sets[k].dtype, [names[number]])
+                    lay_out(own, at, encoded[number])
                 else:
-                    own["local"][item.at], own["global"][item.at] = (part[number] for part in encoded)
-                    own["length"][item.at] = self.sets[k].rows
-                own["status"][item.at] = OK
+                    own["local"][at], own["global"][at] = (part[number] for part in encoded)
+                    own["length"][at] = self.sets[k].rows
+                own["status"][at] = OK
                 tally[self.job.paths[k], "encoded"] += 1
 
     # Captions

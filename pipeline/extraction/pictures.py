@@ -3,49 +3,24 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset
 
 from ..errors import CacheError, SampleError, XretError
-from ..store import NOT_DONE
 from ..store.folder import drop_locks
 from ..wording import reason
 
 
-@dataclass
-class Chunk:
-    """A chunk of images being encoded."""
-
-    number: int
-    arrays: dict[int, dict[str, np.ndarray]]  # by the number of each set that lacks some
-    left: int = 0  # images to come
-    failed: dict[int, str] = field(default_factory=dict)  # reasons by row
-
-    def lacking(self, at: int) -> dict[int, dict[str, np.ndarray]]:
-        """Return by number the arrays of each set that lacks an image, by its row in the chunk."""
-        return {k: own for k, own in self.arrays.items() if own["status"][at] == NOT_DONE}
-
-
 class Picture(NamedTuple):
-    """A picture to read: its row in the store, its file name and its id."""
+    """A picture to encode: its row in the store, its file name and its id."""
 
     row: int
     name: str
     key: str
-
-
-class Item(NamedTuple):
-    """A picture to encode, its chunk, and its row there."""
-
-    chunk: Chunk
-    at: int
-    picture: Picture
 
 
 class Read(NamedTuple):
@@ -58,19 +33,19 @@ class Read(NamedTuple):
     error: SampleError | None = None
 
 
-Batch = tuple[list[Item], Iterable[Read]]  # pictures to encode, and what waits until they are read
+Batch = tuple[list[Picture], Iterable[Read]]  # pictures to encode, and what waits until they are read
 
 
 def read_in_processes(
-    batches: Iterator[list[Item]], read: Callable[[Picture], Read], processes: int
+    batches: Iterator[list[Picture]], read: Callable[[Picture], Read], processes: int
 ) -> Iterator[Batch]:
     """Yield batches that forked processes have read; threads would wait for each other's turn of the interpreter."""
-    ahead: deque[list[Item]] = deque()
+    ahead: deque[list[Picture]] = deque()
 
     def wanted() -> Iterator[list[Picture]]:
-        for items in batches:
-            ahead.append(items)
-            yield [item.picture for item in items]
+        for pictures in batches:
+            ahead.append(pictures)
+            yield pictures
 
     loader: DataLoader[Any] = DataLoader(
         _Pictures(read),

@@ -57,13 +57,13 @@ def writing(
     `make` makes the temporary file or folder, which is then locked; what killed writers of `path` left is removed.
     """
     place = path.resolve()
-    partial = _beside(place)
+    partial = beside(place)
     try:
         if place.exists() and not (place.is_file() or place.is_dir()):
             yield place
             return
         with suppress(FileExistsError):  # a file above is reported where it is in the way
-            _make_folders(place.parent)
+            make_folders(place.parent)
         with ExitStack() as held:
             if make is not None:
                 for left in partials(place):
@@ -117,7 +117,7 @@ def remove(path: Path) -> None:
 
 def remove_whole(path: Path) -> None:
     """Delete a file or folder in one step: after a power failure it is there as it was, or not at all."""
-    partial = _beside(path)
+    partial = beside(path)
     path.rename(partial)
     to_disk(path.parent)
     remove(partial)
@@ -133,6 +133,19 @@ def to_disk(path: Path) -> None:
             raise
     finally:
         os.close(handle)
+
+
+def beside(path: Path) -> Path:
+    """Return a temporary name beside a path."""
+    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+
+
+def make_folders(folder: Path) -> None:
+    """Make a folder and those above that are missing, and bring their names to the disk."""
+    if not folder.is_dir():
+        make_folders(folder.parent)
+        folder.mkdir(exist_ok=True)  # another thread may have made it meanwhile
+        to_disk(folder.parent)
 
 
 @contextmanager
@@ -214,17 +227,6 @@ def require_new(path: Path, *, folder: bool) -> None:
     require_writable(path, "--out")
 
 
-def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
-
-
-def _make_folders(folder: Path) -> None:
-    if not folder.is_dir():
-        _make_folders(folder.parent)
-        folder.mkdir(exist_ok=True)  # another thread may have made it meanwhile
-        to_disk(folder.parent)
-
-
 def _all_to_disk(path: Path) -> None:
     """Sync a file, or a folder and all below it; the umask says who may read them."""
     if path.is_symlink():
@@ -233,7 +235,7 @@ def _all_to_disk(path: Path) -> None:
         for below in list(path.iterdir()):
             _all_to_disk(below)
     elif not stat.S_IMODE(path.stat().st_mode) & 0o077:  # safetensors lets only the owner read its files
-        probe = _beside(path)  # to ask for the umask would change it for other threads
+        probe = beside(path)  # to ask for the umask would change it for other threads
         probe.touch()
         path.chmod(stat.S_IMODE(probe.stat().st_mode))
         remove(probe)

@@ -154,7 +154,6 @@ def _create(
     if name in folder.names(modality):  # a creation was stopped
         folder.remove(path)
     begin_group(folder, path)
-    folder.sync([modality])
     known = {key: value for key, value in vars(facts).items() if key not in ("extra", "rows", "views", "arrays")}
     known |= {"fingerprint": digest, **facts.extra}
     known = {key: value for key, value in known.items() if value is not None or "channels" in key}

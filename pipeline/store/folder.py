@@ -24,7 +24,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import FsspecStore, LocalStore, MemoryStore
 
 from ..errors import CacheError, StoreError
-from ..files import locked, remove, remove_whole, require_writable, to_disk
+from ..files import beside, locked, make_folders, remove, remove_whole, require_writable, to_disk
 from ..wording import reason
 from .object_lock import object_lock
 
@@ -88,7 +88,8 @@ class Folder:
         if self.is_local:
             for name, parts in files.items():
                 _put(Path(self.path(name)), *parts)
-            self.sync(dict.fromkeys(name.rpartition("/")[0] for name in files))
+            for folder in {Path(self.path(name)).parent for name in files}:
+                to_disk(folder)
             return
         with self.answering():
             self.fs.pipe({self.path(name): b"".join(map(bytes, parts)) for name, parts in files.items()})
@@ -100,12 +101,6 @@ class Folder:
                 remove_whole(Path(self.path(name)))
             else:
                 self.fs.rm(self.path(name), recursive=True)
-
-    def sync(self, names: Iterable[str]) -> None:
-        """Bring the lists of names of these folders to the disk."""
-        if self.is_local:
-            for name in names:
-                to_disk(Path(self.path(name)))
 
     def size(self, name: str = "") -> int:
         """Return the bytes of all files below `name`."""
@@ -135,7 +130,7 @@ class Folder:
             return
         busy = CacheError(f"another process is writing to {self.url}; wait until it has ended")
         lock = Path(self.root, LOCK)
-        lock.parent.mkdir(parents=True, exist_ok=True)
+        make_folders(lock.parent)
         with ExitStack() as opened:
             while True:
                 lock.touch()
@@ -228,7 +223,6 @@ def write_group(folder: Folder, path: str, attributes: Mapping[str, Any], arrays
     sealed = metadata[0].replace(b'"checksum": 0', b'"checksum": %d' % _checksum(metadata))
     del files["zarr.json"]
     folder.write({f"{path}/{name}": [data.as_buffer_like()] for name, data in files.items()})
-    folder.sync([path] if arrays else [])
     folder.write({f"{path}/zarr.json": [sealed]})
 
 
@@ -262,8 +256,8 @@ def _checksum(metadata: Sequence[bytes]) -> int:
 
 def _put(path: Path, *parts: Any) -> None:
     """Write a file beside its place, sync it and rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.urandom(4).hex()}.partial")
+    make_folders(path.parent)
+    partial = beside(path)
     try:
         with partial.open("wb") as file:
             for part in parts:

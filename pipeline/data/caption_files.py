@@ -210,7 +210,7 @@ def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int
         if row and len(row) != len(header):
             fault = f"{len(row)} fields where the header has {len(header)}"
             fault += f"; quote a text that has {json.dumps(separator)} in it" if how != csv.QUOTE_NONE else ""
-        elif row and quoting is None and (line := _row_within(lines, row, at, separator)):
+        elif lines[1:] and row and quoting is None and (line := _row_within(lines, row, at, separator)):
             shown = json.dumps(line.strip()[:40], ensure_ascii=False)
             fault = f"a quotation mark opens a text in which {shown} would be a row of its own; {quote}"
             fault += ", or quoting: csv, by which such texts are right"
@@ -229,7 +229,7 @@ def _names_columns(header: list[str]) -> bool:
 
 
 def _row_within(lines: list[str], row: list[str], at: int, separator: str) -> str | None:
-    """Return a line of a row that could be one itself, as the first line could, with the name of an image at `at`."""
+    """Return a line of a row of several that could be one itself, as its first could, with an image's name at `at`."""
 
     def is_row(line: str) -> bool:
         fields = line.split(separator)

@@ -89,7 +89,9 @@ class Commands(click.Group):
             if error.errno == errno.EPIPE or error.strerror is None:
                 raise
             where = f" ({error.filename})" if error.filename else ""
-            failure = click.ClickException(f"{error.strerror}{where}")
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            way = "; make room, and run the same command again" if full else ""
+            failure = click.ClickException(f"{error.strerror}{where}{way}")
         except KeyboardInterrupt:
             warnings.filterwarnings("ignore", ".* was never awaited", RuntimeWarning)  # what Zarr was about to write
             failure = Interrupted(f"stopped by Ctrl-C; run again `{shlex.join(_again(self, words))}`")

@@ -69,7 +69,7 @@ def write_report(
     if pictures.unreadable:
         first = next(iter(pictures.unreadable.values()))
         log.warning("unread pictures: %d; the first: %s", len(pictures.unreadable), first)
-    write_text(Path(out), text, RunError)
+    write_text(Path(out), text, RunError, "make room, or take another --out")
     return len(text.encode())
 
 

@@ -265,8 +265,10 @@ def _put(path: Path, *parts: Any) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         remove(partial)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # of a full disk Python names none
         raise
 
 

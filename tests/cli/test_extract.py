@@ -10,6 +10,7 @@ from command_line import refused, run
 from embedding_sources import Pairs
 from region_sources import World
 from small_checkpoints import save_text_model
+from small_disk import small_disk
 
 from xret.pipeline.store import FeatureCache
 
@@ -100,6 +101,13 @@ def test_both_towers_of_a_checkpoint(extract, tmp_path, monkeypatch):
     assert images.space == captions.space is not None
     assert (images.grid, images.rows, images.global_channels) == ((2, 2), 4, captions.global_channels)
     assert captions.identity["preprocessing"]["prompt"] == "a photo of {}"
+
+
+def test_a_full_disk_is_named_and_the_same_command_goes_on(extract, tmp_path):
+    with small_disk(20_000):
+        said = extract(*SMALL, "--dtype", "float32", code=1).stderr.splitlines()[-1]
+    assert re.fullmatch(rf"Error: File too large \({tmp_path}/s/images/.*\); make room, and run the same .*", said)
+    assert "32 encoded" in extract(*SMALL, "--dtype", "float32").stdout
 
 
 BRING = ["--encoder", "ViT-B/32"]

@@ -25,7 +25,7 @@ from ..store import FAILED, OK, CaptionSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set
 from ..store.inspect import damaged_chunks
 from ..store.leaks import find_leaks
-from ..store.store import open_for_writing, splits_at
+from ..store.store import may_be_store, open_for_writing, splits_at
 from ..wording import counted, printable, some_of
 from . import FORMATS
 from .importers.source import Imported, ImportOptions, SourceError, Table
@@ -47,6 +47,7 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
         OutputError, CacheError: the store cannot be written, holds something else, or a value does not fit the dtype.
     """
     encoders = _encoders(options, manifest)
+    may_be_store(url)  # before the source is read
     source = _open_source(options, encoders)
     kept = partial(splits_at, url)
     if manifest is None:

@@ -89,6 +89,9 @@ def test_a_store_that_cannot_be_made_is_refused_before_the_encoders_are(under, t
     said = refused("extract", dataset, "--store", tmp_path / under, "--visual", "no-such-network")
     assert "choose another store" in said
     assert "no-such-network" not in said
+    if under != "file/deeper/s":
+        words = ("--from", "embeddings", "--source", tmp_path / "file", "--encoder", "x")  # which are none
+        assert "choose another store" in refused("import", "--store", tmp_path / under, *words)
 
 
 def test_both_towers_of_a_checkpoint(extract, tmp_path, monkeypatch):

@@ -5,8 +5,10 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ...pipeline.errors import RunError
 from ...pipeline.reading.features import Features
@@ -41,11 +43,14 @@ def require_methods(model: object) -> None:
 
 
 def digest_of(model: object) -> str:
-    """Return the SHA-256 of a model's class and weights, in hexadecimal."""
+    """Return the SHA-256 of a model's class and weights, of another object's attributes, in hexadecimal."""
     digest = sha256(type(model).__qualname__.encode())
-    for name, values in model.state_dict().items() if isinstance(model, nn.Module) else ():
-        digest.update(name.encode())
-        digest.update(values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    for held in [model] if isinstance(model, nn.Module) else tree_leaves(getattr(model, "__dict__", {})):
+        for value in tree_leaves(held.state_dict() if isinstance(held, nn.Module) else held):
+            if isinstance(value, Tensor):
+                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            elif isinstance(value, np.ndarray | int | float | str):
+                digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
     return digest.hexdigest()
 
 

@@ -32,6 +32,14 @@ class Means(nn.Module):
         return self.text(rows.masked_fill(~valid, 0).sum(1) / valid.sum(1))
 
 
+class Plain:
+    def __init__(self, model):
+        self.parts = [model]
+
+    def __getattr__(self, name):
+        return getattr(self.parts[0], name)
+
+
 @pytest.fixture
 def loaded(made):
     def load(similarity=None, **options):
@@ -72,9 +80,12 @@ def test_it_is_exported_and_indexed(loaded, tmp_path):
         export_embeddings(retriever, tmp_path / "small", dims=3)
     small = export_embeddings(loaded(xret.similarities.Cosine())[1], tmp_path / "small", dims=3)
     assert (small["unit"], small["measure"], small["shapes"]["images"]) == (True, "dot product", [6, 3])
+    plain = Plain(model)  # which holds the module, and is none
+    index_run(xret.load(plain, store=retriever.cache.url, split="test"), tmp_path / "plain")
     nn.init.zeros_(model.text.weight)
-    with pytest.raises(RunError, match="weights differ"):
-        xret.load(model, store=retriever.cache.url, split="test", index=tmp_path / "index").search("red", 2)
+    for ranks, index in ((model, "index"), (plain, "plain")):
+        with pytest.raises(RunError, match="weights differ"):
+            xret.load(ranks, store=retriever.cache.url, split="test", index=tmp_path / index).search("red", 2)
     with pytest.raises(RunError, match="Means is a model without a run folder"):
         save_to_folder(retriever, tmp_path / "hub")
 

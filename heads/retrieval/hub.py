@@ -63,6 +63,8 @@ def save_to_folder(retriever: Retriever, folder: str | Path, repo: str | None = 
     folder, run = Path(folder), retriever.run
     if run is None:
         raise RunError(f"{retriever.name} is a model without a run folder, which is what the hub gets")
+    if run.info.average is not None:
+        raise RunError(f"{run.path} is an average, whose runs the hub does not get; push one of them")
     if folder.exists():
         raise RunError(f"{folder} exists; take another folder")
     run.model(retriever.device)  # damaged weights are refused here, not where the folder is loaded

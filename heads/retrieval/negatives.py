@@ -15,6 +15,7 @@ import torch
 
 from ...pipeline.errors import RunError
 from ...pipeline.files import making_file, require_new
+from ..evaluation.pairs import NOT_FINITE
 from ..evaluation.scoring import Modality
 from ..modules.embedding import each
 from .retriever import Retriever
@@ -31,7 +32,8 @@ def export_negatives(retriever: Retriever, out: str | Path) -> dict[str, Any]:
 
     Raises:
         OutputError: `out` exists already.
-        RunError: it does not end in .jsonl or cannot be written; or the split is too small for a negative.
+        RunError: it does not end in .jsonl or cannot be written; the split is too small for a negative; or a score is
+            not finite.
     """
     out = Path(out)
     if out.suffix != ".jsonl":
@@ -59,6 +61,8 @@ def _lines(retriever: Retriever) -> Iterator[dict[str, Any]]:
         compare = retriever.comparison(answers)
         for rows in torch.arange(len(names)).split(BLOCK):
             scores = compare(each(itemgetter(rows), queries), items).cpu()
+            if not scores.isfinite().all():
+                raise RunError(NOT_FINITE)
             if answers == "images":
                 belongs = torch.zeros(scores.shape).index_add(1, owner, (text[rows, None] == text).float()) > 0
             else:

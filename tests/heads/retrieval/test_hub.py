@@ -98,6 +98,12 @@ def test_a_tuned_run_is_saved_with_its_backbone_and_another_one_is_refused(made,
         save(tmp_path / "tuned", tmp_path / "again")
 
 
+def test_an_average_is_refused(made, tmp_path):
+    xret.average([made.run(), made.run("setdiv")], out=tmp_path / "a", device="cpu")
+    with pytest.raises(RunError, match="push one of them"):
+        save(tmp_path / "a", tmp_path / "saved")
+
+
 def test_a_push_sends_the_folder(made, runs, monkeypatch):
     sent, retriever = {}, Retriever(runs["words"], device="cpu")
 

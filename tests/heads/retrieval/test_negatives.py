@@ -5,8 +5,11 @@ import json
 import pytest
 from command_line import refused
 from command_line import run as call
+from torch import nn
 
+from xret.heads.retrieval.negatives import export_negatives
 from xret.heads.retrieval.retriever import Retriever
+from xret.pipeline.errors import RunError
 
 
 def test_negatives_are_the_highest_scores_that_are_wrong(made, tmp_path):
@@ -35,3 +38,11 @@ def test_negatives_are_the_highest_scores_that_are_wrong(made, tmp_path):
     assert "jsonl" in refused(*words, tmp_path / "n.json")
     assert "takes no --dims" in refused(*words, tmp_path / "m.jsonl", "--dims", 2, code=2)
     assert "the format that --out ends in: .parquet" in refused(*words[:2], "--to", "parquet", "--out", "e", code=2)
+
+
+def test_scores_that_are_no_numbers_are_refused(made, tmp_path):
+    retriever = Retriever(made.run(), device="cpu", split="test")
+    nn.init.constant_(next(retriever.model.parameters()), float("nan"))
+    with pytest.raises(RunError, match="not finite"):
+        export_negatives(retriever, tmp_path / "n.jsonl")
+    assert not (tmp_path / "n.jsonl").exists()

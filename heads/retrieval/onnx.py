@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerFast
 from ...pipeline.encoders.base import TextEncoder
 from ...pipeline.errors import RunError, require_packages
 from ...pipeline.files import making, require_new
+from ..average import NO_VECTOR
 from ..model import Model
 from ..modules.embedding import Gaussian
 from ..recipes.blocks import Recipe
@@ -114,6 +115,8 @@ def exportable(retriever: Retriever, to: str = "onnx") -> Exportable:
 
     if retriever.run is None:
         raise RunError(f"{name} is no run; --to {to} takes one that xret trained")
+    if retriever.model.compare.embedding == "joint":
+        raise RunError(NO_VECTOR)
     recipe = retriever.run.recipe
     for side, block in recipe.aggregator.items():
         if block["name"] == "rows":

@@ -46,9 +46,9 @@ def export_sentences(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Normalize, Router
 
-    compare = retriever.model.compare
-    if not (compare.dot_product and compare.of_cosines):
-        raise RunError(f"{name} does not compare vectors by cosine; take linear, mlp or cca")
+    compare, is_head = retriever.model.compare, isinstance(getattr(retriever.model, "text", None), Branch)
+    if not (is_head and compare.dot_product and compare.of_cosines):
+        raise RunError(f"{name} is no head whose vectors are compared by cosine; take one of linear, mlp or cca")
     if len(retriever.text_encoders) > 1 or not hasattr(retriever.text_encoders[0][0], "save"):
         raise RunError(
             f"{name} reads no text encoder that sentence-transformers can load; extract with --text hf:MODEL"

@@ -21,6 +21,7 @@ from small_checkpoints import save_image_model, save_text_model
 from small_runs import make_pictures, make_run, make_store
 from torchvision import transforms
 
+import xret
 from xret.heads.modules.embedding import tensors_of
 from xret.heads.retrieval.onnx import export_onnx
 from xret.heads.retrieval.retriever import Retriever
@@ -172,6 +173,8 @@ def test_what_cannot_be_exported_is_named(made, tmp_path, monkeypatch):
     words = ("export", made.run("scan"), "--to", "onnx", "--out", tmp_path / "model")
     assert "aggregator.image gives no vectors" in refused(*words)
     assert "takes no --dims" in refused(*words, "--dims", 2, code=2)
+    xret.average([made.run("scan"), made.run("vsepp")], out=(average := tmp_path.with_name("of-rows")), device="cpu")
+    assert "no single vector" in refused("export", average, *words[2:])
     retriever = Retriever(made.run("vsepp"), device="cpu")
     monkeypatch.setattr(torch.onnx, "export", lambda *_arguments, **_how: 1 / 0)
     with pytest.raises(RunError, match=r"its image side \(mobilenet.*ZeroDivisionError.*take another head"):

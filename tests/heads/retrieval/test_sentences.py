@@ -10,6 +10,7 @@ from PIL import Image
 from small_checkpoints import save_image_model, save_sentence_model, save_text_model
 from small_runs import make_pictures, make_run, make_store
 
+import xret
 from xret.heads.retrieval.retriever import Retriever
 
 library = pytest.importorskip("sentence_transformers", reason="pip install 'xret[sentences]'")
@@ -51,4 +52,8 @@ def test_a_head_that_it_cannot_run_is_refused(made, tmp_path):
     words = ("--to", "sentence-transformers", "--out", tmp_path / "model")
     assert "by cosine" in refused("export", made.run("setdiv"), *words)
     assert "--text hf:" in refused("export", made.run("vsepp"), *words)
+    xret.average(
+        [made.run("linear"), made.run("vsepp")], out=(average := tmp_path.with_name("of-vectors")), device="cpu"
+    )
+    assert "by cosine" in refused("export", average, *words)
     assert not list(tmp_path.iterdir())

@@ -80,7 +80,8 @@ class Trial:
         """Return what Optuna has of a trial."""
         reported, seconds = trial.intermediate_values, trial.duration.total_seconds() if trial.duration else 0.0
         lost = "its process was killed" if trial.state is TrialState.FAIL else None
-        facts = max(reported.values(), default=None), len(reported), round(seconds, 3)
+        rsum = trial.user_attrs.get("rsum", max(reported.values(), default=None))
+        facts = rsum, len(reported), round(seconds, 3)
         return cls(trial.number, _STATUS[trial.state], trial.params, *facts, trial.user_attrs.get("error", lost))
 
     def cells(self, space: Mapping[str, str]) -> list[str]:
@@ -277,13 +278,14 @@ def _train_trial(
     study: _Study, opened: optuna.Study, trial: optuna.Trial, resident: Resident, stack: Stack | None
 ) -> None:
     run, pruner = study.root / "trials" / str(trial.number), _Pruner(trial, study.recipe.schedule.epochs)
-    state, error = TrialState.FAIL, None
+    state, error, kept = TrialState.FAIL, None, None
 
     try:
         recipe = load_recipe(study.name, study.settings | trial.params)
         how: dict[str, Any] = {"device": study.device, "seed": study.seed, "stack": stack}
         how["title"] = f"trial {trial.number}" if stack is None else None
-        train(study.store, recipe, run, resident=resident, callbacks=[pruner], **how)
+        kept = train(study.store, recipe, run, resident=resident, callbacks=[pruner], **how).best_rsum
+        trial.set_user_attr("rsum", kept)  # perhaps of what a residual begins with, by which no values differ
         state = TrialState.COMPLETE
     except optuna.TrialPruned:
         state = TrialState.PRUNED
@@ -295,7 +297,7 @@ def _train_trial(
             opened.tell(trial, pruner.best if state is TrialState.COMPLETE else None, state)
             _keep_best(opened, study.root)
     over = len(opened.get_trials(states=tuple(_STATUS)))
-    words = (trial.number, over, study.trials, _STATUS[state], error or f"validation RSUM {pruner.best:.2f}")
+    words = (trial.number, over, study.trials, _STATUS[state], error or f"validation RSUM {kept or pruner.best:.2f}")
     logger.info("trial %d: %d of %d: %s, %s", *words)
 
 

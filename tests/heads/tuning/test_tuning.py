@@ -84,6 +84,15 @@ def test_the_best_recipe_gives_the_best_run_again(stores, whole, tmp_path):
         assert torch.equal(weights(out / "best")[name], value)
 
 
+def test_what_a_residual_begins_with_counts_as_its_runs_best(tmp_path):
+    store = make_store(tmp_path / "s.zarr", text="tokens")
+    settings = {"model.residual": "cca", "optimizer.lr": 100.0, "schedule.epochs": 1}
+    found = tuned(store, tmp_path / "out", "linear", settings, trials=2)
+    best = Run(tmp_path / "out" / "best").info
+    assert (found.best.rsum, best.best_epoch) == (best.best_rsum, 0)
+    assert found.best.rsum == evaluate(tmp_path / "out" / "best", split="val", device="cpu").results[0].rsum
+
+
 def test_the_result_is_that_of_the_best_run_on_the_test_split(whole):
     out, found = whole
     assert found.evaluation.results == evaluate(out / "best", split="test", device="cpu").results

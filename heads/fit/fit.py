@@ -343,9 +343,9 @@ def _row(name: str, run: Path, complete: bool, device: str) -> Row:
 
 
 def _install(run: Path, root: Path) -> None:
-    """Copy a run into the folder of all, so that this is the run; `run.json` comes last."""
+    """Copy the files of a run into the folder of all, so that this is the run; `run.json` comes last."""
     (root / "run.json").unlink(missing_ok=True)
-    for file in sorted(run.iterdir(), key=lambda one: one.name == "run.json"):
+    for file in sorted(filter(Path.is_file, run.iterdir()), key=lambda one: one.name == "run.json"):
         if file.name != CHECKPOINT:
             with writing(root / file.name, RunError) as partial:
                 shutil.copyfile(file, partial)

@@ -21,7 +21,7 @@ from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.fit import data
 from xret.heads.fit.curve import FALLS
-from xret.heads.runs.run import Run
+from xret.heads.runs.run import EMBEDDINGS, Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError, RunError, SampleError
 
@@ -153,6 +153,8 @@ def test_it_goes_on_where_it_was_stopped_to_the_same_outcome(clip, tmp_path, mon
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="stopped"):
             patch.setattr(name, failing)
             run(out)
+    for candidate in (out / "candidates").iterdir():
+        (candidate / EMBEDDINGS).mkdir()  # as a search of pictures leaves it
     assert run(out) == run(tmp_path / "whole") == run(out)
 
 

@@ -272,7 +272,8 @@ def share_found(found: Iterable[np.ndarray], exact: Iterable[tuple[np.ndarray, n
 def open_index(folder: Path, modality: Modality, facts: dict[str, Any], similarity: Similarity) -> Index:
     """Open an index for searching; RunError where there is none, or its record has other `facts`."""
     try:
-        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        # Indexes from before do not say of which pictures they are.
+        record: dict[str, Any] = {"pictures": facts["pictures"], **json.loads((folder / RECORD).read_text())}
     except (OSError, ValueError) as error:
         raise RunError(f"{folder} is not an index; make one with `xret index RUN --out …`") from error
     differing = [name for name, value in facts.items() if record.get(name) != value]

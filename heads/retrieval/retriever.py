@@ -19,6 +19,7 @@ from ...pipeline.data.samples import tokenize
 from ...pipeline.device import within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
+from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.wording import option, some_of
 from ..evaluation.calibration import Calibration, calibrations
 from ..evaluation.evaluation import choose_scale
@@ -338,11 +339,14 @@ class Retriever(Ranker):
 
     def index_facts(self) -> dict[str, str | None]:
         """Return what an index of the gallery depends on; rows would mean others if a failed sample was repaired."""
+        images, pictures = self.gallery.owners("images"), hashlib.sha256()
+        for features in parts_of(self.sets[0]):
+            pictures.update(features.digests[images])
         samples, lines = hashlib.sha256(), chain(self.gallery.image_ids, ("",), self.gallery.caption_ids)
         for number, line in enumerate(lines):
             samples.update(f"\n{line}"[not number :].encode("utf-8", "surrogatepass"))
         facts = {"store": self.cache.manifest_sha256, "weights": self.digest, "usable samples": samples.hexdigest()}
-        return facts | {"split": self.split}
+        return facts | {"split": self.split, "pictures": pictures.hexdigest()}
 
     @property
     def _reads_states(self) -> bool:

@@ -19,6 +19,8 @@ from xret.heads.retrieval.index import Index, Items, build, search_exactly, vect
 from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import RunError
+from xret.pipeline.store import FeatureCache
+from xret.pipeline.store.inspect import remove_set
 from xret.similarities import Chamfer, Cosine, SampledDistance, SmoothChamfer, Wasserstein
 
 pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
@@ -218,7 +220,7 @@ def test_an_index_of_something_else_or_a_damaged_one_is_refused(made, folder, tm
         (index / name).write_bytes(content)
 
 
-def test_an_index_from_before_a_repair_is_refused(tmp_path):
+def test_an_index_from_before_a_repair_or_of_other_pictures_is_refused(tmp_path):
     manifest = make_pictures(tmp_path / "pictures")
     picture = tmp_path / "pictures/images/17.png"
     sound = picture.read_bytes()
@@ -229,8 +231,15 @@ def test_an_index_from_before_a_repair_is_refused(tmp_path):
     assert Retriever(run, device="cpu", index=tmp_path / "index").search("red", 9)
     picture.write_bytes(sound)
     make_store(manifest, store, on_error="skip", repair=True)
-    with pytest.raises(RunError, match="usable samples differ"):
+    with pytest.raises(RunError, match="usable samples and pictures differ"):
         Retriever(run, device="cpu", index=tmp_path / "index").search("red", 9)
+    index_run(Retriever(run, device="cpu"), tmp_path / "repaired")
+    assert Retriever(run, device="cpu", index=tmp_path / "repaired").search("red", 9)
+    picture.write_bytes((tmp_path / "pictures/images/16.png").read_bytes())
+    remove_set(store, FeatureCache.open(store).image_set().path)
+    make_store(manifest, store)
+    with pytest.raises(RunError, match="pictures differ"):
+        Retriever(run, device="cpu", index=tmp_path / "repaired").search("red", 9)
 
 
 def test_the_command(made, tmp_path):

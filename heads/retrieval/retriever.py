@@ -71,7 +71,7 @@ class Retriever(Ranker):
     Raises:
         RunError: there is no such run, or it is damaged.
         EncoderError: `text_weights` are given for a run on words.
-        QueryError: `images` or `hubness` is given with `index`.
+        QueryError: `images` or `hubness` is given with `index`, or `images` with `split`.
         DeviceError: the device is missing.
     """
 
@@ -98,8 +98,10 @@ class Retriever(Ranker):
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out {option('text-weights')}"
                 f" '{text_weights}'"
             )
-        if index is not None and images is not None:
-            raise QueryError("an index is of a split of a store, and a folder of pictures has none; leave one out")
+        for name, given in (("index", index), ("split", split)):
+            if given is not None and images is not None:
+                way = f"leave {option(name)} or {option('images')} out"
+                raise QueryError(f"a folder of pictures has no {name}, which is of a store; {way}")
         if index is not None and hubness:
             how = option("hubness")
             raise QueryError(f"an index says by itself whether hubness is corrected; leave {how} to `xret index`")

@@ -190,5 +190,6 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path)
     ):
         with pytest.raises(QueryError, match=sentence):
             search(run, folder)
-    with pytest.raises(QueryError, match="an index is of a split of a store"):
-        Retriever(run, images=photos, index=tmp_path, device="cpu")
+    for name, given in (("index", tmp_path), ("split", "test")):
+        with pytest.raises(QueryError, match=f"a folder of pictures has no {name}"):
+            Retriever(run, images=photos, **{name: given}, device="cpu")

@@ -85,7 +85,7 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
 def settle(manifest: Manifest, url: str | Path, options: Options) -> tuple[str, Samples, Options]:
     """Return the URL, the samples, and options with the splits that there are and paths valid in any folder."""
     may_be_store(url)  # before pictures are looked at
-    url, reuse = str(url), options.reuse and Folder(options.reuse).absolute_url
+    url, reuse = str(url), options.reuse and FeatureCache.open(options.reuse).absolute_url
     samples = read_samples(manifest, options.on_error == "skip", partial(splits_at, url, reuse))
     sides = {"visual": options.visual, "text": options.text}  # with absolute paths of weights, which are recorded
     found: dict[str, Any] = {side: replace(spec.located({}), trust=spec.trust) for side, spec in sides.items() if spec}

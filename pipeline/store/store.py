@@ -226,9 +226,12 @@ def may_be_store(url: str | Path) -> bool:
 
 
 def splits_at(*urls: str | None) -> dict[str, str]:
-    """Return the split of each picture, by file name, in the first of these that is a store; none if there is none."""
-    for url in filter(None, urls):
-        with suppress(CacheError):
+    """Return the split of each picture, by file name, in the first of these that is a store; none if there is none.
+
+    CacheError: it is damaged.
+    """
+    for url in filter(may_be_store, filter(None, urls)):
+        with suppress(UnfinishedError):
             cache = FeatureCache.open(url)
             return {name: split for split, rows in cache.splits.items() for name in cache.file_names(*rows)}
     return {}

@@ -132,6 +132,8 @@ def test_a_store_keeps_its_own_split_and_hands_it_on_with_reuse(manifest, tmp_pa
     ]
     for image in new:
         image["sentences"] = [one | {"imgid": image["imgid"]} for one in image["sentences"]]
+    with pytest.raises(CacheError, match="there is no feature store"):
+        splits("new.zarr", *new, reuse=str(tmp_path / "else.zarr"))
     after = splits("new.zarr", *new, reuse=str(tmp_path / "s.zarr"))
     assert {name: after[name] for name in before} == before
     assert [[*after.values()].count(split) for split in SPLITS] == [33, 4, 5]

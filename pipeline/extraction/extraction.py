@@ -27,7 +27,7 @@ from ..store import FAILED, OK, FeatureCache, FeatureSet, ImageSet
 from ..store.create import SetFacts, caption_set, image_set
 from ..store.folder import Folder
 from ..store.inspect import damaged_chunks
-from ..store.leaks import find_leaks
+from ..store.leaks import find_leaks, taught_in
 from ..store.store import find_store, may_be_store, open_for_writing, splits_at
 from ..wording import counted, printable, some_of
 from ..workers import connect, prepare
@@ -79,6 +79,14 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
                 sets = create_sets(cache, side, of_side, options, device)
                 summaries += extractor.fill(sets)
                 counts = sets[0][0].attributes.get("counts", {})
+            if options.reuse and len(taught := taught_in(FeatureCache.open(options.reuse), cache)):
+                log.warning(
+                    "%s of test are in train of %s, such as %s; a run that was trained there knows them. Pictures keep"
+                    " their splits by their file names: give them the names they had, or splits in the manifest.",
+                    counted(len(taught), "picture"),
+                    options.reuse,
+                    printable(cache.file_names(taught[0], taught[0] + 1)[0]),
+                )
             return _summary(cache, summaries, counts)
 
 

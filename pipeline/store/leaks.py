@@ -66,6 +66,13 @@ def find_leaks(cache: FeatureCache) -> Leaks:
     return Leaks("; ".join(parts), pictures, captions, copies)
 
 
+def taught_in(other: FeatureCache, cache: FeatureCache) -> list[int]:
+    """Return the rows of images of test whose files are in train of another store."""
+    known = {*map(bytes, other.known_digests()[slice(*other.splits.get("train", (0, 0)))])}
+    digests, tested = cache.known_digests(), range(*cache.splits.get("test", (0, 0)))
+    return [row for row in tested if digests[row].any() and bytes(digests[row]) in known]
+
+
 def _first(wanted: np.ndarray, read: Callable[[int, int], np.ndarray], span: tuple[int, int]) -> np.ndarray:
     """Return the first row of a span that has each of the sorted numbers, -1 where none has; `read` gives theirs."""
     first = np.full(len(wanted), -1)

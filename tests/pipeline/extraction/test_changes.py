@@ -139,6 +139,21 @@ def test_a_store_keeps_its_own_split_and_hands_it_on_with_reuse(manifest, tmp_pa
     assert [[*after.values()].count(split) for split in SPLITS] == [33, 4, 5]
 
 
+def test_pictures_of_the_test_that_the_other_store_trains_with_are_named(manifest, tmp_path, caplog):
+    extract(manifest, tmp_path / "old.zarr", IMAGES)
+    content = captions_of(manifest)
+    known = [image for image in content["images"] if image["split"] == "train"][:2]
+    for image in known:
+        (manifest.images / image["filename"]).rename(manifest.images / f"new-{image['filename']}")
+        image |= {"filename": f"new-{image['filename']}", "split": "test"}
+    manifest.captions.write_text(json.dumps(content))
+    extract(manifest, tmp_path / "new.zarr", replace(IMAGES, reuse=str(tmp_path / "old.zarr")))
+    assert f"2 pictures of test are in train of {tmp_path / 'old.zarr'}, such as {known[0]['filename']}" in caplog.text
+    caplog.clear()
+    extract(manifest, tmp_path / "newer.zarr", replace(IMAGES, reuse=str(tmp_path / "new.zarr")))
+    assert "are in train of" not in caplog.text
+
+
 def test_a_store_without_that_encoder_gives_nothing(manifest, store, tmp_path, caplog):
     other = replace(IMAGES, visual=replace(SMALL.visual, weights="random:1"), reuse=store)
     with caplog.at_level(logging.WARNING, "xret"):

@@ -18,7 +18,7 @@ from .features import Draws, Features, FeatureSource, Joined, SideBySide, Stored
 from .joined_sets import Captions, Images, parts_of
 from .placement import Placement, Resident, choose_placement
 from .prefetch import block_order, opened_ahead, read_ahead, shuffled
-from .split import Ascending, Split, texts_of
+from .split import Ascending, Split, range_of, texts_of
 
 Unit = Literal["image", "caption"]
 Fields = set[str] | tuple[set[str], ...]  # of a feature set, or of each of several
@@ -169,8 +169,7 @@ class Batches:
             part = np.searchsorted(self._part_ends[unit], drawn, side="right")
             units = drawn[np.argsort(part, kind="stable")]  # joined data sets one after the other
             if unit == "caption":
-                owners = np.searchsorted(first, units, side="right") - 1
-                images, caption_image = np.unique(owners, return_inverse=True)
+                images, caption_image = np.unique(range_of(first, units), return_inverse=True)
                 yield _Plan(images, units, caption_image)
                 continue
             count = first[units + 1] - first[units]

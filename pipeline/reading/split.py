@@ -55,7 +55,7 @@ class Ascending:
         """Return how many are smaller than each of these numbers."""
         if self._numbers is None:
             return (numbers - self.first).clip(0, self._count)
-        return np.searchsorted(self._numbers, numbers)
+        return np.searchsorted(self._numbers, numbers.astype(self._numbers.dtype))
 
     @property
     def key(self) -> object:
@@ -131,7 +131,7 @@ class Split:
 
     def image_of(self, captions: np.ndarray) -> np.ndarray:
         """Return the places among `images` of the images of captions in some places among `captions`, int64."""
-        return np.searchsorted(self.first_caption, captions, side="right") - 1
+        return range_of(self.first_caption, captions)
 
     @property
     def by_chunk(self) -> bool:
@@ -164,6 +164,12 @@ class Split:
                     f"{theirs.cache.url} cannot be joined to {self.image_set.cache.url}: its {what} '{theirs.name}' are"
                     " of another encoder or vocabulary; extract them with the same options"
                 )
+
+
+def range_of(first: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Return in which of the ranges that begin at `first` each number lies, int64."""
+    # Numbers of another type than `first` would make NumPy convert the whole of it each time.
+    return np.searchsorted(first, numbers.astype(first.dtype), side="right") - 1
 
 
 def _edges(count: np.ndarray) -> np.ndarray:

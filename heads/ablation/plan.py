@@ -103,6 +103,8 @@ def _rows(
     if grid is not None or not vary or recipe is None:
         raise RecipeError("give --recipe with one --vary or more, or --grid")
     rows, keys = list(_varied_rows(str(recipe), vary)), _full_keys(vary)
+    if not rows:
+        raise RecipeError("--vary names a key without a value; give it one or more")
     if len({*keys}) < len(keys) or len({row[0] for row in rows}) < len(rows):
         faults.append("--vary names a key or a value twice")
     return rows

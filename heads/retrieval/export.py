@@ -22,7 +22,7 @@ from .gallery import Gallery, Looked
 from .index import Items
 from .indexing import learn_bias, make_smaller
 from .retriever import Retriever
-from .smaller import mean_recall, require_cosines, rotation
+from .smaller import mean_recall, require_smaller, rotation
 
 log = logging.getLogger("xret")
 
@@ -70,7 +70,7 @@ def export_embeddings(
         words = f"{option('dims')}, {option('dtype')} and {option('hubness')}"
         raise RunError(f"{words} fit numbers to the whole store, and {option('since')} adds to others; leave one out")
     if smaller:
-        require_cosines(retriever)
+        require_smaller(retriever, dtype)
     if out.suffix == ".parquet":
         pyarrow()
     if retriever.model.compare.embedding == "joint":

@@ -13,7 +13,7 @@ from ...pipeline.files import making, require_new
 from ..evaluation.scoring import MODALITIES, Modality
 from .index import RECORD, Index, Items, K, build, load_faiss, one_by_one, search_exactly, share_found
 from .retriever import Retriever
-from .smaller import made_smaller, require_cosines, rotation
+from .smaller import made_smaller, require_smaller, rotation
 
 SAMPLE = 400  # queries by which the recall is measured
 HELD = 1 << 27  # numbers in memory while hubness is learned, 512 MiB; more are read in parts, the bank with each
@@ -45,7 +45,7 @@ def index_run(
     require_new(out, folder=True)
     smaller = dims is not None or dtype != "float32"
     if smaller:
-        require_cosines(retriever)
+        require_smaller(retriever, dtype)
     turn, similarity, chosen = None if dims is None else rotation(retriever, dims), retriever.model.compare, {}
     with making(out, RunError, "make room, or take another --out") as partial:
         facts = {name: Items.write(partial / name, retriever.gallery.embedded(name)) for name in MODALITIES}

@@ -24,7 +24,7 @@ from .gallery import Gallery
 def rotation(ranker: Ranker, dims: int) -> Tensor:
     """Return the rotation to so many dimensions, float32 `[D, dims]`, fitted on images and captions of training.
 
-    RunError where the embeddings have fewer dimensions.
+    RunError where the embeddings have fewer dimensions, or `dims` is below 1.
     """
     model, batches = ranker.model, ranker.batches(LEARN)
     moment = torch.zeros(())
@@ -37,8 +37,8 @@ def rotation(ranker: Ranker, dims: int) -> Tensor:
             rows = _unit(embed_all(embed, [part])).flatten(0, -2).double()
             of_side = rows.T @ rows + of_side.to(rows)
         moment = moment.to(of_side) + of_side / of_side.trace().clamp(min=1)  # both sides weigh the same
-    if dims > len(moment):
-        raise RunError(f"the embeddings of {ranker.name} have {len(moment)} dimensions; take --dims up to that")
+    if not 0 < dims <= len(moment):
+        raise RunError(f"the embeddings of {ranker.name} have {len(moment)} dimensions; take --dims from 1 to that")
     axes: Tensor = torch.linalg.eigh(moment).eigenvectors[:, -dims:].flip(1).float()
     return axes.contiguous()  # safetensors writes arrays of numpy as they lie in memory
 
@@ -71,8 +71,10 @@ def mean_recall(gallery: Gallery, images: Any, captions: Any) -> float:
     return recall_table(*block_ranks(pairs.blocks, last - first, owner)).rsum / 6
 
 
-def require_cosines(ranker: Ranker) -> None:
-    """Raise RunError where the run's similarity is not one of cosines of vectors or elements."""
+def require_smaller(ranker: Ranker, dtype: str) -> None:
+    """Raise RunError where embeddings cannot be made smaller: their similarity is not of cosines, or the dtype wrong."""
+    if dtype not in ("float32", "int8"):
+        raise RunError(f"dtype is '{dtype}', but must be float32 or int8")
     compare = ranker.model.compare
     if not (compare.of_cosines and compare.embedding in ("vector", "set")):
         raise RunError(

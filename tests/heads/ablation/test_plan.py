@@ -77,6 +77,7 @@ def test_all_faults_are_said_at_once():
         ({"optimizer.lr": ["0.001", "1e-3"]}, "names a key or a value twice"),
         ({"optimizer.lr": [1, "1.0"]}, "names a key or a value twice"),
         ({"aggregator.image": ["max"], "aggregator.image.name": ["average"]}, "names a key or a value twice"),
+        ({"optimizer.lr": []}, "names a key without a value"),
         ({}, "give --recipe with one --vary or more, or --grid"),
     ],
 )

@@ -15,6 +15,7 @@ from xret.heads.retrieval.export import export_embeddings
 from xret.heads.retrieval.indexing import index_run
 from xret.heads.retrieval.retriever import Query, Retriever
 from xret.heads.retrieval.smaller import mean_recall, rotation
+from xret.pipeline.errors import RunError
 
 
 def unit(rows):
@@ -128,7 +129,9 @@ def test_the_command(made, tmp_path):
     assert str(schema.field("embedding").type.value_type) == "int8"
     turn = json.loads(schema.metadata[b"xret"])["rotation"]
     np.testing.assert_array_equal(turn, rotation(Retriever(made.run(), device="cpu"), 4))
-    assert "up to that" in refused("export", made.run(), "--dims", "4000", "--out", tmp_path / "f")
+    for wrong, said in (({"dims": 4000}, "from 1 to that"), ({"dims": 0}, "from 1"), ({"dtype": "float16"}, "or int8")):
+        with pytest.raises(RunError, match=said):
+            export_embeddings(Retriever(made.run(), device="cpu"), tmp_path / "f", **wrong)
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     said = run("index", made.run(), "--dims", "4", "--dtype", "int8", "--out", tmp_path / "index").stdout
     assert said.count("at full width") == 2

@@ -72,7 +72,7 @@ def mean_recall(gallery: Gallery, images: Any, captions: Any) -> float:
 
 
 def require_smaller(ranker: Ranker, dtype: str) -> None:
-    """Raise RunError where embeddings cannot be made smaller: their similarity is not of cosines, or the dtype wrong."""
+    """Raise RunError where embeddings cannot be made smaller: no cosines compare them, or the dtype is wrong."""
     if dtype not in ("float32", "int8"):
         raise RunError(f"dtype is '{dtype}', but must be float32 or int8")
     compare = ranker.model.compare

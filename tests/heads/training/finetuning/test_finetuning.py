@@ -13,8 +13,9 @@ from safetensors.torch import load_file
 from small_bert import save_bert
 from small_extraction import OPTIONS
 from small_trainings import state_of
+from torch.nn.functional import kl_div
 
-from xret.heads.evaluation.scoring import Ranker
+from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.recipes.settings import settings_of
 from xret.heads.runs.encoders import specs_of_run
@@ -226,6 +227,17 @@ def test_rows_of_a_head_that_blended_vectors_can_be_left_out(made, tune, tmp_pat
         for chosen in ("augment.text=0", "augment.text=0.9")
     ]
     assert losses[0] != losses[1]
+
+
+def test_the_teacher_of_a_head_teaches_its_fine_tuning(made, tune, tmp_path):
+    recipe, teacher = load_recipe("vsepp", HEAD), made.head("words")
+    train(made.store("words"), recipe, tmp_path / "head", device="cpu", seed=5, distil=teacher)
+    tuned = tune(tmp_path / "head", ["image"], *FROZEN)
+    both = (embed_split(Ranker(run, device="cpu"), "train").similarity for run in (tmp_path / "head", teacher))
+    ours, theirs = (30 * similarity for similarity in both)
+    ways = ((ours, theirs), (ours.T, theirs.T))
+    expected = sum(kl_div(one.log_softmax(1), other.softmax(1), reduction="batchmean") / 2 for one, other in ways)
+    assert Run(tuned).metrics()[-1]["parts"]["distillation"] == pytest.approx(float(expected), rel=1e-3)
 
 
 def fail(tune, made, error, match, *words, text="words", **named):

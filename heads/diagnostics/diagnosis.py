@@ -59,14 +59,15 @@ def diagnose(
     """
     require_ties(ties)
     seen = embed_split(Ranker(run, store=store, features=features, device=device, trust=trust), split)
+    head = seen.ranker.run is not None and seen.ranker.run.info.average is None
     root, genome = (None if folder is None else Path(folder) for folder in (data_root, visual_genome))
     questions: dict[str, tuple[Callable[[], Tables], str]] = {
         "cost": (partial(cost_table, seen), ""),
         "elements": (partial(_elements, seen, ties), "the embeddings are no sets of several elements"),
         "uncertainty": (partial(uncertainty_tables, seen), "the embeddings are no Gaussians"),
         "coefficients": (
-            partial(coefficient_tables, seen) if seen.ranker.run else Tables,
-            "no aggregator is a GPO with coefficients of its own",
+            partial(coefficient_tables, seen) if head else Tables,
+            "it is no single head with a GPO that has coefficients of its own",
         ),
         "crops": (partial(crop_tables, seen, root, ties, genome), ""),
     }

@@ -7,6 +7,7 @@ import pytest
 import torch
 from small_store import make_store
 
+import xret
 from xret.heads.diagnostics import diagnose
 from xret.heads.diagnostics.embeddings import coefficient_tables, cost, cost_table, gpo_coefficients, uncertainty_tables
 from xret.heads.evaluation.evaluation import evaluate
@@ -118,6 +119,11 @@ def test_a_gaussian_has_the_coefficients_of_mean_and_variance(trained):
     ((rows, *values),) = found["coefficients of image aggregator.mean"].rows
     assert (rows, values) == ("4 rows", pytest.approx(weights.tolist()))
     assert "coefficients of image aggregator.log_variance" in found
+
+
+def test_the_heads_of_an_average_have_no_coefficients_of_its_rows(trained, tmp_path):
+    xret.average([trained("vse-infty"), trained("vsepp")], out=tmp_path / "a", device="cpu")
+    assert "coefficients" in diagnose(tmp_path / "a", device="cpu").reasons
 
 
 @pytest.mark.parametrize(("ends", "rows"), [("false", [3, 5, 7]), ("true", [5, 7, 9])])

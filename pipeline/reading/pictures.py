@@ -1,16 +1,23 @@
 """Where the pictures of a store are."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
+from ..data.images import NO_DIGEST, digest_of
 from ..data.manifest import Manifest, bundled_manifests, load_manifest
 from ..data.sources import FOLDER, PictureReader, find_source, is_url
 from ..errors import CacheError, ManifestError, SampleError
-from ..store import FeatureCache
-from ..wording import option
+from ..store import OK, FeatureCache, ImageSet
+from ..wording import option, printable
 
 _LOOKED_FOR = 100  # images of which one has to be in a folder; single ones may be missing
+_COMPARED = 8  # of which the files are compared with those that features were made of
+
+log = logging.getLogger("xret")
 
 
 def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
@@ -47,8 +54,27 @@ def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:
 
     `data_root` is that of `image_folder`; where pictures lie in files with others, what the names of these start from.
     """
-    folder = image_folder(cache, data_root) if cache.source == FOLDER else _folder_of_files(cache, data_root)
-    return cache.open_pictures(folder, 0, cache.images)
+    if cache.source != FOLDER:  # its files are compared as they are opened
+        return cache.open_pictures(_folder_of_files(cache, data_root), 0, cache.images)
+    pictures = cache.open_pictures(folder := image_folder(cache, data_root), 0, cache.images)
+    if changed := _changed(cache, pictures):
+        log.warning(
+            "%s in %s is another file than the one that %s has features of; check %s.",
+            *(printable(changed), folder, cache.url, option("data-root")),
+        )
+    return pictures
+
+
+def _changed(cache: FeatureCache, pictures: PictureReader) -> str | None:
+    """Return the name of a picture whose file is another one now; a few of the first ones are compared."""
+    names = cache.file_names(0, min(cache.images, _COMPARED))
+    for features in (ImageSet(cache, name) for name in cache.set_names("images")):
+        rows = np.flatnonzero(features.status[: len(names)] == OK)
+        if len(rows) and "digest" in features.array_names:
+            made_of = zip(rows.tolist(), map(bytes, features.array("digest", rows)), strict=True)
+            now = ((names[row], then, digest_of(pictures.open(names[row]))) for row, then in made_of)
+            return next((name for name, then, digest in now if digest not in (NO_DIGEST, then)), None)
+    return None
 
 
 def _folder_of_files(cache: FeatureCache, data_root: Path | None) -> Path:

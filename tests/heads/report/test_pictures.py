@@ -28,6 +28,7 @@ def pictures_of(folder, name):
             dataset="x",
             images=1,
             source=FOLDER,
+            set_names=lambda _: [],
             open_pictures=lambda at, *_: FolderReader(at),
         ),
         folder,

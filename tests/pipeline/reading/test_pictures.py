@@ -3,11 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+from small_extraction import IMAGES
 
 from xret.pipeline.data.image_columns import Caption, Images, ImageSample
 from xret.pipeline.data.manifest import bundled_manifests, load_manifest
 from xret.pipeline.data.samples import Samples
 from xret.pipeline.errors import CacheError, ManifestError
+from xret.pipeline.extraction.extraction import extract
 from xret.pipeline.reading.pictures import find_pictures, image_folder
 from xret.pipeline.store import FeatureCache
 from xret.pipeline.store.store import open_for_writing
@@ -72,3 +74,16 @@ def test_the_bundled_manifest_is_asked_where_there_is_no_copy(tmp_path):
     put(tmp_path / "flickr8k" / "images")
     (tmp_path / "flickr8k" / "dataset_flickr8k.json").touch()
     assert image_folder(store, tmp_path) == tmp_path / "flickr8k" / "images"
+
+
+def test_pictures_that_are_other_files_than_those_of_the_features_are_named(tiny_dataset, tmp_path, caplog):
+    manifest = load_manifest(tiny_dataset(train=4))
+    extract(manifest, tmp_path / "s.zarr", IMAGES)
+    store = FeatureCache.open(tmp_path / "s.zarr")
+    name = store.file_names(0, 1)[0]
+    (manifest.images / store.file_names(1, 2)[0]).unlink()  # gone is not another one
+    find_pictures(store, manifest.images)
+    assert "another file" not in caplog.text
+    (manifest.images / name).write_bytes(b"else")
+    find_pictures(store, manifest.images)
+    assert f"{name} in {manifest.images} is another file than the one that {store.url} has features of" in caplog.text

@@ -23,6 +23,7 @@ class Pooling:
         self._config = _read(checkpoint, f"{self._parts[0].get('path')}/config.json") or {}
         # Tokens of a text that are seen; None: what the model takes.
         self.most: int | None = (files["sentence_bert_config.json"] or {}).get("max_seq_length")
+        self.takes_prompt = self._config.get("include_prompt", True)  # whether its tokens have a part in the vector
         switches = [key for key, on in self._config.items() if key.startswith("pooling_mode_") and on is True]
         modes = [self._config["pooling_mode"]] if "pooling_mode" in self._config else switches
         kinds = [part["type"].rpartition(".")[2].lower() for part in self._parts[1:]]
@@ -76,7 +77,12 @@ def read_pooling(checkpoint: Checkpoint, prompt: str | None) -> Pooling | None:
             f"{checkpoint} are meant to see {wanted!r} before every text; give --prompt '{wanted}{{}}', another prompt,"
             " or --prompt '{}' for none"
         )
-    return Pooling(checkpoint, files)
+    pooling = Pooling(checkpoint, files)
+    if prompt not in (None, "{}") and not pooling.takes_prompt:
+        raise EncoderError(
+            f"{checkpoint} leave the tokens of a prompt out of the vector, which xret does not; give --prompt '{{}}'"
+        )
+    return pooling
 
 
 def _read(checkpoint: Checkpoint, name: str) -> Any:

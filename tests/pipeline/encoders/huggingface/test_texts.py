@@ -86,10 +86,10 @@ def test_another_layer_gives_its_states(checkpoint, family):
     refused("has no layer 5; choose one from 0 to 2", load, checkpoint(family), layer=5)
 
 
-def by_the_library(folder, texts):
+def by_the_library(folder, texts, **how):
     import sentence_transformers  # which takes seconds
 
-    return sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts)
+    return sentence_transformers.SentenceTransformer(str(folder), device="cpu").encode(texts, **how)
 
 
 def check_sentences(folder, tmp_path):
@@ -145,6 +145,10 @@ def test_a_folder_that_changes_its_texts_or_has_other_modules_is_refused(tmp_pat
     refused(r"see 'two ' before every text; give --prompt 'two \{\}', another prompt, or", load, folder)
     encoder = load(folder, prompt="two {}")
     close(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1]))
+    change(folder / "1_Pooling" / "config.json", include_prompt=False)
+    refused(r"leave the tokens of a prompt out of the vector.*--prompt '\{\}'", load, folder, prompt="two {}")
+    encoder = load(folder, prompt="{}")
+    close(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1], prompt=""))
     change(folder / "sentence_bert_config.json", do_lower_case=True)
     refused("want texts in lower case, which xret does not run", load, folder, prompt="{}")
     change(folder / "sentence_bert_config.json", do_lower_case=False)

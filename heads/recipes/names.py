@@ -1,5 +1,6 @@
 """The names and files of recipes, without torch; the package's docstring says where each name is."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,21 +87,24 @@ def _base(base: str, layer: Layer) -> tuple[Path, str]:
 
 
 def _read(file: Path, variant: str) -> tuple[Layer, str | None]:
-    values = _parse(file)
-    variants = values.pop("variants", {})
-    values.pop("when", None)  # for lists of recipes
+    values = {key: value for key, value in _parse(file).items() if key not in ("variants", "when")}
     if variant:
-        values = {"base": file.stem, **variants[variant], "name": f"{file.stem}/{variant}"}
+        values = {"base": file.stem, **_parse(file)["variants"][variant], "name": f"{file.stem}/{variant}"}
     base = values.pop("base", None)
     return Layer((file, variant), values), None if base is None else str(base)
 
 
 def _parse(file: Path) -> dict[str, Any]:
-    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # for those of xret, which are read often and checked by tests
     try:
-        values = yaml.load(file.read_bytes(), fast) if file.parent == FOLDER else read_yaml(file)
+        values = _bundled(file) if file.parent == FOLDER else read_yaml(file)
     except (OSError, yaml.YAMLError, ValueError) as error:
         raise RecipeError(f"recipe {file} is not valid YAML: {error}") from error
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {file} must be a mapping, as `xret recipes show vsepp` prints one")
     return values
+
+
+@lru_cache(64)
+def _bundled(file: Path) -> Any:
+    """Read a recipe of xret, which tests have checked, once in a process."""
+    return yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))

@@ -225,7 +225,7 @@ def _schema(values: Mapping[str, Any], sources: Sources) -> dict[str, Any]:
         "paper": Field(str, ""),
         "reaches": Field(Literal["cache", "finetune"], "cache"),
         "expected": {row: Field(float | None, None) for row in EXPECTED},
-        **{key: fields(section) for key, section in SECTIONS.items()},
+        **{key: fields(section) for key, section in SECTIONS.items()},  # type: ignore[arg-type] # a class is hashable
         "adapter": {kind: _part(values, f"adapter.{kind}", sources, name) for kind, name in KINDS.items()},
         "aggregator": {side: _part(values, f"aggregator.{side}", sources) for side in ("image", "text")},
         "similarity": _part(values, "similarity", sources),
@@ -243,8 +243,8 @@ def _part(values: Mapping[str, Any], path: str, sources: Sources, default: Any =
     return {"name": Field(Literal[(*bundled, *own)], default), **parameters}
 
 
-def _parameters(registry: Registry[Any], path: str, name: str, sources: Sources) -> dict[str, Field]:
+def _parameters(registry: Registry[Any], path: str, name: str, sources: Sources) -> Mapping[str, Field]:
     try:
-        return fields(part_of(registry, name, sources))
+        return fields(part_of(registry, name, sources))  # type: ignore[arg-type] # likewise
     except ValueError as error:
         raise RecipeError(f"{path} '{name}': {error}") from error

@@ -6,6 +6,7 @@ A schema is a nested dictionary of `Field`s. Checking gathers every fault, each 
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from keyword import iskeyword
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -26,7 +27,8 @@ class Field(NamedTuple):
     condition: tuple[str, Sequence[Any]] | None = None
 
 
-def fields(part: type) -> dict[str, Field]:
+@lru_cache(256)
+def fields(part: type) -> Mapping[str, Field]:
     """Return the parameters of a part: the arguments of its constructor that have a default.
 
     A trailing underscore, there because the name is a word of Python, is left out. `used_with` of the class has the

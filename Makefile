@@ -13,11 +13,11 @@ demo: $(VENV)/.run
 
 # A process a core, each with one thread: torch would start as many threads as there are cores in every one of them.
 test: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --durations 10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 10
 
 # Stores, exports, scores and the server, read by programs of others; PGHOST, PGUSER and the like name a PostgreSQL.
 foreign: $(VENV)/.foreign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m foreign --numprocesses auto --dist loadfile -rs tests/foreign tests/heads/retrieval/test_onnx.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m foreign --numprocesses auto --dist worksteal -rs tests/foreign tests/heads/retrieval/test_onnx.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

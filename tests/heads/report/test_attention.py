@@ -84,7 +84,7 @@ def test_regions_of_a_store_are_drawn(tmp_path, folder, monkeypatch, size):
 
     monkeypatch.setattr(small_store, "image_set", with_boxes)
     monkeypatch.setattr(small_store, "write", with_places)
-    store = make_store(tmp_path / "roi.zarr", image="roi")
+    store = small_store.new_store(tmp_path / "roi.zarr", image="roi")
     train(store, recipe_of("setdiv", 2), tmp_path / "run", device="cpu")
     write_report([tmp_path / "run"], tmp_path / "roi.html", data_root=folder, device="cpu")
     text = (tmp_path / "roi.html").read_text()

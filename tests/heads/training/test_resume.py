@@ -27,7 +27,7 @@ EVERYTHING = [
 
 @pytest.mark.parametrize(("name", "settings"), [("setdiv", EVERYTHING), ("vsrn", [])])
 def test_all_that_is_drawn_goes_on_within_an_epoch(store, tmp_path, name, settings):
-    recipe, how = recipe_of(name, 3, *settings, "runtime.checkpoint_steps=1"), {"device": "cpu", "seed": 3}
+    recipe, how = recipe_of(name, 2, *settings, "runtime.checkpoint_steps=1"), {"device": "cpu", "seed": 3}
     train(store, recipe, tmp_path / "whole", **how)
     for steps in (2, 7):
         with stopped_after(steps):

@@ -69,7 +69,7 @@ EVERY = [("words", name) for name in sorted(WORDS)] + [("tokens", name) for name
 def test_each_cell_is_what_its_own_training_makes_of_it(name, text, stores, tmp_path, caplog):
     if text == "tokens" and name.endswith("vsrn"):
         pytest.skip("it writes words")
-    store, recipes = stores("grid", text), cells(name, 10, *NUMBERS)
+    store, recipes = stores("grid", text), cells(name, 5, *NUMBERS)
     stacked = name in (WORDS if text == "words" else TOKENS)
     assert (refusal(recipes[0], store) is None) == (stacked or name == ASSIGNED)
     if refusal(recipes[0], store):
@@ -103,7 +103,7 @@ def test_embeddings_that_see_the_batch_are_stacked_where_none_are_drawn(stores, 
 def test_24_cells_are_launched_by_few_more_operations_than_one(name, stores, tmp_path, monkeypatch):
     """But for the optimisers'; each seed prepares a batch of its own on the host."""
     store, rates, counts = stores("grid", "tokens"), ({"optimizer.lr": 0.001 * (1 + i)} for i in range(24)), []
-    recipes = cells(name, 2, *rates)
+    recipes = cells(name, 1, *rates)
     original = Gradients.__call__
 
     def counted(self, *arguments):

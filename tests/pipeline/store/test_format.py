@@ -14,7 +14,7 @@ import torch
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_store import make_store
+from small_store import make_store, new_store
 
 from xret.pipeline.errors import CacheError, OutputError
 from xret.pipeline.store import FAILED, CaptionSet, FeatureCache
@@ -473,7 +473,7 @@ def test_other_groups_are_refused(tmp_path, content, message):
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, lockless):
-    assert FeatureCache.open(make_store(tmp_path / "s")).images
+    assert FeatureCache.open(new_store(tmp_path / "s")).images
     assert len(lockless()) == 1
 
 
@@ -491,7 +491,7 @@ def test_samples_are_the_same_in_many_chunks(tmp_path, monkeypatch):
     whole = FeatureCache.open(make_store(tmp_path / "whole.zarr", train=9, val=5))
     monkeypatch.setattr("xret.pipeline.store.samples._SAMPLES_BYTES", 40)
     monkeypatch.setattr("xret.pipeline.store.samples._BLOCK", 4)
-    parts = FeatureCache.open(make_store(tmp_path / "parts.zarr", train=9, val=5))
+    parts = FeatureCache.open(new_store(tmp_path / "parts.zarr", train=9, val=5))
     assert parts.array("samples/caption").nchunks > 3 < parts.array("samples/sentid").nchunks
     for name, array in parts.group["samples"].arrays():
         assert np.array_equal(array[:], whole.group["samples"][name][:])

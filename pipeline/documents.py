@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,7 +13,8 @@ from .errors import ManifestError, XretError
 from .wording import reason
 
 _BLOCK = 1 << 20  # characters of a JSON file that are read together
-_AFTER = tuple(",:]} \t\n\r")  # what may follow a value in JSON
+_SPACES = " \t\n\r"
+_AFTER = tuple(",:]}" + _SPACES)  # what may follow a value in JSON
 
 
 class DocumentError(ValueError):
@@ -94,47 +94,45 @@ class _Blocks:
     def items(self) -> Iterator[tuple[str, int | None, Any]]:
         """Yield what `json_items` does; ValueError: the text is not valid, or no mapping."""
         keys = set[str]()
-        for _ in self._members("{", "}"):
+        self._require("{")
+        for _ in self._members("}"):
             key = self._value()
             if not isinstance(key, str) or key in keys:
                 raise ValueError(f"{key!r} is no key, or stands twice")
             keys.add(key)
-            self._take(":")
-            is_list = self._next() == "["
+            self._require(":")
+            is_list = self._take("[")
             yield key, None, [] if is_list else self._value()
-            for number in self._members("[", "]") if is_list else ():
+            for number, _ in enumerate(self._members("]")) if is_list else ():
                 yield key, number, self._value()
-        if (self.text[self.at :] + self.file.read()).strip(" \t\n\r"):
+        if (self.text[self.at :] + self.file.read()).strip(_SPACES):
             raise ValueError("something stands after the end")
 
-    def _members(self, begin: str, end: str) -> Iterator[int]:
-        """Yield the number of each member of a list or mapping, which is then to be read."""
-        self._take(begin)
-        if self._next() == end:
-            self._take(end)
-            return
-        for number in count():
-            yield number
-            if self._take("," + end) == end:
-                return
+    def _members(self, end: str) -> Iterator[None]:
+        """Pause before each member of a list or mapping that has begun, which is then to be read."""
+        closed = self._take(end)
+        while not closed:
+            yield
+            closed = self._take(end)
+            if not closed:
+                self._require(",")
 
-    def _take(self, marks: str) -> str:
-        mark = self._next()
-        if mark not in marks:
-            raise ValueError(f"{mark!r} stands where {' or '.join(marks)} is expected")
-        self.at += 1
-        return mark
+    def _require(self, mark: str) -> None:
+        if not self._take(mark):
+            raise ValueError(f"{self.text[self.at]!r} stands where {mark!r} is expected")
 
-    def _next(self) -> str:
-        """Return the next character that is no space, which stays."""
-        while not (rest := self.text[self.at : self.at + 1]).strip(" \t\n\r"):
+    def _take(self, mark: str) -> bool:
+        """Pass over spaces, and over a mark if it comes next."""
+        while not self.text[self.at : self.at + 1].strip(_SPACES):
             self.at += 1
-            if not rest:
+            if self.at >= len(self.text):
                 self._read_on()
-        return rest
+        taken = self.text[self.at] == mark
+        self.at += taken
+        return taken
 
     def _value(self) -> Any:
-        self._next()
+        self._take("")
         while True:
             with suppress(json.JSONDecodeError):  # it goes on in the next block
                 value, end = _DECODER.raw_decode(self.text, self.at)

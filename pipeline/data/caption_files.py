@@ -13,9 +13,9 @@ import numpy as np
 from ..documents import DocumentError, json_items, parse_json, reading
 from ..errors import ManifestError
 from ..files import walk
-from .image_columns import NO_NUMBER, Images, ImageSample, read_rows
+from .image_columns import NO_NUMBER, Images, ImageSample
 from .rows import CAPTIONS, SPLIT_NAMES, RowReader, folder_split, it_has, sentence_text, whole
-from .texts import Column, Texts, distinct, ranges
+from .texts import Column, Texts, distinct, ranges, repeated
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 _SUFFIXED = re.compile(r'\.\w{1,5}[ "\r\n]*$').search  # the name of a file, perhaps quoted
@@ -53,7 +53,7 @@ def read_json_images(path: Path, reader: RowReader) -> Images:
     document, annotations = dict[str, Any](), _Annotations()
     captioned, bare = False, list[str]()  # whether an image has captions itself; the keys of the last that has none
 
-    def rows() -> Iterator[tuple[str, ImageSample]]:
+    def samples() -> Iterator[ImageSample]:
         nonlocal captioned, bare
         for key, number, item in json_items(path):
             where = f"{path}: {key}[{number}]"
@@ -65,12 +65,12 @@ def read_json_images(path: Path, reader: RowReader) -> Images:
                 else:
                     captioned = captioned or isinstance(item, dict)
                 if (image := _image(item, where, reader)) is not None:
-                    yield where, image
+                    yield image
             elif key == "annotations" and not captioned:
                 annotations.add(number, item, where, reader)
 
     with reading(path):
-        images = read_rows(rows())
+        images = Images(samples())
     if document.get("images") != []:
         there = f" ({it_has(document)})" if document else ""
         raise ManifestError(f"{path}: this is not a Karpathy JSON, it has no list 'images'{there}; convert it.")
@@ -83,6 +83,9 @@ def read_json_images(path: Path, reader: RowReader) -> Images:
         reader.leave_out(f"{path}: '{images.names[row]}': it has no caption{there}; add one, or take the image out")
     if without.any():
         images.join(np.flatnonzero(~without), np.arange(len(images) - without.sum() + 1))
+    for what, texts in (("file", images.names), ("imgid", images.ids)):
+        if pair := repeated(texts):
+            raise ManifestError(f"{path}: the {what} '{texts[pair[0]]}' is that of two images; remove one of them.")
     return images
 
 

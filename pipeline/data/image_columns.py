@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ManifestError
 from .manifest import SPLITS
-from .texts import Column, Texts, blocks_of, distinct, grouped, ranges
+from .texts import Column, Texts, blocks_of, grouped, ranges, repeated
 
 NO_NUMBER = -(1 << 63)  # of a caption that its source does not number
 
@@ -69,7 +69,8 @@ class Images(Sequence[ImageSample]):
             column.read() for column in (edges, sentids, splits, cocoids)
         )
         self.places, self.kinds = places.read().reshape(-1, 3), tuple(kinds)
-        self.rows, self.captions = np.arange(len(self.names), dtype=np.int32), _narrow(np.arange(len(self.texts)))
+        self.rows = np.arange(len(self.names), dtype=np.int32)
+        self.captions = np.arange(len(self.texts), dtype=np.int32 if len(self.texts) < 2**31 else np.int64)
         self._ids = self._ids if identified else Texts()
 
     @classmethod
@@ -88,19 +89,20 @@ class Images(Sequence[ImageSample]):
     def join(self, order: np.ndarray, edges: np.ndarray) -> None:
         """Make one image of those ``order[edges[i] : edges[i + 1]]`` of each i: the first, with the captions of all."""
         first, counts = order[edges[:-1]], np.diff(self.edges)[order]
-        self.captions = _narrow(ranges(self.edges[order], counts))
+        self.captions = self.captions[ranges(self.edges[order], counts)]
         self.edges = np.append(0, np.cumsum(counts))[edges]
         self.names, self._ids = (
             Texts(texts[row] for row in first.tolist() if len(texts)) for texts in (self.names, self._ids)
         )
-        self.splits, self.cocoids = self.splits[first], self.cocoids[first]
+        kinds, self.splits = np.unique(self.splits[first], return_inverse=True)
+        self.kinds, self.cocoids = tuple(self.kinds[kind] for kind in kinds), self.cocoids[first]
         self.places = self.places[first] if len(self.places) else self.places
         self.rows = np.arange(len(first), dtype=np.int32)
 
     def settle(self, splits: np.ndarray, most: int | None = None) -> None:
         """Order images by their splits, uint8 [I]; number captions, unless all are; keep `most` of each image's."""
-        if (self.sentids == NO_NUMBER).any():
-            self.sentids = np.empty_like(self.captions)
+        if (self.sentids[self.captions] == NO_NUMBER).any():
+            self.sentids = np.empty(len(self.texts), self.captions.dtype)
             self.sentids[self.captions] = np.arange(len(self.captions))
         self.splits, self.kinds = splits, SPLITS
         self.rows = np.argsort(splits, kind="stable").astype(np.int32)
@@ -146,7 +148,7 @@ def read_rows(rows: Iterable[tuple[str, ImageSample]], is_one: Callable[[str, st
     """Return the images of rows with their places, in the order of their first ones, each with all its captions.
 
     `is_one` says whether names that differ in their normal form are of one file; None: an image has one row.
-    ManifestError: it has several, or of several splits, or an id is that of two.
+    ManifestError: it has several, or of several splits.
     """
     places = Texts()
 
@@ -156,13 +158,12 @@ def read_rows(rows: Iterable[tuple[str, ImageSample]], is_one: Callable[[str, st
             yield sample
 
     images = Images(samples())
-    for what, texts in (("file", images.names), ("imgid", images.ids)) if is_one is None else ():
-        first, which = distinct(texts)
-        if len(first) < len(texts):
-            row = int(np.flatnonzero(first[which] != images.rows)[0])
-            before = places[int(first[which[row]])]
-            raise ManifestError(f"{places[row]}: the {what} '{texts[row]}' is in {before} already; remove one of them.")
     if is_one is None:
+        if (pair := repeated(images.names)) is not None:
+            before, here = (places[row] for row in pair)
+            raise ManifestError(
+                f"{here}: the file '{images.names[pair[1]]}' is in {before} already; remove one of them."
+            )
         return images
     order, edges = grouped(_keys(images.names, is_one))
     first = np.repeat(order[edges[:-1]], np.diff(edges))
@@ -188,8 +189,3 @@ def _keys(names: Texts, is_one: Callable[[str, str], bool]) -> Texts:
         return first if name == first or is_one(first, name) else name
 
     return Texts(map(key, names)) if normal else names
-
-
-def _narrow(numbers: np.ndarray) -> np.ndarray:
-    """Return indices in 4 bytes each where that is enough."""
-    return numbers.astype(np.int32) if len(numbers) < 2**31 else numbers

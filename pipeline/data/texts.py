@@ -162,6 +162,13 @@ def distinct(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     raise AssertionError("hashes with another salt differ")
 
 
+def repeated(texts: Sequence[str]) -> tuple[int, int] | None:
+    """Return the rows in which a text stands for the first and the second time, of the second that comes first."""
+    first, which = distinct(texts)
+    again = np.flatnonzero(first[which] != np.arange(len(texts)))
+    return (int(first[which[again[0]]]), int(again[0])) if len(again) else None
+
+
 def grouped(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Return the rows, those of one text together and in the order of the first, and where each text begins, int32."""
     first, which = distinct(texts)

@@ -59,6 +59,16 @@ def test_what_coco_itself_writes_is_read_like_karpathys_form(tmp_path, ids):
     assert found.images[1].captions == (Caption("a bird .", 30), Caption("a beak", 32))
 
 
+def test_what_is_wrong_in_cocos_form_is_left_out_alone(tmp_path):
+    images = [{"id": n, "file_name": f"{n}.jpg", **({} if n == 1 else {"split": "val"})} for n in range(4)]
+    texts = [(3, "c"), (0, "a"), (9, "x"), (3, "d"), (2, "b")]
+    annotations = [{"image_id": of, "caption": text} for of, text in texts] + [{"image_id": 0}]
+    found = read_samples(manifest(tmp_path, json.dumps({"images": images, "annotations": annotations})), skip=True)
+    captions = [(image.file_name, [*image.captions]) for image in found.images]
+    assert captions == [("0.jpg", [("a", 0)]), ("2.jpg", [("b", 1)]), ("3.jpg", [("c", 2), ("d", 3)])]
+    assert len(found.left_out) == 3
+
+
 def test_rows_that_spell_a_name_in_both_normal_forms_are_of_one_image(tmp_path):
     rows = "file_name,caption,split\ncaf\u00e9.jpg,one,val\ncafe\u0301.jpg,two,val\n"
     (image,) = read_samples(manifest(tmp_path, rows, ".csv")).images
@@ -114,8 +124,8 @@ TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
         ([image(1, filepath="/etc")], "'/etc/1.jpg' leaves the image folder"),
         ([image(1, filename="a\\1.jpg")], "is not a path with forward slashes"),
         ([image(1, filename="a\0.jpg")], "is not a path with forward slashes"),
-        ([image(1), image(2, filename="x/../1.jpg")], "images[0] already; remove one of them"),
-        ([image(1), image(1, filename="2.jpg")], "images[0] already; remove one of them"),
+        ([image(1), image(2, filename="x/../1.jpg")], "the file '1.jpg' is that of two images"),
+        ([image(1), image(1, filename="2.jpg")], "the imgid '1' is that of two images"),
         ([image(1, sentences=[])], "images[0] ('1.jpg'): it has no caption"),
         ([image(1, sentences=[{"txt": "a"}])], "has no text as 'raw', nor as 'tokens' (it has 'txt')"),
         (
@@ -137,7 +147,7 @@ TWICE = [{"id": 1, "file_name": "a.jpg"}, {"id": 1, "file_name": "b.jpg"}]
         (coco(id=None), "images[0] has no 'id', by which annotations name it"),
         (coco({"image_id": 1, "caption": "a"}, id=True), "images[0] has no 'id', by which annotations name it"),
         (coco({"image_id": 1, "caption": "a"}, file_name=None), "images[0]: the file name is missing"),
-        ({"images": TWICE, "annotations": [{"image_id": 1, "caption": "a"}]}, "images[0] already; remove one of them"),
+        ({"images": TWICE, "annotations": [{"image_id": 1, "caption": "a"}]}, "the imgid '1' is that of two images"),
     ],
 )
 def test_a_wrong_json(tmp_path, images, phrase):

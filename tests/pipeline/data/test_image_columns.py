@@ -51,9 +51,9 @@ def test_what_a_row_has_stays_with_it(numbers):
 
 
 def test_what_is_wrong_names_both_rows():
-    def rows(*wanted, key=None):
+    def rows(*wanted):
         return (
-            (f"line {number}", ImageSample(key, name, split, -1, [Caption("a", None)]))
+            (f"line {number}", ImageSample(None, name, split, -1, [Caption("a", None)]))
             for number, (name, split) in enumerate(wanted, 1)
         )
 
@@ -62,5 +62,3 @@ def test_what_is_wrong_names_both_rows():
         read_rows(rows(*wrong), lambda *_: True)
     with pytest.raises(ManifestError, match=r"^line 3: the file 'b' is in line 2 already"):
         read_rows(rows(*wrong))
-    with pytest.raises(ManifestError, match=r"^line 2: the imgid '7' is in line 1 already"):
-        read_rows(rows(("a", "x"), ("b", "x"), key="7"))

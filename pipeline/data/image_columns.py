@@ -126,11 +126,6 @@ class Images(Sequence[ImageSample]):
     def __iter__(self) -> Iterator[ImageSample]:
         return chain.from_iterable(map(self._samples, blocks_of(np.arange(len(self), dtype=np.int32))))
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Images) and len(self) == len(other) and all(map(ImageSample.__eq__, self, other))
-
-    __hash__ = None  # type: ignore[assignment]
-
     def _samples(self, images: np.ndarray) -> Iterator[ImageSample]:
         rows = self.rows[images]
         numbers = (rows, self.edges[images], self.edges[images + 1], self.splits[rows], self.cocoids[rows])

@@ -124,7 +124,10 @@ def _of_layers(encoder: Any, specs: Sequence[EncoderSpec]) -> list[Any]:
 
 @contextmanager
 def _building(spec: EncoderSpec) -> Iterator[None]:
-    """Be alone with torch, whose random numbers then go on as before; name the encoder in what its library raises."""
+    """Be alone with torch, whose random numbers, which may be seeded meanwhile, then go on as before.
+
+    What a library raises becomes an EncoderError that names the encoder.
+    """
     import torch
 
     try:

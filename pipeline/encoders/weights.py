@@ -6,7 +6,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,9 +45,9 @@ def load_network(
     """
     source = seed_or_file(spec)
     if isinstance(source, int):
-        with seeded(source):
-            network = build()
-            settle_norms(network, lambda: run(network))
+        torch.default_generator.manual_seed(source)
+        network = build()
+        settle_norms(network, lambda: run(network))
         return f"random:{source}", network
     state = _fetch(published, spec) if source is None else read_weights(source, spec.trust)
     network = build()
@@ -190,14 +190,6 @@ def autocast(device: str, half: bool) -> torch.autocast:
     """Let a GPU multiply matrices in bfloat16 if `half`; a CPU always computes in float32."""
     kind = device.partition(":")[0]
     return torch.autocast(kind, torch.bfloat16, enabled=half and kind == "cuda")
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Let torch's random numbers on the CPU follow from a seed; afterwards they go on as if none had been drawn."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def settle_norms(network: nn.Module, run: Callable[[], Any]) -> None:

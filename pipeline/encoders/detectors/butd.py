@@ -17,7 +17,7 @@ from ...errors import EncoderError
 from ..base import library_versions
 from ..grid import GRID_OPTIONS, IMAGE_SIZE, Grid, mean_of_cells
 from ..spec import EncoderSpec
-from ..weights import digest, noise_images, read_weights, seed_or_file, seeded, settle_norms
+from ..weights import digest, noise_images, read_weights, seed_or_file, settle_norms
 from .butd_checkpoints import IDLE, convert
 from .butd_network import PROPOSALS, DetectorNetwork, GridNetwork
 from .caffe_boxes import corners
@@ -133,11 +133,11 @@ def _load(kind: type[nn.Module], spec: EncoderSpec) -> tuple[str, Any]:
 
 def _random(kind: type[nn.Module], seed: int) -> nn.Module:
     """Build a network whose weights follow from the seed; regressions and classes are near their middle."""
-    with seeded(seed):
-        network: Any = kind()
-        for name, value in network.named_parameters():
-            if name.startswith(("rpn.", "predictor.")):
-                nn.init.normal_(value, std=0.01 if name.endswith("weight") else 0)
-        mean = torch.tensor(MEAN)[:, None, None]
-        settle_norms(network, lambda: network.res5(network.backbone(255 * noise_images(8, 96) - mean)))
+    torch.default_generator.manual_seed(seed)
+    network: Any = kind()
+    for name, value in network.named_parameters():
+        if name.startswith(("rpn.", "predictor.")):
+            nn.init.normal_(value, std=0.01 if name.endswith("weight") else 0)
+    mean = torch.tensor(MEAN)[:, None, None]
+    settle_norms(network, lambda: network.res5(network.backbone(255 * noise_images(8, 96) - mean)))
     return network

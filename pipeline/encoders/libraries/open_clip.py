@@ -219,7 +219,8 @@ def _load(spec: EncoderSpec, tower: Literal["visual", "text"]) -> tuple[Any, str
         settings["pretrained"] = tag
     elif tag:
         settings["force_preprocess_cfg"] = library.get_pretrained_cfg(arch, tag)
-    with quiet(), weights.seeded(source if isinstance(source, int) else 0):
+    torch.default_generator.manual_seed(source if isinstance(source, int) else 0)
+    with quiet():
         model = library.create_model(arch, **settings)
         if isinstance(source, int):
             described["weights"] = f"random:{source}"

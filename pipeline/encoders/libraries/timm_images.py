@@ -170,11 +170,11 @@ def _load(
     """Build a model and fill it; its classifier, whose weights are no part of the features, is taken off."""
     network: Any
     if isinstance(source, int):
-        with weights.seeded(source):
-            network = timm.create_model(config.architecture, **arguments)
-            weights.settle_norms(
-                network, lambda: network(weights.noise_images(16, max(size[1:]))[..., : size[1], : size[2]])
-            )
+        torch.default_generator.manual_seed(source)
+        network = timm.create_model(config.architecture, **arguments)
+        weights.settle_norms(
+            network, lambda: network(weights.noise_images(16, max(size[1:]))[..., : size[1], : size[2]])
+        )
     elif source is None:
         if not config.has_weights:
             raise EncoderError(f"timm has no weights of {spec.name}; give --visual-weights FILE or random:SEED")

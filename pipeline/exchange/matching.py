@@ -17,6 +17,8 @@ from ..data.images import SUFFIXES
 from ..data.samples import Samples, tokenize
 from .importers.source import Imported, SourceError, Table
 
+_AS_WELL = 0.9  # of the images that the best kind of key finds: with so many, another kind may be what is meant
+
 
 def match(source: Imported, samples: Samples) -> tuple[dict[str, np.ndarray], str, int]:
     """Find the entries of a source in a data set.
@@ -58,7 +60,7 @@ def match_own(source: Imported, samples: Samples) -> dict[str, np.ndarray]:
 def match_images(keys: Sequence[str], samples: Samples) -> tuple[np.ndarray, str]:
     """Return the image row of each key, int64, -1 for one that is not in the data set; and the kind of key.
 
-    SourceError if no key is found, two kinds find as many and disagree, or two keys are of one image.
+    SourceError if no key is found, two kinds find about as many and disagree, or two keys are of one image.
     """
     found = {kind: _rows(keys, samples, of_image, of_key) for kind, (of_image, of_key) in _KINDS.items()}
     best = max(found, key=lambda kind: int((found[kind] >= 0).sum()))
@@ -73,7 +75,7 @@ def match_images(keys: Sequence[str], samples: Samples) -> tuple[np.ndarray, str
         )
     for kind, others in found.items():
         odd = np.flatnonzero((rows >= 0) & (others >= 0) & (rows != others))
-        if len(odd) and int((others >= 0).sum()) == matched:
+        if len(odd) and int((others >= 0).sum()) >= _AS_WELL * matched:
             raise SourceError(
                 f"the source's ids fit by {best} as well as by {kind}, but to different images, the first of them"
                 f" '{keys[int(odd[0])]}'; use file names as ids in the source"

@@ -68,9 +68,11 @@ def test_ids_are_matched_by_the_kind_that_finds_most(pairs, data):
     owners = [[n for n, key in enumerate(keys) if key[1] == int(one)] for one in asked]
     by_cocoid = [rows[0] if len(rows) == 1 else -1 for rows in owners]
     kinds = [by_id, by_cocoid]
-    most = max(sum(row >= 0 for row in rows) for rows in kinds)
-    best = [rows for rows in kinds if sum(row >= 0 for row in rows) == most]
-    clash = any(a != b and min(a, b) >= 0 for rows in best[1:] for a, b in zip(best[0], rows, strict=True))
+    counts = [sum(row >= 0 for row in rows) for rows in kinds]
+    most = max(counts)
+    best = [rows for rows, count in zip(kinds, counts, strict=True) if count == most]
+    differ = any(a != b and min(a, b) >= 0 for a, b in zip(*kinds, strict=True))
+    clash = differ and min(counts) >= 0.9 * most  # one id that the data set lacks does not decide
     if not most or clash:
         with pytest.raises(SourceError, match="none of the source's" if not most else "to different images"):
             matching.match_images(asked, samples(keys))

@@ -175,6 +175,10 @@ def open_embeddings(place: Path, options: ImportOptions) -> Imported:
     if len(images) == len(captions) == len(index) > 1:
         _require_rows(index, images, captions)
     vectors = {part.array for part in chain(*images, *captions)}
+    if not apart and len(vectors) < 2:
+        raise SourceError(
+            f"{place}: '{min(vectors)}' cannot be the vectors of images and of captions; name both with --arrays"
+        )
     if options.arrays and vectors == {""}:
         raise SourceError(f"--arrays names arrays of .npz and .parquet, and {place} has .npy; leave it out")
     matrices = Matrix([*chain(*images)]), Matrix([*chain(*captions)])

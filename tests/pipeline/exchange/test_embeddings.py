@@ -290,6 +290,13 @@ def test_the_shards_of_datacomp(tmp_path, caplog):
     assert np.array_equal(images, -cache.image_set("vit-l-14").global_(np.arange(120))[:, :8])
 
 
+def test_images_and_captions_have_vectors_of_their_own(tmp_path):
+    source = Pairs().datacomp(tmp_path / "e")
+    refused(
+        "'l14_img' cannot be the vectors of images and of", source, tmp_path / "s", arrays=dict(SHARD, text="l14_img")
+    )
+
+
 SHARD = {"image": "l14_img", "text": "l14_txt"}
 
 

@@ -54,7 +54,11 @@ def test_the_cost_of_retrieval():
 
 
 @pytest.mark.parametrize(
-    "command", ["gpu", "stacked", "similarity", "search", "reading speed", "extraction memory", "extraction resume"]
+    "command",
+    [
+        *("gpu", "stacked", "similarity", "search", "reading speed", "extraction resume"),
+        pytest.param("extraction memory", marks=pytest.mark.slow),
+    ],
 )
 def test_what_prints_lines(command):
     assert all(isinstance(line, dict) for line in lines(command))
@@ -65,7 +69,7 @@ def test_what_prints_lines(command):
     [
         ("training step", ["setdiv/f30k-butd-bigru", "maxmatch/f30k-butd-bigru"]),
         ("training epoch", ["vsepp", "vse-infty", "setdiv", "linear"]),
-        ("large_batches", ["InfoNCE", "sigmoid"]),
+        pytest.param("large_batches", ["InfoNCE", "sigmoid"], marks=pytest.mark.slow),
         pytest.param("threads", ["training of mlp", "evaluation of mlp"], marks=pytest.mark.slow),
     ],
 )

@@ -72,8 +72,8 @@ def read_json_images(path: Path, reader: RowReader) -> Images:
     with reading(path):
         images = Images(samples())
     if document.get("images") != []:
-        there = f" ({it_has(document)})" if document else ""
-        raise ManifestError(f"{path}: this is not a Karpathy JSON, it has no list 'images'{there}; convert it.")
+        way = f" ({it_has(document)}); convert it" if document else "; write each entry on a line of a .jsonl"
+        raise ManifestError(f"{path}: this is not a Karpathy JSON, it has no list 'images'{way}.")
     reader.beside |= document.keys() - {"images", "annotations"}
     if joined := document.get("annotations") == [] and not captioned:
         annotations.give(images, path, reader)

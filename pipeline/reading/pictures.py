@@ -9,7 +9,7 @@ import numpy as np
 
 from ..data.images import NO_DIGEST, digest_of
 from ..data.manifest import Manifest, bundled_manifests, load_manifest
-from ..data.sources import FOLDER, PictureReader, find_source, is_url
+from ..data.sources import FOLDER, PictureReader, find_source, is_url, missing_from
 from ..errors import CacheError, ManifestError, SampleError
 from ..store import OK, FeatureCache, ImageSet
 from ..wording import option, printable
@@ -30,7 +30,7 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     folders += [manifest.images for manifest in manifests_in(data_root, cache.dataset)]
     names = cache.file_names(0, min(cache.images, _LOOKED_FOR))
     for folder in folders:
-        if any((folder / name).exists() for name in names):
+        if len(missing_from(folder, names)) < len(names):
             return folder
     if cache.dataset in bundled_manifests():
         return load_manifest(cache.dataset, data_root).images

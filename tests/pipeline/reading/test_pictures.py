@@ -1,5 +1,6 @@
 """Where the pictures of a store are looked for."""
 
+import unicodedata
 from types import SimpleNamespace
 
 import pytest
@@ -40,6 +41,9 @@ def test_where_images_are(tmp_path):
     assert image_folder(own, images) == image_folder(own, tmp_path / "data") == images
     some = SimpleNamespace(dataset="own", images=3, file_names=lambda first, end: ["a/9.jpg", "a/8.jpg", "a/0.jpg"])
     assert image_folder(some, images) == images  # single pictures may be missing
+    (images / unicodedata.normalize("NFD", "é.jpg")).touch()  # as macOS spells it
+    accented = SimpleNamespace(dataset="own", images=1, file_names=lambda first, end: ["é.jpg"])
+    assert image_folder(accented, images) == images
     folder = tmp_path / "manifests"
     folder.mkdir()
     elsewhere.mkdir(parents=True)

@@ -13,6 +13,7 @@ from small_runs import make_pictures, make_run, make_store
 
 from xret import evaluate
 from xret.heads.evaluation.calibration import Calibration, expected_error, fit_calibration, reliability
+from xret.heads.evaluation.metrics import WAYS
 
 
 @given(st.integers(2, 300), st.floats(0.1, 40), st.integers(0, 9))
@@ -72,7 +73,8 @@ def test_a_run_keeps_what_was_fitted_with_its_weights(trained):
     assert kept["text_to_image"] == vars(report.calibrations["text_to_image"])
     said = evaluate(path, calibration=True, device="cpu").calibration
     assert said == report
-    for other in (json.dumps(kept | {"weights": "others"}), "{", "[]"):  # of other weights, or damaged
+    others = {"weights": "others", **{way: {"slope": 1, "offset": 0} for way in WAYS}}
+    for other in (json.dumps(others), "{", "[]"):  # of other weights, or damaged
         (path / "calibration.json").write_text(other)
         assert evaluate(path, calibration=True, device="cpu").calibration == report
     assert json.loads((path / "calibration.json").read_text()) == kept

@@ -64,10 +64,16 @@ def test_a_run_does_not_differ_from_itself(vsepp):
 
 
 def test_queries_are_matched_by_their_ids_and_others_are_refused(setdiv, vsepp, elsewhere):
-    one, two = elsewhere(vsepp, "one"), elsewhere(vsepp, "two", order=[*range(7, 12), *range(7)])
+    orders = [*range(12)], [*range(7, 12), *range(7)]
+    one, two = (elsewhere(vsepp, str(at), order=order) for at, order in enumerate(orders))
     found = compare_runs(one, two, device="cpu")
     expected = [evaluate(run, device="cpu").results[0].rsum for run in (one, two)]
     assert [found.differences[-1].first, found.differences[-1].second] == pytest.approx(expected)
+    plain = [plain_similarity(run, f"{run}.zarr") for run in (one, two)]
+    for change in (change for change in found.changes if change.way == "image_to_text"):
+        for rank, order, (similarity, owner) in zip((change.first, change.second), orders, plain, strict=True):
+            scores, own = similarity[order.index(int(change.query))], np.array(owner) == order.index(int(change.query))
+            assert rank == 1 + int((scores[~own] >= scores[own].max() - 1e-6).sum())
     with pytest.raises(RunError, match="cannot be compared: of 12 and 12 images"):
         compare_runs(one, elsewhere(setdiv, "three", captions=2), device="cpu")
 

@@ -24,6 +24,7 @@ from xret.heads.fit.curve import FALLS
 from xret.heads.runs.run import EMBEDDINGS, Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError, RunError, SampleError
+from xret.pipeline.reading.split import Split
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,15 @@ def test_the_curve_is_that_of_trainings_on_a_part(store, fitted, tmp_path):
     doubled = 100 / (1 + math.exp(-odds[2] - FALLS * (odds[2] - odds[0]) / 2))
     assert curve.gain == pytest.approx(doubled - recalls[2])
     assert curve.low <= curve.gain <= curve.high
+
+
+def test_test_is_not_asked_before_validation_has_chosen(store, tmp_path, monkeypatch):
+    asked, split_of = [], Split.of
+    monkeypatch.setattr("xret.heads.fit.fit.evaluate", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(Split, "of", lambda *both: asked.append(both[2:]) or split_of(*both))
+    with pytest.raises(ZeroDivisionError):
+        fit(store, out=tmp_path / "out", device="cpu", minutes=0)
+    assert {split for splits in asked for split in splits} == {"train", "val"}
 
 
 def test_captions_as_words_have_heads_alone(tmp_path):

@@ -8,6 +8,7 @@ import torch
 from safetensors.numpy import load_file
 from torch.nn.functional import normalize
 
+from xret.heads.evaluation import hubness
 from xret.heads.retrieval import indexing, mteb
 from xret.heads.retrieval import retriever as room
 from xret.heads.retrieval.export import export_embeddings
@@ -124,7 +125,8 @@ def test_a_corpus_of_mteb_has_its_biases(corrected, made, monkeypatch):
         assert found[query] == pytest.approx(expected, abs=2e-3)
 
 
-def test_what_a_picture_is_called_in_training_does_not_hold_it_back(corrected, made):
+def test_what_a_picture_is_called_in_training_does_not_hold_it_back(corrected, made, monkeypatch):
+    monkeypatch.setattr(hubness, "BATCH", 4)
     run = made.run()
     whole, bank, text = Retriever(run, hubness=True), Retriever(run, split="train").gallery, "red beside blue"
     scores = whole.similarity(whole.gallery.images, bank.captions).double().numpy()

@@ -65,10 +65,10 @@ def test_it_is_the_reference_and_validation_chooses(store, tmp_path, caplog):
     caplog.set_level(logging.INFO, "xret")
     recipe = load_recipe("cca", ["data.image=grid", "data.text=states"])
     found = train(store, recipe, tmp_path / "run", device="cpu")
-    ridge, power = re.search(r"ridge (\S+), power (\S+),", caplog.text).groups()
+    ridge, power, chosen = re.search(r"ridge (\S+), power (\S+), val RSUM (\S+)", caplog.text).groups()
     for split in ("val", "test"):
         assert rsum(tmp_path / "run", split) == pytest.approx(reference_rsum(store, split, float(ridge), float(power)))
-    assert found.best_rsum == pytest.approx(rsum(tmp_path / "run", "val"))
+    assert found.best_rsum == pytest.approx(rsum(tmp_path / "run", "val")) == pytest.approx(float(chosen), abs=0.05)
     assert found.best_rsum >= max(reference_rsum(store, "val", one, 0.5) for one in RIDGES) - 1e-9
     assert (found.epochs, found.trained, found.best_epoch) == (0, 0, 0)
 

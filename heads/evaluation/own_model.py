@@ -48,8 +48,8 @@ def digest_of(model: object) -> str:
     for held in [model] if isinstance(model, nn.Module) else tree_leaves(getattr(model, "__dict__", {})):
         for value in tree_leaves(held.state_dict() if isinstance(held, nn.Module) else held):
             if isinstance(value, Tensor):
-                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-            elif isinstance(value, np.ndarray | int | float | str):
+                value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+            if isinstance(value, np.ndarray | int | float | str):
                 digest.update(value.tobytes() if isinstance(value, np.ndarray) else repr(value).encode())
     return digest.hexdigest()
 

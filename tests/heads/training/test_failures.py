@@ -24,14 +24,6 @@ DIVERGING = [f"optimizer.{key}=1e6" for key in ("lr", "aggregator_lr", "image_ad
 DIVERGING += ["optimizer.clip=null"]
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_the_constant_is_the_loss_of_equal_similarities(reduction):
-    loss = Triplet(margin=0.3, reduction=reduction)
-    positives = torch.arange(12) // 3 == torch.arange(4)[:, None]
-    value = loss(torch.full((4, 12), 0.7), positives, None, None)
-    assert loss.at_rest(12) == pytest.approx(value.item())
-
-
 def test_what_is_not_watched():
     warming = Triplet(warmup_epochs=2)
     for loss in (Triplet(negatives="all"), Triplet(margin=0.0), warming, Diversity()):

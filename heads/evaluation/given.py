@@ -35,9 +35,10 @@ def evaluate_embeddings(
     widths = [map_floats(file, 2).shape[1] for file in files.values()]
     if len({*widths}) > 1:
         raise RunError(f"{images} is {widths[0]} wide and {captions} {widths[1]}; give embeddings of one model")
-    rows = list(caption_rows(Path(index), reader := RowReader(Path(index))))
+    reader = RowReader(Path(index))
+    rows = [row for _, row in caption_rows(Path(index), reader) if row is not None]
     reader.note_unread()
-    named = {row.split or split for _, row in rows}
+    named = {row.split or split for row in rows}
     if split not in named:
         raise RunError(f"{index} has no split '{split}', but {', '.join(sorted(named))}; choose one of these")
     with TemporaryDirectory(prefix="xret-eval-") as folder:
@@ -45,7 +46,7 @@ def evaluate_embeddings(
             Path(folder, name).symlink_to(file)
         lines = [
             {"file_name": row.file_name, "caption": text, "split": row.split or split}
-            for _, row in rows
+            for row in rows
             for text, _ in row.captions
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -37,8 +37,9 @@ def imagefolder_rows(folder: Path, reader: RowReader) -> Iterator[tuple[str, Ima
         of_folder = next((part for part in below.parts if part in SPLIT_NAMES), (*below.parts, None)[0])
         given = of_folder if reader.columns.split is None and of_folder in SPLIT_NAMES else None
         for where, image in caption_rows(path, reader, below.as_posix(), given):
-            image.split = image.split or of_folder or folder_split(image.file_name)
-            yield where, image
+            if image is not None:
+                image.split = image.split or of_folder or folder_split(image.file_name)
+                yield where, image
 
 
 # --- JSON
@@ -159,21 +160,21 @@ def _image(image: Any, where: str, reader: RowReader) -> ImageSample | None:
 
 def caption_rows(
     path: Path, reader: RowReader, folder: str | None = None, split: str | None = None
-) -> Iterator[tuple[str, ImageSample]]:
-    """Yield the images of a CSV, TSV or JSONL file with their places, without empty lines and those that are left out.
+) -> Iterator[tuple[str, ImageSample | None]]:
+    """Yield the place of each row of a CSV, TSV or JSONL file and its image, None where it is left out.
 
-    A caption field holds a text, in JSON also null or a list of texts. The names of images start at `folder`; None:
-    they are taken as they are. `split` is that of all rows; None: as they say. ManifestError: the file cannot be read,
-    a column is missing, or a row is wrong; the message names the line.
+    Empty lines are no rows. A caption field holds a text, in JSON also null or a list of texts. The names of images
+    start at `folder`; None: they are taken as they are. `split` is that of all rows; None: as they say. ManifestError:
+    the file cannot be read, a column is missing, or a row is wrong; the message names the line.
     """
     with reading(path), path.open(encoding="utf-8-sig", newline="") as file:
         for line, row in (_json_lines if path.suffix == ".jsonl" else _csv_rows)(file, path, reader):
-            if (image := reader.image(row, where := f"{path}: line {line}", split, folder=folder)) is not None:
-                yield where, image
+            where = f"{path}: line {line}"
+            yield where, None if row is None else reader.image(row, where, split, folder=folder)
 
 
-def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the first line and the fields of each row.
+def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yield the first line and the fields of each row, None where it is left out.
 
     A quotation mark that nothing closes takes in the rows that follow. So a row of several lines is refused, and never
     left out, if its first line and another could be rows.
@@ -221,8 +222,8 @@ def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int
             raise ManifestError(f"{path}: lines {first} to {rows.line_num}: {fault}.")
         if fault:
             reader.leave_out(f"{path}: line {first}: {fault}")
-        elif row:
-            yield first, dict(zip(header, row, strict=True))
+        if row or fault:
+            yield first, None if fault else dict(zip(header, row, strict=True))
         row, fault = read()
 
 
@@ -241,16 +242,14 @@ def _row_within(lines: list[str], row: list[str], at: int, separator: str) -> st
     return next(filter(is_row, lines[1:]), None) if is_row(lines[0]) else None
 
 
-def _json_lines(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_lines(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any] | None]]:
     for line, text in enumerate(file, 1):
-        if not text.strip():
-            continue
-        try:
-            row = parse_json(text)
-        except DocumentError as error:
-            reader.leave_out(f"{path}: line {line}: not valid JSON ({error}); correct it")
-            continue
-        if isinstance(row, dict):
-            yield line, row
-        else:
-            reader.leave_out(f"{path}: line {line}: not a mapping of columns to values; correct it")
+        if text.strip():
+            row, fault = None, "not a mapping of columns to values"
+            try:
+                row = parse_json(text)
+            except DocumentError as error:
+                fault = f"not valid JSON ({error})"
+            if not isinstance(row, dict):
+                reader.leave_out(f"{path}: line {line}: {fault}; correct it")
+            yield line, row if isinstance(row, dict) else None

@@ -139,8 +139,10 @@ class Images(Sequence[ImageSample]):
             yield ImageSample(self.ids[row], self.names[row], self.kinds[split], cocoid, of_image, place)
 
 
-def read_rows(rows: Iterable[tuple[str, ImageSample]], is_one: Callable[[str, str], bool] | None = None) -> Images:
-    """Return the images of rows with their places, in the order of their first ones, each with all its captions.
+def read_rows(
+    rows: Iterable[tuple[str, ImageSample | None]], is_one: Callable[[str, str], bool] | None = None
+) -> Images:
+    """Return the images of rows with their places, None: none, each with all its captions, in the order of its first.
 
     `is_one` says whether names that differ in their normal form are of one file; None: an image has one row.
     ManifestError: it has several, or of several splits.
@@ -149,8 +151,9 @@ def read_rows(rows: Iterable[tuple[str, ImageSample]], is_one: Callable[[str, st
 
     def samples() -> Iterator[ImageSample]:
         for where, sample in rows:
-            places.append(where)
-            yield sample
+            if sample is not None:
+                places.append(where)
+                yield sample
 
     images = Images(samples())
     if is_one is None:

@@ -36,7 +36,7 @@ class TarReader(PackedReader):
 _Sample = dict[str, tuple[str, Any]]
 
 
-def tar_rows(url: str, number: int, split: str | None, reader: RowReader) -> Iterator[tuple[str, ImageSample]]:
+def tar_rows(url: str, number: int, split: str | None, reader: RowReader) -> Iterator[tuple[str, ImageSample | None]]:
     """Yield the pictures of archive `number` with its URL, in its order; the pictures themselves are not read.
 
     `split` is that of all; None: as their JSON says. Wrong are a picture without captions, captions without a picture,
@@ -62,7 +62,7 @@ def tar_rows(url: str, number: int, split: str | None, reader: RowReader) -> Ite
             image = reader.image(row, f"{url}: {document or name}", split, name=name, text=text)
             if image is not None:
                 image.place = place
-                yield url, image
+            yield url, image
 
 
 def _fault(sample: _Sample, key: str) -> str | None:

@@ -318,7 +318,8 @@ def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) ->
         columns = Columns(image=next((spelt[name] for name in _IMAGES if name in spelt), None))
     reader = RowReader(where, columns, skip=skip)
     for path in index:
-        for line, row in _entries(path, reader, vectors):
+        rows = _table_rows(path, reader, vectors) if path.suffix == ".parquet" else caption_rows(path, reader)
+        for line, row in rows:
             good = row is None or (isinstance(row.file_name, str) and row.file_name.strip() and len(row.captions) == 1)
             if not good:
                 reader.leave_out(f"{line}: the file name is missing, or there is not one caption; correct it")
@@ -328,16 +329,8 @@ def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) ->
         raise SourceError(f"{where}: the captions are lists, and an embedding is of one; give each its line")
 
 
-def _entries(path: Path, reader: RowReader, vectors: set[str]) -> Iterator[tuple[str, ImageSample | None]]:
-    """Yield the place of each row, and its image; None where it is left out."""
-    if path.suffix != ".parquet":
-        gone = len(reader.left_out)
-        for where, row in caption_rows(path, reader):
-            yield from [("", None)] * (len(reader.left_out) - gone)  # before this row
-            yield where, row
-            gone = len(reader.left_out)
-        yield from [("", None)] * (len(reader.left_out) - gone)
-        return
+def _table_rows(path: Path, reader: RowReader, vectors: set[str]) -> Iterator[tuple[str, ImageSample | None]]:
+    """Yield of a Parquet file what `caption_rows` does."""
     with _reading(path), _arrow().parquet.ParquetFile(path) as file:
         found = reader.find(tuple(name for name in file.schema_arrow.names if name not in vectors), str(path))
         wanted, number = [found.image, *found.captions, *([found.split] if found.split else [])], count()

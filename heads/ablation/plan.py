@@ -79,7 +79,8 @@ def make_plan(
     of `grid` and `vary` with `recipe` is given; or of unknown names, keys and wrong values, all of them at once.
     """
     fixed = {key: _plain(value) for key, value in normalised(settings or {}).items()}
-    faults: list[str] = []
+    both = fixed.keys() & {*_full_keys(vary or {})}
+    faults = [f"{key} is given to --vary and to --set: leave one out" for key in sorted(both)]
     rows = _rows(recipe, vary or {}, grid, faults)
     variants = _resolved(rows, fixed, faults)
     beside: list[Variant] = []

@@ -67,6 +67,7 @@ def test_all_faults_are_said_at_once():
         "schedule.step must be a whole number, not 'x'",
         "--vary names a key or a value twice",
         "data.batchsize is not a key",
+        "model.dim is given to --vary and to --set: leave one out",
     ):
         assert str(caught.value).count(fault) == 1, str(caught.value)
 

@@ -311,7 +311,7 @@ def _require_rows(index: Sequence[Path], images: Sequence[list[Part]], captions:
 
 def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) -> Iterator[ImageSample | None]:
     """Yield the image of each row of the index, with one caption; None of a row that is left out."""
-    columns = None
+    columns, gone = None, 0
     if index[0].suffix == ".parquet":
         with _reading(index[0]):
             spelt = {name.lower(): name for name in _arrow().parquet.read_schema(index[0]).names}
@@ -320,10 +320,15 @@ def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) ->
     for path in index:
         rows = _table_rows(path, reader, vectors) if path.suffix == ".parquet" else caption_rows(path, reader)
         for line, row in rows:
-            good = row is None or (isinstance(row.file_name, str) and row.file_name.strip() and len(row.captions) == 1)
-            if not good:
+            if row is not None and len(reader.left_out) > gone:
+                row = None  # a caption of its list is left out
+            elif row is not None and not (
+                isinstance(row.file_name, str) and row.file_name.strip() and len(row.captions) == 1
+            ):
                 reader.leave_out(f"{line}: the file name is missing, or there is not one caption; correct it")
-            yield row if good else None
+                row = None
+            yield row
+            gone = len(reader.left_out)
     reader.note_unread()
     if reader.lists():
         raise SourceError(f"{where}: the captions are lists, and an embedding is of one; give each its line")

@@ -438,8 +438,6 @@ def test_rows_without_a_caption_are_left_out_with_their_features(tmp_path, caplo
     pairs = Pairs(120)
     texts = list(pairs.texts)
     pairs.texts[7] = pairs.texts[80] = None
-    if form == "embeddings":
-        pairs.texts[40] = [texts[40], 3]  # of which one is a caption
     place = tmp_path / "e"
     source = pairs.clip_retrieval(place) if form == "clip-retrieval" else pairs.folder(place, index="jsonl")
     refused("--on-error skip", source, tmp_path / "s", error=(SourceError, ManifestError))
@@ -448,6 +446,15 @@ def test_rows_without_a_caption_are_left_out_with_their_features(tmp_path, caplo
     assert_holds(cache, pairs.names, texts, pairs.images, pairs.captions)
     assert len(cache.left_out) == 2
     assert "2 rows left out: row 7 of " in caplog.text
+
+
+def test_a_line_of_which_a_caption_is_left_out_is_counted_once(tmp_path):
+    pairs = Pairs(4)
+    lines = list(zip(pairs.names, pairs.texts, strict=True))
+    source = pairs.folder(tmp_path / "e", [lines[0], (pairs.names[1], ["a", 5]), *lines[2:]], "jsonl")
+    _, cache = bring(source, tmp_path / "s", on_error="skip")
+    assert cache.images == cache.captions == 3
+    assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
 
 
 def test_rows_of_images_whose_order_a_line_that_is_left_out_may_decide(tmp_path):

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...pipeline.data.caption_files import caption_rows
-from ...pipeline.data.rows import RowReader
+from ...pipeline.data.rows import SPLIT_NAMES, RowReader
 from ...pipeline.errors import RunError
 from ...pipeline.exchange.importers.source import ImportOptions, SourceError, map_floats
 from ...pipeline.exchange.importing import import_features
@@ -38,14 +38,17 @@ def evaluate_embeddings(
     reader = RowReader(Path(index))
     rows = [row for _, row in caption_rows(Path(index), reader) if row is not None]
     reader.note_unread()
-    named = {row.split or split for row in rows}
+    split = SPLIT_NAMES.get(split, split)
+    for row in rows:
+        row.split = SPLIT_NAMES.get(row.split or split, "other")
+    named = {row.split for row in rows}
     if split not in named:
         raise RunError(f"{index} has no split '{split}', but {', '.join(sorted(named))}; choose one of these")
     with TemporaryDirectory(prefix="xret-eval-") as folder:
         for name, file in files.items():
             Path(folder, name).symlink_to(file)
         lines = [
-            {"file_name": row.file_name, "caption": text, "split": row.split or split}
+            {"file_name": row.file_name, "caption": text, "split": row.split}
             for row in rows
             for text, _ in row.captions
         ]

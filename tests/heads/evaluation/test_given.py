@@ -52,6 +52,11 @@ def test_a_split_of_an_index_counts_alone(files, tmp_path):
     index.write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = json.loads(run("eval", "--embeddings", *paths[:2], index, "--json").stdout)["results"][0]
     assert (found["images"], found["captions"]) == (20, 60)
+    index.write_text(index.read_text().replace('"test"', '"validation"').replace('"other"', '"holdout"'))
+    for split in ("val", "validation"):
+        again = json.loads(run("eval", "--embeddings", *paths[:2], index, "--split", split, "--json").stdout)
+        assert again["results"][0]["image_to_text"] == found["image_to_text"]
+    index.write_text(index.read_text().replace('"validation"', '"test"'))
     assert "has no split 'val', but other, test" in refused("eval", "--embeddings", *paths[:2], index, "--split", "val")
 
 

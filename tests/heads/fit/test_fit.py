@@ -20,7 +20,7 @@ from xret import fit
 from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.fit import data
-from xret.heads.fit.curve import FALLS
+from xret.heads.fit.curve import FALLS, RANGE
 from xret.heads.runs.run import EMBEDDINGS, Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, EncoderError, ManifestError, RunError, SampleError
@@ -99,9 +99,12 @@ def test_the_curve_is_that_of_trainings_on_a_part(store, fitted, tmp_path):
     assert images == (15, 30, 60)
     assert recalls[1:] == pytest.approx((mean_recall(tmp_path / "half"), rows[curve.name].test))
     odds = [math.log(recall / (100 - recall)) for recall in recalls]
-    doubled = 100 / (1 + math.exp(-odds[2] - FALLS * (odds[2] - odds[0]) / 2))
-    assert curve.gain == pytest.approx(doubled - recalls[2])
-    assert curve.low <= curve.gain <= curve.high
+    low, gain, high = (
+        100 / (1 + math.exp(-odds[2] - falls * (odds[2] - odds[0]) / 2)) - recalls[2]
+        for falls in (RANGE[0], FALLS, RANGE[1])
+    )
+    assert curve.gain == pytest.approx(gain)
+    assert curve.low < low < high < curve.high  # of so few pictures
 
 
 def test_test_is_not_asked_before_validation_has_chosen(store, tmp_path, monkeypatch):

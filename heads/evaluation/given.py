@@ -41,7 +41,7 @@ def evaluate_embeddings(
     split = SPLIT_NAMES.get(split, split)
     for row in rows:
         row.split = SPLIT_NAMES.get(row.split or split, "other")
-    named = {row.split for row in rows}
+    named = {row.split for row in rows if row.split}
     if split not in named:
         raise RunError(f"{index} has no split '{split}', but {', '.join(sorted(named))}; choose one of these")
     with TemporaryDirectory(prefix="xret-eval-") as folder:

@@ -3,7 +3,7 @@
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -86,6 +86,10 @@ class Images(Sequence[ImageSample]):
         """The ids of the images in the order of their source; their names, unless all have one."""
         return self._ids if len(self._ids) else self.names
 
+    def names_of(self, images: Sequence[int]) -> Iterator[str]:
+        """Yield the file names of some of the images."""
+        return (self.names[row] for row in self.rows[np.asarray(images, np.int64)].tolist())
+
     def join(self, order: np.ndarray, edges: np.ndarray) -> None:
         """Make one image of those ``order[edges[i] : edges[i + 1]]`` of each i: the first, with the captions of all."""
         first, counts = order[edges[:-1]], np.diff(self.edges)[order]
@@ -127,15 +131,14 @@ class Images(Sequence[ImageSample]):
         return chain.from_iterable(map(self._samples, blocks_of(np.arange(len(self), dtype=np.int32))))
 
     def _samples(self, images: np.ndarray) -> Iterator[ImageSample]:
-        rows = self.rows[images]
-        numbers = (rows, self.edges[images], self.edges[images + 1], self.splits[rows], self.cocoids[rows])
+        rows, counts = self.rows[images], self.edges[images + 1] - self.edges[images]
+        numbers = self.captions[ranges(self.edges[images], counts)]
+        sentids = (None if sentid == NO_NUMBER else sentid for sentid in self.sentids[numbers].tolist())
+        captions = map(Caption, map(self.texts.__getitem__, numbers.tolist()), sentids)
         places = map(tuple, self.places[rows].tolist()) if len(self.places) else repeat(None)
-        columns = zip(*(column.tolist() for column in numbers), places, strict=False)
-        for row, first, last, split, cocoid, place in columns:
-            captions = self.captions[first:last]
-            sentids = [None if number == NO_NUMBER else number for number in self.sentids[captions].tolist()]
-            texts = (self.texts[caption] for caption in captions.tolist())
-            of_image = tuple(map(Caption, texts, sentids))
+        columns = (column.tolist() for column in (rows, counts, self.splits[rows], self.cocoids[rows]))
+        for row, count, split, cocoid, place in zip(*columns, places, strict=False):
+            of_image = tuple(islice(captions, count))
             yield ImageSample(self.ids[row], self.names[row], self.kinds[split], cocoid, of_image, place)
 
 

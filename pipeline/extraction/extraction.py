@@ -346,7 +346,7 @@ class Extractor:
         """Return the name of a picture that is there, or of a file that holds some, for workers to look for."""
         if self.samples.source != FOLDER:
             return next((file.name for file in self.samples.source.files if not is_url(file.name)), None)
-        names = [self.samples.images[row].file_name for row in rows[:_IMAGES]]
+        names = [*self.samples.images.names_of(rows[:_IMAGES])]
         missing = set(missing_from(self.manifest.images, names))
         return next((name for name in names if name not in missing), None)
 
@@ -374,7 +374,7 @@ class Extractor:
             return
         if rows is None:
             rows = [row for split in self.options.splits for row in range(*samples.splits[split])]
-        missing = missing_from(manifest.images, (samples.images[row].file_name for row in rows))
+        missing = missing_from(manifest.images, samples.images.names_of(rows))
         if not missing:
             return
         found = f"{counted(len(missing), 'picture')} of {len(rows):,} {'is' if len(missing) == 1 else 'are'} missing"

@@ -92,6 +92,7 @@ def evaluate(
             " calibration out"
         )
     evaluation = _evaluate(rankers, split, protocol=protocol, ties=ties, views=views, hubness=hubness)
+    evaluation = replace(evaluation, direction=direction)
     return replace(evaluation, calibration=judge_calibration(rankers[0], split)) if calibration else evaluation
 
 

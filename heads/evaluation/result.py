@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ...pipeline.wording import counted
+from ..modules.similarity.sets import Direction
 from .calibration import CalibrationReport
 from .hubness import CHOOSE
 from .metrics import WAYS, Ties
@@ -107,6 +108,7 @@ class Evaluation:
     results: tuple[Result, ...]  # one a protocol
     hubness: Hubness | None = None  # where it was asked for
     calibration: CalibrationReport | None = None  # likewise
+    direction: Direction | None = None  # of the elements that look for their nearest; None: as each run was trained
 
     @classmethod
     def of_one(cls, content: dict[str, Any]) -> "Evaluation":
@@ -132,11 +134,14 @@ class Evaluation:
             "results": [asdict(result) for result in self.results],
             **({} if self.hubness is None else {"hubness": asdict(self.hubness)}),
             **({} if self.calibration is None else {"calibration": asdict(self.calibration)}),
+            **({} if self.direction is None else {"direction": self.direction}),
         }
 
     def __str__(self) -> str:
         first = f"{', '.join(self.runs)} on {'; '.join(self.stores if len(set(self.stores)) > 1 else self.stores[:1])}"
         if max(self.views) > 1:
             first += f", mean over {' and '.join(map(str, dict.fromkeys(self.views)))} views of each image"
+        if self.direction is not None:
+            first += f", direction {self.direction}"
         last = [str(part) for part in (self.hubness, self.calibration) if part is not None]
         return "\n".join([first, *map(str, self.results), *last])

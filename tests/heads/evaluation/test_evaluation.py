@@ -135,7 +135,8 @@ def test_ties_of_equal_captions_are_exact(setdiv):
 def test_a_direction_ranks_as_by_the_similarity_of_that_direction(setdiv, vsepp, trained):
     ranker = Ranker(setdiv, device="cpu")
     for direction in ("image", "caption"):
-        (found,) = evaluate(setdiv, direction=direction, device="cpu").results
+        (found,) = (told := evaluate(setdiv, direction=direction, device="cpu")).results
+        assert told.to_dict()["direction"] == direction and f"direction {direction}" in str(told)
         ranker.model.compare.direction = direction
         expected = recall_table(*embed_split(ranker, "test").ranks())
         assert (found.image_to_text, found.rsum) == (expected.image_to_text, expected.rsum)

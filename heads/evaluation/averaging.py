@@ -82,7 +82,8 @@ def average(
     with within_memory(rankers[0].device, *lacking(VAL)):
         scored = [embed_split(ranker, VAL) for ranker in rankers]
         chosen, of_each, best = _weigh(scored, names, weights)
-    info = _info([run for run, name in zip(opened, names, strict=True) if name in chosen], chosen, best)
+    members = [run for run, name in zip(opened, names, strict=True) if name in chosen]
+    info = replace(_info(members, chosen, best), store=absolute(rankers[0].cache.url))
     with making(Path(out), RunError, "make room, or take another --out") as partial:
         write_facts(partial, info)
         for number, name in enumerate(chosen):
@@ -161,7 +162,7 @@ def _info(runs: Sequence[Run], weights: dict[str, float], rsum: float) -> RunInf
     return RunInfo(
         recipe=recipe,
         vocabulary=next((run.vocabulary for run in runs if run.vocabulary), None),
-        store=absolute(first.info.store),
+        store=first.info.store,
         manifest_sha256=first.info.manifest_sha256,
         average=weights,
         versions=versions(),

@@ -15,6 +15,7 @@ import xret
 from xret import errors
 from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.scoring import Ranker, embed_split
+from xret.heads.runs.run import Run
 
 # A set by smooth-Chamfer, a vector of another image set, a Gaussian, a sequence, two sets of features in one head.
 HEADS = {
@@ -59,7 +60,9 @@ def test_its_scores_are_the_mean_of_the_runs_own(names, folder, tmp_path):
 def test_validation_weighs_as_a_search_by_hand_does(folder, tmp_path):
     names = ["set", "vector", "vector2", "both"]
     runs = [str(folder / name) for name in names]
-    found = xret.average(runs, out=tmp_path / "a", weights="validation", device="cpu")
+    moved = str(shutil.copytree(folder / "s.zarr", tmp_path / "moved.zarr"))
+    found = xret.average(runs, out=tmp_path / "a", weights="validation", store=moved, device="cpu")
+    assert Run(tmp_path / "a").info.store == moved
     assert sum(found.weights.values()) == pytest.approx(1)
     assert found.val_rsum >= max(found.of_each.values())
     weighted = sum(weight * scores(name) for name, weight in found.weights.items())

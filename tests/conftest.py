@@ -29,6 +29,11 @@ settings.register_profile("xret", deadline=None, suppress_health_check=[HealthCh
 settings.load_profile("xret")
 
 
+def pytest_collection_finish():
+    """Let the search for garbage pass over what imports have made, which stays as long as the process."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def unsynced():
     """Let nothing wait for the disk: a store of a moment has hundreds of files, and no test cuts the power."""

@@ -4,7 +4,7 @@ import math
 import re
 
 import pytest
-from bundled_recipes import SYSTEMS, small_settings, text_kind
+from bundled_recipes import KINDS, SYSTEMS, small_settings, text_kind
 from small_ablations import Stores
 
 from xret.heads.evaluation.evaluation import evaluate
@@ -16,8 +16,7 @@ from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import RecipeError
 
-NAMES = recipe_names()
-VARIANTS = [name for name in NAMES if "/" in name]
+VARIANTS = [name for name in recipe_names() if "/" in name]
 SOURCE = re.compile(r"section|appendix|Table|eq\.|footnote|published code|not in the paper|not used", re.IGNORECASE)
 SUMMED = {  # recalls of Pishdad et al., Tables 1 and 3, image to text and text to image; they print no sums
     ("vsepp/coco-resnet152-gru", "coco_1k"): (58.3, 86.1, 93.3, 43.7, 77.6, 87.8),
@@ -236,7 +235,7 @@ def test_the_sum_of_the_papers_recalls(name, row):
     assert load_recipe(name, ["model.dim=8"]).expected[row] == pytest.approx(sum(SUMMED[name, row]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_recipe_trains_two_steps_and_is_evaluated(name, stores, tmp_path):
     recipe = load_recipe(name, small_settings(name))
     url = stores(recipe.data.image_kind or "grid", text_kind(recipe))

@@ -17,7 +17,7 @@ test: $(VENV)/.test
 
 # Stores, exports, scores and the server, read by programs of others; PGHOST, PGUSER and the like name a PostgreSQL.
 foreign: $(VENV)/.foreign
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m foreign --numprocesses auto --dist worksteal -rs tests/foreign tests/heads/retrieval/test_onnx.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m foreign --numprocesses auto --dist worksteal -rs tests/foreign tests/heads/retrieval/test_onnx.py tests/heads/retrieval/test_serve.py
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -21,6 +21,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command_line import refused
+from foreign import needed, node
 from packed_data import PackedData
 from PIL import Image
 from small_runs import make_pictures, make_run, make_store
@@ -135,6 +136,29 @@ def test_pictures_lie_in_archives_and_folders_too(kind, tmp_path):
     for query in ("red dog", retriever.searched.picture(0)):
         hits = answers.find(query, 3).result()
         assert_shown(*zip(*answers.pictures_of(hits), strict=True), hits, retriever.searched, kind == "tars")
+
+
+JAVASCRIPT = """
+import {Client} from "@gradio/client";
+const [address, text] = process.argv.slice(2);
+const client = await Client.connect(address);
+const {data} = await client.predict("/search_text", {text, k: 5});
+console.log(JSON.stringify(data[1]));
+process.exit(0);
+"""
+
+
+def gradio_client(address, text):
+    return needed("gradio_client").Client(address, verbose=False).predict(text, 5, api_name="/search_text")[1]
+
+
+@pytest.mark.foreign
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("ask", [gradio_client, lambda *words: node(JAVASCRIPT, *words)], ids=["python", "javascript"])
+def test_clients_of_gradio_get_the_answers(served, ask):
+    hits = ask(served.address, "grey beside red")
+    expected = served.retriever.search("grey beside red", 5)
+    assert [(hit["id"], hit["score"]) for hit in hits] == [(h.id, pytest.approx(h.score, abs=1e-5)) for h in expected]
 
 
 def test_images_like_one_text_and_unlike_another(served):

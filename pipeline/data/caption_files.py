@@ -18,6 +18,10 @@ from .rows import CAPTIONS, SPLIT_NAMES, RowReader, folder_split, it_has, senten
 from .texts import Column, Texts, distinct, ranges, repeated
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
+_QUOTE = (
+    'quote a text that has a quotation mark in it, and double its marks, as """Hi"" he said", or set quoting: none, by'
+    " which marks are plain text, in the manifest"
+)
 _SUFFIXED = re.compile(r'\.\w{1,5}[ "\r\n]*$').search  # the name of a file, perhaps quoted
 
 
@@ -179,52 +183,47 @@ def _csv_rows(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int
     A quotation mark that nothing closes takes in the rows that follow. So a row of several lines is refused, and never
     left out, if its first line and another could be rows.
     """
-    columns = reader.columns
-    separator, quoting = columns.separator or _SEPARATORS[path.suffix], columns.quoting
-    lines: list[str] = []  # of the row
+    separator, quoting = reader.columns.separator or _SEPARATORS[path.suffix], reader.columns.quoting
+    rows = _fields(file, separator, csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL)
+    _, lines, header, fault = next(rows, (1, [], [], ""))
+    if fault or len(lines) != 1 or not _names_columns(header):
+        fault = fault or "it names no columns, or two that are called the same, or is not UTF-8; correct it"
+        raise ManifestError(f"{path}: line 1: {fault}.")
+    at = header.index(reader.find(tuple(header), f"{path}: line 1").image)
+    for first, lines, row, fault in rows:
+        if row and len(row) != len(header):
+            fault = f"{len(row)} fields where the header has {len(header)}"
+            fault += f"; quote a text that has {json.dumps(separator)} in it" if quoting != "none" else ""
+        elif row and lines[1:] and quoting is None:
+            fault = _row_within(lines, row, at, separator)
+        if fault and len(lines) > 1:
+            raise ManifestError(f"{path}: lines {first} to {first + len(lines) - 1}: {fault}.")
+        if fault:
+            reader.leave_out(f"{path}: line {first}: {fault}")
+        if row or fault:
+            yield first, None if fault else dict(zip(header, row, strict=True))
+
+
+def _fields(file: TextIO, separator: str, how: Literal[0, 3]) -> Iterator[tuple[int, list[str], list[str], str]]:
+    """Yield of each row the number of its first line, its lines, its fields, and what is wrong with its quoting."""
+    lines: list[str] = []
 
     def taken() -> Iterator[str]:
         for line in file:
             lines.append(line)
             yield line
 
-    how: Literal[0, 3] = csv.QUOTE_NONE if quoting == "none" else csv.QUOTE_MINIMAL
     rows = csv.reader(taken(), delimiter=separator, strict=True, quoting=how)
-    quote = 'quote a text that has a quotation mark in it, and double its marks, as """Hi"" he said"'
-    quote += ", or set quoting: none, by which marks are plain text, in the manifest"
-
-    def read() -> tuple[list[str] | None, str]:
-        """Return the next row, None after the last, and what is wrong with its quotation marks."""
+    row: list[str] | None = []
+    while row is not None:
         lines.clear()
         try:
-            return next(rows, None), ""
+            row, fault = next(rows, None), ""
         except csv.Error as error:
             problem = str(error).replace("\t", "\\t")
-            return [], f"a text begins with a quotation mark and does not end with it ({problem}); {quote}"
-
-    found, fault = read()
-    header = found or []
-    if fault or len(lines) != 1 or not _names_columns(header):
-        fault = fault or "it names no columns, or two that are called the same, or is not UTF-8; correct it"
-        raise ManifestError(f"{path}: line 1: {fault}.")
-    at = header.index(reader.find(tuple(header), f"{path}: line 1").image)
-    row, fault = read()
-    while row is not None:
-        first = rows.line_num - len(lines) + 1
-        if row and len(row) != len(header):
-            fault = f"{len(row)} fields where the header has {len(header)}"
-            fault += f"; quote a text that has {json.dumps(separator)} in it" if how != csv.QUOTE_NONE else ""
-        elif lines[1:] and row and quoting is None and (line := _row_within(lines, row, at, separator)):
-            shown = json.dumps(line.strip()[:40], ensure_ascii=False)
-            fault = f"a quotation mark opens a text in which {shown} would be a row of its own; {quote}"
-            fault += ", or quoting: csv, by which such texts are right"
-        if fault and len(lines) > 1:
-            raise ManifestError(f"{path}: lines {first} to {rows.line_num}: {fault}.")
-        if fault:
-            reader.leave_out(f"{path}: line {first}: {fault}")
-        if row or fault:
-            yield first, None if fault else dict(zip(header, row, strict=True))
-        row, fault = read()
+            row, fault = [], f"a text begins with a quotation mark and does not end with it ({problem}); {_QUOTE}"
+        if row is not None:
+            yield rows.line_num - len(lines) + 1, lines, row, fault
 
 
 def _names_columns(header: list[str]) -> bool:
@@ -232,14 +231,21 @@ def _names_columns(header: list[str]) -> bool:
     return len(named) == len({*named}) > 0 and "\0" not in "".join(named)
 
 
-def _row_within(lines: list[str], row: list[str], at: int, separator: str) -> str | None:
-    """Return a line of a row of several that could be one itself, as its first could, with an image's name at `at`."""
+def _row_within(lines: list[str], row: list[str], at: int, separator: str) -> str:
+    """Return what is wrong with a row of several lines of which another could be a row, as the first could.
+
+    The name of an image stands at `at`.
+    """
 
     def is_row(line: str) -> bool:
         fields = line.split(separator)
         return len(fields) >= len(row) and bool(_SUFFIXED(fields[at])) == bool(_SUFFIXED(row[at]))
 
-    return next(filter(is_row, lines[1:]), None) if is_row(lines[0]) else None
+    if not is_row(lines[0]) or (line := next(filter(is_row, lines[1:]), None)) is None:
+        return ""
+    shown = json.dumps(line.strip()[:40], ensure_ascii=False)
+    opens = f"a quotation mark opens a text in which {shown} would be a row of its own"
+    return f"{opens}; {_QUOTE}, or quoting: csv, by which such texts are right"
 
 
 def _json_lines(file: TextIO, path: Path, reader: RowReader) -> Iterator[tuple[int, dict[str, Any] | None]]:

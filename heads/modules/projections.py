@@ -43,7 +43,11 @@ class CachedInput(nn.Module):
 
     @torch.no_grad()
     def measure(self, values: Iterable[Tensor]) -> None:
-        """Take mean and deviation from `values`, many tensors `[R, C]`; a channel that never changes stays unscaled."""
+        """Take mean and deviation from `values`, many tensors `[R, C]`.
+
+        A channel that never changes stays unscaled, and so does one that changes by rounding alone, as a dead one of
+        all-MiniLM-L6-v2 does: scaled, it would be noise that is another one in float32 than in the store's float16.
+        """
         count, total = 0, torch.zeros_like(self.mean, dtype=torch.float64)
         squares = total.clone()
         for rows in values:
@@ -52,7 +56,7 @@ class CachedInput(nn.Module):
         mean = total / max(count, 1)
         deviation = (squares / max(count, 1) - mean.square()).clamp(min=0).sqrt()
         self.mean.copy_(mean)
-        self.deviation.copy_(torch.where(deviation > 1e-6 * mean.abs().clamp(min=1e-6), deviation, 1.0))
+        self.deviation.copy_(torch.where(deviation > 1e-6 * mean.abs().maximum(deviation.max()), deviation, 1.0))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the head reads of `x [B, C]` or `[B, N, C]`, of the same shape."""

@@ -216,6 +216,15 @@ def test_channels_are_standardised_by_the_valid_rows_alone():
     assert {"rows_input.mean", "rows_input.deviation"} <= adapter.state_dict().keys()  # kept with the weights
 
 
+def test_a_channel_of_rounding_noise_is_no_input():
+    values = cached().flatten(0, 1)
+    values[:, 2] = 2e-7 + 1e-7 * torch.rand(len(values))
+    adapter = RowsAdapter(6, 6, 8, standardize=True)
+    adapter.rows_input.measure([values.half()])
+    exact, rounded = adapter.rows_input(values), adapter.rows_input(values.half().float())
+    torch.testing.assert_close(exact, rounded, atol=0.01, rtol=0)
+
+
 def given_rows():
     return {"length": ROWS, "local": cached()}
 

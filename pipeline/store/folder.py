@@ -150,11 +150,11 @@ class Folder:
     @contextmanager
     def reading(self, what: str, advice: str = "run `xret cache verify`") -> Iterator[None]:
         """Turn what Zarr raises of damaged metadata, or a checksum, into a CacheError; see also `answering`."""
-        try:
-            with self.answering():
+        with self.answering():
+            try:
                 yield
-        except (*DAMAGED, FileNotFoundError) as error:
-            raise CacheError(f"{self.url}/{what} is missing or damaged; {advice}") from error
+            except (*DAMAGED, FileNotFoundError) as error:
+                raise CacheError(f"{self.url}/{what} is missing or damaged; {advice}") from error
 
     @contextmanager
     def answering(self) -> Iterator[None]:

@@ -125,7 +125,7 @@ def eval_(
     from ..heads.evaluation.scoring import is_store
 
     if bool(runs) == (embeddings is not None):
-        raise click.UsageError("name a RUN or STORE, or give --embeddings")
+        raise click.UsageError("name a RUN or STORE, or give --embeddings, and not both")
     if diagnostics and (len(runs) != 1 or is_store(runs[0])):
         raise click.UsageError("--diagnostics takes one run, and no store")
     if diagnostics and options["direction"]:

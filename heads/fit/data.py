@@ -53,19 +53,20 @@ def find_source(
         _require_manifest(data)
         manifest = load_manifest(data, root)
         return Source(str(data), manifest, url, manifest.images)
-    if path.is_file():
-        raise ManifestError(f"{data} is a file; a manifest stands alone, and before captions the folder of pictures")
-    for there, what in ((path.is_dir(), f"folder {data}"), (Path(captions).is_file(), f"file {captions}")):
+    file = Path(captions)
+    for there, what in ((path.is_dir(), f"folder {data}"), (file.is_file(), f"file {captions}")):
         if not there:
-            raise ManifestError(f"there is no {what}; name a folder of pictures and the file of their captions")
-    if (file := Path(captions)).suffix not in SUFFIXES:
+            raise ManifestError(
+                f"there is no {what}; name a folder of pictures and the file of their captions, or a manifest alone"
+            )
+    if file.suffix not in SUFFIXES:
         raise ManifestError(f"{captions} is no file of captions; give one that ends in {', '.join(SUFFIXES)}")
     name = re.sub(r"[^a-z0-9_-]+", "-", path.resolve().name.lower()).strip("-") or "pictures"
     return Source(str(captions), Manifest(name, path.resolve(), file, path=file), url, path.resolve())
 
 
 def _require_manifest(data: str | Path) -> None:
-    """Raise ManifestError, or RunError for a run, where something is no manifest and must be said otherwise."""
+    """Raise ManifestError, or RunError for a run, that says what to name in the place of something else."""
     path, bundled = Path(data), list(bundled_manifests())
     if str(data) in bundled:
         return

@@ -3,7 +3,7 @@
 import json
 import shlex
 
-from command_line import refused, run
+from command_line import run
 from small_store import make_store
 
 from xret.cli import main
@@ -24,8 +24,3 @@ def test_the_commands_that_it_ends_with_run_as_printed(tmp_path, monkeypatch):
     assert "a fit" in run("eval", "a fit").stdout
     again = json.loads(run("fit", "s.zarr", "--out", "a fit", "--device", "cpu", "--json").stdout)
     assert len(again["rows"]) == 4 and all(row["complete"] for row in again["rows"])
-
-
-def test_what_is_no_data_is_refused(tmp_path):
-    assert "no store, manifest or data set 'photos'" in refused("fit", "photos", "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()

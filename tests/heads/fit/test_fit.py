@@ -207,7 +207,7 @@ def test_what_is_no_data_is_refused_with_what_to_name(store, fitted, clip, tmp_p
         (["s.zar"], {}, "there is no store, manifest or data set 's.zar'"),
         (["flickr8k"], {"data_root": tmp_path}, "the image folder"),
         ([pictures, tmp_path / "none.csv"], {}, "there is no file"),
-        ([file, file], {}, "a manifest stands alone"),
+        ([file, file], {}, "or a manifest alone"),
         ([store, file], {}, "leave captions out"),
         ([store], {"encoder": clip}, "leave encoder out"),
     ):

@@ -1,13 +1,13 @@
 """The demo's own promises: it goes on where it was stopped, and at its full size sets are worth it."""
 
 import json
-import pkgutil
 import shlex
 from functools import partial
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from killed import failing_at
 
 import xret
 from xret.cli import main
@@ -28,20 +28,7 @@ def small(monkeypatch):
         monkeypatch.setitem(ROWS, name, (recipe, {**settings, **heads, "data.batch_size": 8, "schedule.epochs": 2}))
 
 
-def fail_at(monkeypatch, name, call):
-    """Let a function fail the so-manieth time it is called."""
-    calls, real = [], pkgutil.resolve_name(name)
-
-    def failing(*arguments, **options):
-        calls.append(name)
-        if len(calls) == call:
-            raise RuntimeError("stopped")
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(name, failing)
-
-
-def test_a_stopped_demo_goes_on(small, monkeypatch, tmp_path):
+def test_a_stopped_demo_goes_on(small, tmp_path):
     stops = {
         "xret.demo.generate._write_scene": 5,
         "xret.pipeline.extraction.filler.Filler.fill": 3,
@@ -49,8 +36,7 @@ def test_a_stopped_demo_goes_on(small, monkeypatch, tmp_path):
         "xret.heads.evaluation.evaluation.evaluate": 2,
     }
     for name, call in stops.items():
-        with monkeypatch.context() as patch:
-            fail_at(patch, name, call)
+        with failing_at(name, call):
             assert str(run(tmp_path / "stopped").exception) == "stopped", name
     results = []
     for name in ("stopped", "whole", "whole"):

@@ -1,8 +1,10 @@
-"""What a process leaves that is killed between two operations on files."""
+"""What a process leaves that is killed between two operations on files, and functions that fail on the way."""
 
 import os
+import pkgutil
 import shutil
 from contextlib import contextmanager
+from itertools import count
 
 import pytest
 
@@ -35,3 +37,18 @@ def left_by_kills(folder, copies):
         for name in _OPERATIONS:
             patch.setattr(os, name, before(getattr(os, name)))
         yield found
+
+
+@contextmanager
+def failing_at(name, call):
+    """Let the function of a dotted name fail the so-manieth time that it is called in the block."""
+    real, calls = pkgutil.resolve_name(name), count(1)
+
+    def failing(*arguments, **options):
+        if next(calls) == call:
+            raise RuntimeError("stopped")
+        return real(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(name, failing)
+        yield

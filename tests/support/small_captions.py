@@ -29,13 +29,17 @@ def image(number: int, split: str = "train", texts=("a bird .",), **more):
     return {"filename": f"{number}.jpg", "imgid": number, "split": split, "sentences": sentences, **more}
 
 
-def refusal(manifest) -> str:
-    """Return the message, having seen that it is one sentence and names the caption file."""
+def sentence_of(function, *arguments) -> str:
+    """Return what a function refuses its arguments with, having seen that it is one sentence."""
     with pytest.raises(ManifestError) as caught:
-        read_samples(manifest)
+        function(*arguments)
     message = str(caught.value)
+    assert message.endswith(".") and "\n" not in message and ". " not in message
+    return message
+
+
+def refusal(manifest) -> str:
+    """Return the sentence that names the caption file."""
+    message = sentence_of(read_samples, manifest)
     assert message.startswith(str(manifest.captions))
-    assert message.endswith(".")
-    assert "\n" not in message
-    assert ". " not in message
     return message

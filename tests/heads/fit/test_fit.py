@@ -4,13 +4,13 @@ import csv
 import json
 import logging
 import math
-import pkgutil
 import re
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from killed import failing_at
 from PIL import Image
 from small_checkpoints import save_text_model
 from small_reports import require_sound
@@ -145,7 +145,7 @@ STOPS = {
 }
 
 
-def test_it_goes_on_where_it_was_stopped_to_the_same_outcome(clip, tmp_path, monkeypatch):
+def test_it_goes_on_where_it_was_stopped_to_the_same_outcome(clip, tmp_path):
     pictures, captions = photos(tmp_path, 60)
     out = tmp_path / "stopped"
 
@@ -155,16 +155,7 @@ def test_it_goes_on_where_it_was_stopped_to_the_same_outcome(clip, tmp_path, mon
         return text, (folder / "model.safetensors").read_bytes()
 
     for name, call in STOPS.items():
-        calls, real = [], pkgutil.resolve_name(name)
-
-        def failing(*arguments, calls=calls, real=real, call=call, **options):
-            calls.append(1)
-            if len(calls) == call:
-                raise RuntimeError("stopped")
-            return real(*arguments, **options)
-
-        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="stopped"):
-            patch.setattr(name, failing)
+        with failing_at(name, call), pytest.raises(RuntimeError, match="stopped"):
             run(out)
     for candidate in (out / "candidates").iterdir():
         (candidate / EMBEDDINGS).mkdir()  # as a search of pictures leaves it

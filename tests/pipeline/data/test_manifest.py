@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from small_captions import sentence_of
 
 import xret.data_manifests
 from xret.pipeline.data.manifest import bundled_manifests, load_manifest
-from xret.pipeline.errors import ManifestError
 
 GOOD = "name: birds\nimages: images\ncaptions: captions.json\n"
 LINES = GOOD.replace(".json", ".jsonl")
@@ -34,14 +34,7 @@ def write(folder: Path, text: str = GOOD) -> Path:
 
 
 def refusal(dataset, data_root: Path | None = None) -> str:
-    """Return the message, having seen that it is one sentence."""
-    with pytest.raises(ManifestError) as caught:
-        load_manifest(dataset, data_root)
-    message = str(caught.value)
-    assert message.endswith(".")
-    assert "\n" not in message
-    assert ". " not in message
-    return message
+    return sentence_of(load_manifest, dataset, data_root)
 
 
 def test_every_key_arrives(tmp_path):

@@ -71,18 +71,20 @@ def test_validation_weighs_as_a_search_by_hand_does(folder, tmp_path):
 
 
 def test_where_all_compare_by_cosine_a_sample_is_one_vector(folder, tmp_path):
-    xret.average([folder / "vector", folder / "both"], out=tmp_path / "a", device="cpu")
+    shares = {"vector": 0.8, "both": 0.2}
+    xret.average([folder / name for name in shares], out=tmp_path / "a", device="cpu")
+    edited(tmp_path / "a", average=shares)
     loaded = xret.load(tmp_path / "a", device="cpu", data_root=folder / "data" / "images")
     (text,) = loaded.encode_text(["a red side and a blue side"])
     assert text.shape == (32,)
     assert float(text.norm()) == pytest.approx(1)
     picture = Path(folder / "data" / "images" / "0.png")
     parts = [
-        xret.load(folder / name, device="cpu", data_root=folder / "data" / "images").encode_images([picture])
-        for name in ("vector", "both")
+        share**0.5
+        * xret.load(folder / name, device="cpu", data_root=folder / "data" / "images").encode_images([picture])
+        for name, share in shares.items()
     ]
-    expected = torch.cat(parts, 1) / 2**0.5
-    torch.testing.assert_close(loaded.encode_images([picture]), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(loaded.encode_images([picture]), torch.cat(parts, 1), atol=1e-6, rtol=0)
 
 
 def test_everything_that_takes_a_run_takes_it(folder, tmp_path):

@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 import xret
 from xret.heads.modules.embedding import Sequence, tensors_of
 from xret.heads.retrieval.retriever import Retriever
+from xret.heads.runs.encoders import encode_captions_by_all, encode_images_by_all
 from xret.pipeline.data.images import open_image
 from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.errors import CacheError, EncoderError, QueryError, RunError, SampleError
@@ -122,6 +123,13 @@ def test_unknown_words_of_a_query_are_logged_and_count_as_unk(made, caplog):
     embedding = retriever.encode_text(["a zeppelin", "zeppelin", "?!"], warn=False)
     torch.testing.assert_close(embedding[1], embedding[2])  # both are one <unk>
     assert not caplog.messages
+
+
+def test_features_of_new_samples_are_rounded_as_those_of_the_store(made):
+    retriever = open_run(made, made.run("setdiv", "tokens"), text_weights=str(made.folder / "bert"))
+    images = encode_images_by_all(retriever.image_encoders, "cpu", files(retriever)[:1])
+    for features in (*images, *encode_captions_by_all(retriever.text_encoders, "cpu", ["red"])):
+        assert features.local.dtype == features.global_.dtype == torch.float16
 
 
 def test_parts_of_words_are_always_known(made):

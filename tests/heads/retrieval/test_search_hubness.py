@@ -43,6 +43,7 @@ def test_each_answer_has_its_bias(corrected, made):
         expected = {name: without[name] + bias[row] for row, name in enumerate(names)}
         assert {hit.id: hit.score for hit in found} == pytest.approx(expected, abs=1e-5)
         assert [hit.score for hit in found] == sorted((hit.score for hit in found), reverse=True)
+        assert {hit.probability for hit in found} == {None}  # they are of other scores
 
 
 def test_an_index_has_the_biases_itself_and_learns_them_in_parts(corrected, tmp_path, monkeypatch):

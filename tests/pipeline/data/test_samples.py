@@ -16,7 +16,7 @@ from xret.pipeline.data.samples import SPLITS, read_samples, tokenize
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.sampled_from(["train", "val", "test", "other", "restval", "dev"]), min_size=1, max_size=12))
+@given(st.lists(st.sampled_from(["train", "val", "test", "other", "restval", "extra"]), min_size=1, max_size=12))
 def test_rows_are_ordered_by_split_then_as_in_the_source(tmp_path_factory, splits):
     images = [image(number, split) for number, split in enumerate(splits)]
     merge = "merge_splits: {restval: train}\n"
@@ -25,7 +25,7 @@ def test_rows_are_ordered_by_split_then_as_in_the_source(tmp_path_factory, split
     for wanted in ("train", "val", "test", "other"):
         first = len(expected)
         for number, split in enumerate(splits):
-            final = {"restval": "train", "dev": "other"}.get(split, split)
+            final = {"restval": "train", "extra": "other"}.get(split, split)
             if final == wanted:
                 expected.append((str(number), wanted))
         assert samples.splits.get(wanted) == ((first, len(expected)) if len(expected) > first else None)
@@ -234,10 +234,10 @@ def test_ascii_words_by_hand(text):
 
 
 def test_images_of_a_split_that_is_not_known_are_named(tmp_path, caplog):
-    images = [image(0), image(1, "dev"), image(2, "dev"), image(3, "restval")]
+    images = [image(0), image(1, "extra"), image(2, "extra"), image(3, "restval")]
     assert read_samples(karpathy(tmp_path, images)).splits == {"train": (0, 1), "other": (1, 4)}
-    assert "count as 'other' (2 in 'dev', 1 in 'restval'); map them to train, val or test" in caplog.text
+    assert "count as 'other' (2 in 'extra', 1 in 'restval'); map them to train, val or test" in caplog.text
     caplog.clear()
-    samples = read_samples(karpathy(tmp_path, images, "merge_splits: {dev: val, restval: train}\n"))
+    samples = read_samples(karpathy(tmp_path, images, "merge_splits: {extra: val, restval: train}\n"))
     assert samples.splits == {"train": (0, 2), "val": (2, 4)}
     assert not caplog.messages

@@ -75,20 +75,19 @@ def average(
     if weights not in get_args(Weights):
         raise RunError(f"weights is '{weights}', but must be {' or '.join(get_args(Weights))}")
     rankers = [Ranker(name, store=store, device=device, trust=trust) for name in names]
-    opened = [ranker.run for ranker in rankers if ranker.run is not None]
-    reader = next((run for run in opened if run.vocabulary), opened[0])
-    for run in opened:
-        _require_fit(run, opened[0], reader)
+    opened = {name: ranker.run for name, ranker in zip(names, rankers, strict=True) if ranker.run is not None}
+    reader = next((run for run in opened.values() if run.vocabulary), opened[names[0]])
+    for run in opened.values():
+        _require_fit(run, opened[names[0]], reader)
     with within_memory(rankers[0].device, *lacking(VAL)):
         scored = [embed_split(ranker, VAL) for ranker in rankers]
         chosen, of_each, best = _weigh(scored, names, weights)
-    members = [run for run, name in zip(opened, names, strict=True) if name in chosen]
-    info = replace(_info(members, chosen, best), store=absolute(rankers[0].cache.url))
+    info = replace(_info([opened[name] for name in chosen], chosen, best), store=absolute(rankers[0].cache.url))
     with making(Path(out), RunError, "make room, or take another --out") as partial:
         write_facts(partial, info)
         for number, name in enumerate(chosen):
             (folder := partial / MEMBERS / str(number)).mkdir(parents=True)
-            run = opened[names.index(name)]
+            run = opened[name]
             for file in ("run.json", "recipe.yaml", WEIGHTS):
                 shutil.copyfile(run.file(file), folder / file)
             copy_sources(run.recipe, folder)

@@ -35,23 +35,14 @@ def evaluate_embeddings(
     widths = [map_floats(file, 2).shape[1] for file in files.values()]
     if len({*widths}) > 1:
         raise RunError(f"{images} is {widths[0]} wide and {captions} {widths[1]}; give embeddings of one model")
-    reader = RowReader(Path(index))
-    rows = [row for _, row in caption_rows(Path(index), reader) if row is not None]
-    reader.note_unread()
     split = SPLIT_NAMES.get(split, split)
-    for row in rows:
-        row.split = SPLIT_NAMES.get(row.split or split, "other")
-    named = {row.split for row in rows if row.split}
+    lines = _read_lines(Path(index), split)
+    named = {line["split"] for line in lines}
     if split not in named:
         raise RunError(f"{index} has no split '{split}', but {', '.join(sorted(named))}; choose one of these")
     with TemporaryDirectory(prefix="xret-eval-") as folder:
         for name, file in files.items():
             Path(folder, name).symlink_to(file)
-        lines = [
-            {"file_name": row.file_name, "caption": text, "split": row.split}
-            for row in rows
-            for text, _ in row.captions
-        ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         Path(folder, "index.jsonl").write_text(text, encoding="utf-8")
         store = str(Path(folder, "store.zarr"))
@@ -71,3 +62,14 @@ def evaluate_embeddings(
             raise SourceError(text) from error
         evaluation = evaluate(store, split=split, **how)
     return replace(evaluation, runs=(f"{images} and {captions}",), stores=(str(index),))
+
+
+def _read_lines(index: Path, split: str) -> list[dict[str, str]]:
+    """Return a line a caption, in `split` where the index names none."""
+    reader, lines = RowReader(index), list[dict[str, str]]()
+    for _, row in caption_rows(index, reader):
+        if row is not None:
+            facts = {"file_name": row.file_name, "split": SPLIT_NAMES.get(row.split or split, "other")}
+            lines += [facts | {"caption": text} for text, _ in row.captions]
+    reader.note_unread()
+    return lines

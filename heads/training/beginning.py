@@ -137,6 +137,12 @@ class Teacher:
         return self.compare(_some(self.images, images), _some(self.captions, captions))
 
 
+def teach(objective: Objective, run: str | Path | None, split: Batches, device: torch.device, trust: bool) -> None:
+    """Let a run, if there is one, teach what is learnt from a training split."""
+    if run is not None:
+        objective.teacher = Teacher(run, split, device, trust).scores
+
+
 def taught(recipe: Recipe, distil: str | Path | None) -> Recipe:
     """Return the recipe with a term for what is taught; RecipeError where it lacks its teacher, or blends pairs."""
     if distil is not None and recipe.augment.mix:

@@ -32,7 +32,7 @@ from ..recipes.settings import Settings
 from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
 from ..runs.info import RunInfo, absolute
 from ..runs.run import Run, require_free
-from .beginning import Teacher, begin, taught
+from .beginning import begin, taught, teach
 from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
@@ -122,8 +122,7 @@ def train(
         split = joined_batches([batches_of(each, model, "train", target, **how) for each in (sets, *others)])
         val_split = batches_of(sets, model, "val", target, resident=resident)
         objective = Objective(recipe, model, losses, split)
-        if distil is not None:
-            objective.teacher = Teacher(distil, split, target, trust).scores
+        teach(objective, distil, split, target, trust)
         learning = objective, build_optimizer(model, losses, recipe.optimizer), target
         trainer = Trainer(*learning) if stack is None else StackedTrainer(stack, *learning)
     require_negatives(split)

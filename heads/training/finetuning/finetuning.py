@@ -37,7 +37,7 @@ from ...recipes.settings import Settings
 from ...runs.features import RetokenizedCaptions, Sets, batches_of, open_store, sets_of_run, views_to_draw
 from ...runs.info import BRANCHES, BranchName, RunInfo, absolute, versions
 from ...runs.run import CHECKPOINT, Run
-from ..beginning import Teacher
+from ..beginning import teach
 from ..callbacks import Callback, require_log
 from ..objective import require_whole_batches
 from ..optimisation import build_optimizer, decay_of, weights_of
@@ -134,8 +134,7 @@ def finetune(
     created = new is None
     new = ready(TunedRun, new, out, on_split(info, split))
     with new.locked(created), within_memory(target, *_LACKING):
-        if base.info.distil is not None:
-            trainer.objective.teacher = Teacher(base.info.distil, learnt, target, trust).scores
+        teach(trainer.objective, base.info.distil, learnt, target, trust)
         trainer.resume(new)
         return trainer.train(new, split, val, callbacks)
 

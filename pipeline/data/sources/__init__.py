@@ -56,18 +56,7 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[Images, Source,
         whole=source.kind != "tar" and (rows is None or rows.suffix != ".json"),
         by_folder=manifest.kind in ("arrow", "imagefolder"),
     )
-    urls = [(url_of(manifest.images, file.name), split) for file, split in files]
-    if rows is not None and rows.suffix == ".json":
-        images = read_json_images(rows, reader)
-    elif rows is not None:
-        images = read_rows(caption_rows(rows, reader, ""), partial(is_one_file, manifest.images))
-    elif manifest.kind == "imagefolder":
-        images = read_rows(imagefolder_rows(manifest.images, reader))
-    elif source.kind == "tar":
-        of_each = (tar_rows(url, number, split, reader) for number, (url, split) in enumerate(urls))
-        images = read_rows(chain.from_iterable(of_each))
-    else:
-        images = read_tables(source.kind, urls, reader)
+    images = _read_images(manifest, source.kind, files, reader)
     if lists := reader.lists():
         images = Images(reader.unfold(images, lists))
     if not images:
@@ -79,6 +68,20 @@ def read_source(manifest: Manifest, skip: bool = False) -> tuple[Images, Source,
         _refuse_names_of_splits(manifest, files)
         reader.note_unread()
     return images, source, reader.left_out
+
+
+def _read_images(manifest: Manifest, kind: str, files: _Files, reader: RowReader) -> Images:
+    rows, urls = manifest.captions, [(url_of(manifest.images, file.name), split) for file, split in files]
+    if rows is not None and rows.suffix == ".json":
+        return read_json_images(rows, reader)
+    if rows is not None:
+        return read_rows(caption_rows(rows, reader, ""), partial(is_one_file, manifest.images))
+    if manifest.kind == "imagefolder":
+        return read_rows(imagefolder_rows(manifest.images, reader))
+    if kind == "tar":
+        of_each = (tar_rows(url, number, split, reader) for number, (url, split) in enumerate(urls))
+        return read_rows(chain.from_iterable(of_each))
+    return read_tables(kind, urls, reader)
 
 
 def _refuse_names_of_splits(manifest: Manifest, files: _Files) -> None:

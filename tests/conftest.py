@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 # Several processes with as many threads as cores stand in each other's way; whoever is started has it, too.
@@ -18,6 +19,11 @@ from PIL import Image
 
 GOLDEN = Path(__file__).with_name("golden")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+# Hundreds of thousands of files come and go; in memory, a sixth of the time is saved that a disk's tables would take.
+with suppress(FileNotFoundError):
+    if shutil.disk_usage("/dev/shm").free > 4 << 30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 # Tests are compiled once for all processes and runs, also where the environment writes no bytecode.
 sys.dont_write_bytecode = False

@@ -2,7 +2,8 @@
 
     python tests/support/mutate.py --lines 40 --seed 0
 
-A line that survives is not tested there, or the change means nothing. A change takes about a minute.
+A line that survives is not tested there, or the change means nothing. A change takes about a minute. Left out are
+annotations, the keywords of `GUARDS` and the constants of `SIZES`.
 """
 
 import argparse
@@ -21,6 +22,13 @@ SWAPPED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Add: ast.Sub, ast.Sub: ast.Add,
     ast.Mult: ast.Add, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
+}  # fmt: skip
+# What is right without them does the same with them; a sort on a CPU is always stable.
+GUARDS = {"frozen", "stable", "strict"}
+# How much is read or computed at a time: they bound memory or keep threads busy, and results do not depend on them.
+SIZES = {
+    "BATCH", "BLOCK", "CELLS", "CHUNK_BYTES", "GLOBAL_CHUNK_BYTES", "KEPT", "PAIRS", "SIDE", "SUMS", "WHOLE",
+    "_AT_ONCE", "_BLOCK", "_EACH", "_IMAGES", "_KEPT", "_LOOKED_UP", "_PARTS", "_SAMPLES_BYTES", "_TASKS", "_THREADS",
 }  # fmt: skip
 
 
@@ -45,14 +53,21 @@ def broken(node):
 def candidates(file):
     """Yield the broken lines of a file: number, the line and what becomes of it."""
     text = file.read_text(encoding="utf-8")
-    lines, typed = text.splitlines(keepends=True), set()
+    lines, left_out = text.splitlines(keepends=True), set()
     for node in ast.walk(ast.parse(text)):
         for part in (getattr(node, "annotation", None), getattr(node, "returns", None)):
-            typed |= set(map(id, ast.walk(part))) if part else set()
+            left_out |= set(map(id, ast.walk(part))) if part else set()
+        match node:  # of an f-string it is not known on every Python where its values stand
+            case ast.JoinedStr():
+                left_out |= set(map(id, ast.walk(node)))
+            case ast.keyword(arg=name) if name in GUARDS:
+                left_out |= set(map(id, ast.walk(node)))
+            case ast.Assign(targets=[target]) if SIZES & {
+                name.id for name in ast.walk(target) if isinstance(name, ast.Name)
+            }:
+                left_out |= set(map(id, ast.walk(node)))
         same_line = isinstance(node, ast.expr) and node.lineno == node.end_lineno
-        if isinstance(node, ast.JoinedStr):  # where its values stand is not known on every Python
-            typed |= set(map(id, ast.walk(node)))
-        if same_line and id(node) not in typed and broken(node):
+        if same_line and id(node) not in left_out and broken(node):
             line = lines[node.lineno - 1].encode()
             new = line[: node.col_offset] + f"({ast.unparse(node)})".encode() + line[node.end_col_offset :]
             yield node.lineno, line.decode(), new.decode()

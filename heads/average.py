@@ -30,7 +30,7 @@ class AveragedScores(Similarity):
         super().__init__()
         self.parts, self.weights = nn.ModuleList(parts), tuple(weights)
 
-    def points(self, embedding: Embedding, *, query: bool = False) -> Tensor:
+    def points(self, embedding: Embedding, *, query: bool) -> Tensor:
         """Raise QueryError: no points are near to each other as all of the runs have it."""
         raise QueryError(NO_VECTOR)
 

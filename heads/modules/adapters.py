@@ -89,7 +89,7 @@ class Adapter(Part):
         inputs = features.length, features.local, features.global_, features.token
         return self(*inputs, uses_local=uses_local)
 
-    def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool = True) -> None:
+    def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool) -> None:
         """Take statistics of all samples of a training split before the first step; each call of `parts` reads it."""
 
     def load_vectors(self, vectors: Tensor, found: Tensor) -> None:
@@ -165,7 +165,7 @@ class RowsAdapter(Adapter):
             return {"global", "local"} if uses_local else {"global"}
         return {"local"}
 
-    def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool = True) -> None:
+    def measure(self, parts: Callable[[], Iterable[Cached]], uses_local: bool) -> None:
         """Take the statistics of `standardize`."""
         if self.rows_input.standardize and self._adapts_rows(uses_local):
             rows = (part.local[valid_rows(part.local, part.length)] for part in parts() if part.local is not None)

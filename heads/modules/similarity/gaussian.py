@@ -77,11 +77,11 @@ class Wasserstein(Similarity):
     def forward(self, images: Gaussian, captions: Gaussian) -> Tensor:
         """Compare I with C Gaussians of D dimensions: `[I, C]`."""
         check("gaussian", images, captions)
-        distances = squared_distances(self.points(images), self.points(captions))
+        distances = squared_distances(self.points(images, query=True), self.points(captions, query=False))
         apart = distances > 0
         return -(torch.where(apart, distances, 1).sqrt() * apart).to(precise(images.mean))
 
-    def points(self, embedding: Embedding, *, query: bool = False) -> Tensor:
+    def points(self, embedding: Embedding, *, query: bool) -> Tensor:
         """Return mean and deviations (`printed`: variances) side by side, float64 `[B, 2 D]`."""
         mean, log_variance = embedding
         exponent = 0.5 if self.form == "closed" else 1.0
@@ -107,7 +107,7 @@ class SampledDistance(Similarity):
         distances = squared_distances(*means) + spread[0][:, None] + spread[1]
         return -distances.to(precise(images.mean))
 
-    def points(self, embedding: Embedding, *, query: bool = False) -> Tensor:
+    def points(self, embedding: Embedding, *, query: bool) -> Tensor:
         """Return unit means beside the root of the summed variances, `[B, D + 1]`, which is 0 for a `query`."""
         mean, log_variance = embedding
         root = log_variance.exp().sum(1, keepdim=True).sqrt()

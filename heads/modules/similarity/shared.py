@@ -70,7 +70,7 @@ class Similarity(Part):
         assert not isinstance(embedding, Joint), "its scores are no cosines"
         return type(embedding)(unit(embedding[0]), embedding[1])
 
-    def points(self, embedding: Embedding, *, query: bool = False) -> Tensor:
+    def points(self, embedding: Embedding, *, query: bool) -> Tensor:
         """Return points `[T, W]`, all elements or rows of the first sample, then of the next: an index looks them up.
 
         Samples whose points are near to those of a `query` by Euclidean distance are candidates, which the similarity

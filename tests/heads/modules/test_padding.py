@@ -1,9 +1,13 @@
 """Rows and their padding: whatever stands on padding changes nothing, and samples without rows give no NaN."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+from torch.testing import assert_close
 
-from xret.heads.modules.padding import last_row, rows_of_all, softmax, valid_rows, with_ends, zero_padding
+from xret.heads.modules.padding import last_row, mean_rows, rows_of_all, softmax, valid_rows, with_ends, zero_padding
+from xret.pipeline.device import stacking
 
 LENGTH = torch.tensor([2, 0, 3])
 
@@ -22,11 +26,18 @@ def test_last_row_of_each_sample():
     assert torch.equal(last_row(rows, LENGTH), torch.stack([rows[0, 1], torch.zeros(2), rows[2, 2]]))
 
 
+@pytest.mark.parametrize("together", [nullcontext(), stacking([], None)])
+def test_mean_of_each_sample(together):
+    rows = torch.arange(1.0, 19).view(3, 3, 2)
+    with together:
+        assert_close(mean_rows(rows, LENGTH), torch.stack([rows[0, :2].mean(0), torch.zeros(2), rows[2].mean(0)]))
+
+
 def test_softmax_is_that_of_the_valid_scores_alone():
     scores = torch.randn(3, 3, requires_grad=True)
     weights = softmax(scores, valid_rows(scores, LENGTH), 1)
-    torch.testing.assert_close(weights[0], torch.cat([scores[0, :2].softmax(0), torch.zeros(1)]))
-    torch.testing.assert_close(weights[2], scores[2].softmax(0))
+    assert_close(weights[0], torch.cat([scores[0, :2].softmax(0), torch.zeros(1)]))
+    assert_close(weights[2], scores[2].softmax(0))
     assert (weights[1] == 0).all()
     weights.square().sum().backward()
     assert scores.grad.isfinite().all()

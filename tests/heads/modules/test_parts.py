@@ -1,6 +1,8 @@
 """Bounds of parameters: declared in a signature, checked when a part is made, and read by recipes."""
 
 import inspect
+import json
+from pathlib import Path
 from typing import Annotated, Literal, get_args, get_type_hints
 
 import pytest
@@ -11,6 +13,7 @@ from xret.heads.modules.losses import LOSSES
 from xret.heads.modules.parts import Bound, Count, Part, Positive, Share, at_least, between
 from xret.heads.modules.similarity import SIMILARITIES
 
+GOLDEN = Path(__file__).parents[2] / "golden"
 REGISTRIES = (ADAPTERS, AGGREGATORS, LOSSES, SIMILARITIES)
 PARTS = sorted({part for registry in REGISTRIES for part in registry.values()}, key=lambda part: part.__name__)
 
@@ -84,3 +87,20 @@ def test_every_declared_bound_is_checked(part, name, value):
 
 def test_most_parts_declare_bounds():
     assert len({part for part, _, _ in bounds()}) >= 20
+
+
+def described(part):
+    """What a recipe that names a part alone means, and what bounds its parameters; what a part states of itself."""
+    kinds = get_type_hints(part.__init__, include_extras=True)
+    values = {
+        name: [parameter.default, *getattr(kinds[name], "__metadata__", [[""]])[0][:1]]
+        for name, parameter in inspect.signature(part).parameters.items()
+        if parameter.default is not parameter.empty
+    }
+    stated = {name for base in part.__mro__ if issubclass(base, Part) for name in vars(base) if name[0] != "_"}
+    return {name: value for name in stated if isinstance(value := getattr(part, name), bool)} | values
+
+
+def test_parts_are_what_recipes_were_written_for():
+    recorded = json.loads((GOLDEN / "parts.json").read_text("utf-8"))
+    assert {part.__name__: described(part) for part in PARTS} == recorded

@@ -205,7 +205,7 @@ def test_channels_are_standardised_by_the_valid_rows_alone():
     local[1, 1:] = 1e4  # padding
     local[..., 5] = 0.25  # never changes
     adapter = RowsAdapter(6, 6, 8, standardize=True, global_="pooled")
-    adapter.measure(lambda: [Part(ROWS[:2], local[:2], None), Part(ROWS[2:], local[2:], None)])
+    adapter.measure(lambda: [Part(ROWS[:2], local[:2], None), Part(ROWS[2:], local[2:], None)], uses_local=True)
     valid = torch.cat([local[0], local[1, :1], local[2, :3]])
     expected = (valid - valid.mean(0)) / torch.cat([valid.std(0, correction=0)[:5], torch.ones(1)])
     torch.testing.assert_close(adapter.rows_input(local)[0], expected[:4])

@@ -68,6 +68,31 @@ def test_with_padding_computed_values_and_gradients_are_the_same(gru, lengths):
         torch.testing.assert_close(padded, packed, rtol=1e-12, atol=1e-12)
 
 
+class Exported(nn.Module):
+    def __init__(self, gru):
+        super().__init__()
+        self.gru = gru
+
+    def forward(self, rows, length):
+        states, last = run_packed(self.gru, rows, length)
+        return states(), last
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_onnxruntime_gives_what_torch_does(gru, tmp_path):
+    for package in ("onnxscript", "onnxruntime"):
+        pytest.importorskip(package, reason=f"{package} is not here: pip install 'xret[onnx]'")
+    import onnxruntime
+
+    given = torch.randn(5, 6, 4), torch.tensor(LENGTHS)
+    axes = ({0: torch.export.Dim("samples"), 1: torch.export.Dim("rows")}, {0: torch.export.Dim("samples")})
+    torch.onnx.export(Exported(gru), given, tmp_path / "gru.onnx", dynamic_shapes=axes, dynamo=True, verbose=False)
+    session = onnxruntime.InferenceSession(tmp_path / "gru.onnx")
+    found = session.run(None, {at.name: t.numpy() for at, t in zip(session.get_inputs(), given, strict=True)})
+    for ours, expected in zip(found, Exported(gru)(*given), strict=True):
+        torch.testing.assert_close(torch.from_numpy(ours), expected.detach())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 @pytest.mark.parametrize(("mixed", "expected"), [("bfloat16", "float32"), ("float16", "float16")])

@@ -1,5 +1,7 @@
 """A head that adds to frozen features: before it has learnt, it is what they reach untrained."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from scores import score
@@ -9,7 +11,7 @@ from torch.nn.functional import normalize
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.scoring import compare, embed
 from xret.heads.model import build_model, feature_facts
-from xret.heads.modules.residual import Frozen, Residual
+from xret.heads.modules.residual import ClosedForm, Frozen, Residual
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.features import batches_of
 from xret.heads.training.train import train
@@ -63,6 +65,20 @@ def test_the_sum_is_that_of_the_formula(elements):
     base, found = residual(embedding, Features(torch.ones(2), global_=frozen))
     torch.testing.assert_close(found, expected)
     assert torch.equal(base, frozen)
+
+
+def test_the_closed_form_is_a_map_of_unit_vectors_side_by_side():
+    torch.manual_seed(0)
+    closed, length = ClosedForm([3, 2], [True, False], 4), torch.tensor([2, 1])
+    closed.mean.normal_()
+    closed.matrix.normal_()
+    parts = Features(length, global_=torch.randn(2, 3)), Features(length, local=torch.randn(2, 2, 2))
+    means = torch.stack([parts[1].local[0].mean(0), parts[1].local[1, 0]])
+    side_by_side = torch.cat([one / one.norm(dim=1, keepdim=True) for one in (parts[0].global_, means)], 1)
+    with torch.autocast("cpu", torch.bfloat16):  # whose eight bits would be too few
+        found = closed(SimpleNamespace(parts=parts))
+    torch.testing.assert_close(found, (side_by_side - closed.mean) @ closed.matrix)
+    assert closed.fields == ({"global"}, {"local"})
 
 
 def test_what_has_no_common_space_or_is_no_vector_is_refused(store, tmp_path):

@@ -6,15 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 from bundled_recipes import small_settings
-from hypothesis import given
-from hypothesis import strategies as st
 from small_store import make_store
 from small_trainings import learner
 
 from xret.heads.modules.aggregators import AGGREGATORS
 from xret.heads.modules.aggregators.relations import RegionGraphLayer
 from xret.heads.modules.losses import LOSSES
-from xret.heads.modules.losses.blocks import compared_masks, compared_pairs
 from xret.heads.recipes.names import recipe_names
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.training.objective import Objective, embed_in_parts, goes_in_blocks
@@ -141,32 +138,6 @@ def test_nothing_but_a_part_is_kept(store):
             embed_in_parts(trial.model.embed_captions, features, parts)
         kept[chunk] = sum(held)
     assert kept[2] < kept[None] / 10
-
-
-@given(
-    seed=st.integers(0, 1000),
-    images=st.integers(1, 6),
-    captions=st.integers(1, 12),
-    texts=st.integers(1, 12),
-    numbered=st.booleans(),
-)
-def test_listed_pairs_are_those_of_the_matrix(seed, images, captions, texts, numbered):
-    generator = torch.Generator().manual_seed(seed)
-    caption_image = torch.randint(images, (captions,), generator=generator)
-    text = torch.randint(texts, (captions,), generator=generator) * 10
-    own = torch.arange(images)[:, None] == caption_image
-    alike = (own.int() @ (text[:, None] == text).int()) > 0  # an own caption has that text
-    same = alike & ~own if numbered else torch.zeros_like(own)
-    for positive in (True, False):
-        found = compared_pairs(caption_image, text if numbered else None, same_is_positive=positive)
-        expected = (own | same, torch.zeros_like(own)) if positive else (own, same)
-        for pairs, matrix in zip(found, expected, strict=True):
-            listed = torch.zeros(images, captions, dtype=torch.int64)
-            listed.index_put_(pairs, torch.tensor(1), accumulate=True)
-            assert torch.equal(listed, matrix.long())  # each once
-        masks = compared_masks(images, caption_image, text if numbered else None, same_is_positive=positive)
-        assert torch.equal(masks[0], expected[0])
-        assert not expected[1].any() if masks[1] is None else torch.equal(masks[1], expected[1])
 
 
 @pytest.mark.parametrize("name", ["linear", "sail"])

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
 from xret.heads.modules.losses import LOSSES
-from xret.heads.modules.losses.blocks import BlockLoss, Pairs, in_blocks, pairs_of
+from xret.heads.modules.losses.blocks import BlockLoss, Pairs, compared_masks, compared_pairs, in_blocks, pairs_of
 from xret.heads.modules.losses.contrastive import InfoNCE, Sigmoid
 from xret.heads.modules.losses.regularisers import SideLoss
+from xret.pipeline.device import stacking
 
 KINDS = {
     "infonce": lambda: InfoNCE(scale=7),
@@ -75,6 +76,17 @@ def test_positives_and_ignored_pairs_come_in_any_order():
         for pairs in (own, others)
     ]
     torch.testing.assert_close(in_blocks(loss, *sides, *shuffled, side=4), in_blocks(loss, *sides, own, others, side=3))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("positive", [0.3, 0.0])
+def test_what_many_heads_compute_together_is_the_same(kind, positive):
+    loss = KINDS[kind]().double()
+    sides, positives, ignored = batch(3, 5, 8, positive=positive)
+    alone = value_and_gradients(loss, sides, whole(loss, positives, ignored))
+    with stacking([], None):
+        together = value_and_gradients(loss, sides, whole(loss, positives, ignored))
+    torch.testing.assert_close(together, alone)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -146,3 +158,29 @@ def test_which_losses_can_be_computed_in_blocks():
 def test_a_loss_without_its_formula_cannot_be_made(base):
     with pytest.raises(TypeError, match="abstract method"):
         type("Half", (base,), {})()
+
+
+@given(
+    seed=st.integers(0, 1000),
+    images=st.integers(1, 6),
+    captions=st.integers(1, 12),
+    texts=st.integers(1, 12),
+    numbered=st.booleans(),
+)
+def test_listed_pairs_are_those_of_the_matrix(seed, images, captions, texts, numbered):
+    generator = torch.Generator().manual_seed(seed)
+    caption_image = torch.randint(images, (captions,), generator=generator)
+    text = torch.randint(texts, (captions,), generator=generator) * 10
+    own = torch.arange(images)[:, None] == caption_image
+    alike = (own.int() @ (text[:, None] == text).int()) > 0  # an own caption has that text
+    same = alike & ~own if numbered else torch.zeros_like(own)
+    for positive in (True, False):
+        found = compared_pairs(caption_image, text if numbered else None, same_is_positive=positive)
+        expected = (own | same, torch.zeros_like(own)) if positive else (own, same)
+        for pairs, matrix in zip(found, expected, strict=True):
+            listed = torch.zeros(images, captions, dtype=torch.int64)
+            listed.index_put_(pairs, torch.tensor(1), accumulate=True)
+            assert torch.equal(listed, matrix.long())  # each once
+        masks = compared_masks(images, caption_image, text if numbered else None, same_is_positive=positive)
+        assert torch.equal(masks[0], expected[0])
+        assert not expected[1].any() if masks[1] is None else torch.equal(masks[1], expected[1])

@@ -84,3 +84,25 @@ def test_a_sample_without_rows_is_finite(direction, pooling):
     queries_missing = similarity[:, 1] if direction == "t-i" else similarity[1]
     assert (queries_missing == 0).all()
     assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(similarity.sum(), rows))
+
+
+@pytest.mark.parametrize("direction", ["t-i", "i-t"])
+def test_weights_are_those_of_each_pair_and_what_they_attend_to_is_what_is_scored(direction):
+    images, captions = sequences([4, 1, 3]), sequences([2, 5, 1], seed=1)
+    similarity = CrossAttention(direction=direction, pooling="average")
+    weights, scores = similarity.attention(images, captions), similarity(images, captions)
+    assert weights.shape == (3, 3, 4, 5)
+    for i, regions in enumerate(zip(*images, strict=True)):
+        for c, words in enumerate(zip(*captions, strict=True)):
+            (places, spoken), weight = (rows[:length] for rows, length in (regions, words)), weights[i, c]
+            weight = weight[: len(places), : len(spoken)]
+            weight, queries, context = (weight.T, spoken, places) if direction == "t-i" else (weight, places, spoken)
+            torch.testing.assert_close(weight.sum(1), torch.ones(len(queries), dtype=torch.float64))
+            attended = weight @ torch.nn.functional.normalize(context, dim=1)
+            assert torch.cosine_similarity(queries, attended).mean().item() == pytest.approx(scores[i, c].item())
+
+
+@pytest.mark.parametrize(("direction", "queries"), [("t-i", 16), ("i-t", 36)])
+def test_the_papers_equations_cost_cosines_attended_vectors_and_their_products(direction, queries):
+    cost = CrossAttention(direction).paper_cost([36, 64], [16, 64])
+    assert cost.macs == 36 * 16 * 64 + 36 * 16 * 64 + queries * 64

@@ -98,3 +98,10 @@ def test_variances_at_the_bounds_of_the_paper_are_finite():
     bounds = torch.tensor([0.1, 10.0]).log()[torch.arange(4) % 2][:, None].expand(4, 1024)
     for compare in ALL.values():
         assert compare(Gaussian(mean, bounds), Gaussian(mean.flip(0), bounds)).isfinite().all()
+
+
+@pytest.mark.parametrize("similarity", [Wasserstein(), SampledDistance()])
+def test_the_points_nearest_to_a_query_are_those_of_the_best_scores(similarity):
+    images, captions = gaussians(30, 4), gaussians(7, 4, seed=1)
+    distances = torch.cdist(similarity.points(captions, query=True), similarity.points(images, query=False))
+    assert torch.equal(distances.argsort(1), similarity(images, captions).T.argsort(1, descending=True))

@@ -83,4 +83,4 @@ def every_part():
 def test_runs_of_earlier_versions_have_weights_that_fit():
     recorded = json.loads((GOLDEN / "weights.json").read_text("utf-8"))
     found = {name: {key: [*value.shape] for key, value in part.state_dict().items()} for name, part in every_part()}
-    assert found == recorded
+    assert recorded.items() <= found.items()  # a part that is new has none

@@ -1,5 +1,6 @@
 """A user-defined model in the place of a run, against its own matrix of all pairs."""
 
+import numpy as np
 import pytest
 import torch
 from plain_evaluation import globals_of
@@ -10,6 +11,7 @@ from torch.nn.functional import normalize
 import xret
 from xret.errors import RunError
 from xret.heads.evaluation.comparison import compare_runs
+from xret.heads.evaluation.own_model import digest_of
 from xret.pipeline.store import FeatureCache
 
 
@@ -98,3 +100,28 @@ def test_what_is_no_model_and_a_model_without_a_store_are_refused(model, store):
         xret.evaluate(model)
     with pytest.raises(RunError, match="Linear is no run, no store and no model: it has no embed_images"):
         xret.evaluate(nn.Linear(2, 2), store=store)
+
+
+class Holder:
+    """Models and numbers that no module holds."""
+
+    def __init__(self, **held):
+        vars(self).update(held)
+
+
+def test_a_digest_is_of_all_values_and_of_nothing_else(model):
+    def holders():
+        yield Holder(linear=model.image, scale=2.0, name="a", table=np.ones(3), pair=[torch.ones(2, 2)])
+        yield Holder(linear=model.image, scale=3.0, name="a", table=np.ones(3), pair=[torch.ones(2, 2)])
+        yield Holder(linear=model.text, scale=2.0, name="a", table=np.ones(3), pair=[torch.ones(2, 2)])
+        yield Holder(linear=model.image, scale=2.0, name="b", table=np.ones(3), pair=[torch.ones(2, 2)])
+        yield Holder(linear=model.image, scale=2.0, name="a", table=np.arange(3), pair=[torch.ones(2, 2)])
+        yield Holder(linear=model.image, scale=2.0, name="a", table=np.ones(3), pair=[torch.eye(2)])
+
+    first, again = [*map(digest_of, holders())], [*map(digest_of, holders())]
+    assert first == again and len({*first}) == 6
+    before, model.cache = digest_of(model), torch.ones(3)  # what a module keeps beside its weights
+    assert digest_of(model) == before != digest_of(model.image)
+    with torch.no_grad():
+        model.image.weight[0, 0] += 1
+    assert digest_of(model) != before

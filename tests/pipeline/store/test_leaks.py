@@ -11,7 +11,7 @@ from xret.pipeline.data.images import PictureFile, digest_of
 from xret.pipeline.data.samples import Samples
 from xret.pipeline.store import OK, FeatureCache, leaks
 from xret.pipeline.store.create import SetFacts, image_set
-from xret.pipeline.store.leaks import find_leaks, near_pairs
+from xret.pipeline.store.leaks import find_leaks, near_pairs, taught_in
 from xret.pipeline.store.store import open_for_writing
 
 
@@ -19,13 +19,13 @@ from xret.pipeline.store.store import open_for_writing
 def make(tmp_path):
     """Make a store of these pictures: split, content of the file (None: not known) and captions of each."""
 
-    def make(*pictures):
+    def make(*pictures, name="s.zarr"):
         images, splits = [], {}
         for row, (split, _, *texts) in enumerate(pictures):
             spoken = tuple(Caption(text, 10 * row + k) for k, text in enumerate(texts))
             images.append(ImageSample(str(row), f"{row}.jpg", split, -1, spoken))
             splits[split] = (splits.get(split, (row,))[0], row + 1)
-        url = str(tmp_path / "s.zarr")
+        url = str(tmp_path / name)
         with open_for_writing(url, Samples("small", Images.of(images), splits, "digest"), ("full",)) as cache:
             facts = SetFacts("known", "grid", {}, "float32", None, 1, arrays=("digest",))
             features = image_set(cache, facts)
@@ -63,6 +63,19 @@ def test_what_is_in_several_splits_is_counted_once_with_an_example(make):
     assert copies.startswith("2 of 5 pictures of test are")
     assert all(word in pictures for word in ("1 picture", "0.jpg (train)", "4.jpg (val)"))
     assert all(word in captions for word in ("3 of 7 captions", "'two'"))
+
+
+def test_pictures_of_test_that_another_store_was_taught(make):
+    other = make(("train", b"a", "one"), ("train", None, "two"), ("val", b"d", "two"), ("test", b"b", "three"))
+    here = [
+        ("train", b"a", "one"),
+        ("test", b"b", "two"),
+        ("test", None, "three"),
+        ("test", b"a", "four"),
+        ("test", b"d"),
+    ]
+    assert taught_in(other, make(*here, name="here.zarr")) == [3]
+    assert taught_in(make(("val", b"a", "one"), name="val.zarr"), other) == []
 
 
 def test_nothing_is_said_where_nothing_is_shared(make):

@@ -20,11 +20,10 @@ def run_gru(gru: Callable[[R], tuple[R, Tensor]], rows: R) -> tuple[R, Tensor]:
 
     cuDNN's GRUs have no bfloat16 in torch's mixed precision: it gives them float16, whose gradients vanish unscaled.
     """
-    data = rows.data if isinstance(rows, PackedSequence) else rows
-    if not data.is_cuda or torch.get_autocast_dtype("cuda") != torch.bfloat16:
+    if not rows.is_cuda or torch.get_autocast_dtype("cuda") != torch.bfloat16:
         return gru(rows)
     with torch.autocast("cuda", enabled=False):
-        return gru(rows._replace(data=data.float()) if isinstance(rows, PackedSequence) else rows.float())
+        return gru(rows.float())
 
 
 def run_packed(gru: nn.GRU, rows: Tensor, length: Tensor) -> tuple[Callable[[], Tensor], Tensor]:

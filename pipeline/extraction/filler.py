@@ -115,7 +115,7 @@ class Filler:
             return len(groups)
         return sum(-(-len(self._lacking(group)) // self.batch_size) for group in groups)
 
-    def read_ahead(self, groups: Iterable[Sequence[int]], *, fork: bool = True) -> Generator[Any, None, None]:
+    def read_ahead(self, groups: Iterable[Sequence[int]], *, fork: bool) -> Generator[Any, None, None]:
         """Yield the parts of the work on groups of chunks: each group of captions, of images batches.
 
         Images that come next are read meanwhile: one batch or two for each thread, whatever the sizes of groups and

@@ -80,7 +80,7 @@ class BlockLoss(Loss, ABC):
         if stacked():
             return self.of_matrix(logits, positives)
         own = pairs or pairs_of(positives)
-        parts = self.of_block(logits, own, Pairs(own.rows[:0], own.columns[:0]))
+        parts = self.of_block(logits, own, Pairs(*(places[:0] for places in own)))
         return self.total(Parts(parts.own, parts.images[None], parts.captions[None]), own)
 
 
@@ -151,7 +151,7 @@ def compared_pairs(caption_image: Tensor, text: Tensor | None, *, same_is_positi
     compared. A caption with the text of an image's own is its positive if `same_is_positive`; else it takes no part.
     """
     captions = torch.arange(len(caption_image))
-    own, none = Pairs(caption_image, captions), Pairs(captions[:0], captions[:0])
+    own, none = Pairs(caption_image, captions), Pairs(*captions.new_empty(2, 0))
     if text is None:
         return own, none
     # Each text of an image, once, and all captions that have it, which stand side by side in `order`.

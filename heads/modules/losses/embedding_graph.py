@@ -103,7 +103,7 @@ class EmbeddingGraph(Loss):
         image, text = (self._vectors(*side) for side in sides)
         regions, words = (self.needed(given.local, "local rows", side, "one that reads them") for side, given in sides)
         if self.epoch < self.warmup_epochs:
-            return 0 * (image.sum() + text.sum())
+            return 0 * torch.cat([image, text]).sum()
         with torch.autocast(image.device.type, enabled=False):
             bias, divergence = self._graph(image, text, regions, words)
             related = unit(self.layer(torch.cat([image, text]), bias[None]))

@@ -90,8 +90,7 @@ class CrossAttention(Similarity):
         check("sequence", images, captions)
         images, captions = (_prepared(Sequence(*side)) for side in (images, captions))
         query, context = (captions, images) if self.direction == "t-i" else (images, captions)
-        with torch.autocast(images.rows.device.type, enabled=False):
-            weight, _ = self._attention(query, context)
+        weight, _ = self._attention(query, context)
         return weight.permute(0, 2, 1, 3) if self.direction == "t-i" else weight.permute(2, 0, 3, 1)
 
     def paper_cost(self, image: list[int], caption: list[int]) -> PaperCost:

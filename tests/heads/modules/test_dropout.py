@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from xret.heads.modules.dropout import Dropout, dropout
+from xret.pipeline.device import stacking
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.95])
@@ -24,6 +25,15 @@ def test_values_are_dropped_one_by_one_and_the_rest_is_scaled(rate, dtype):
     for lag in ((0, 1), (0, 2), (0, 3), (0, 4), (1, 0)):
         moved = centred.roll(lag, (0, 1))
         assert abs((centred * moved).mean().item()) < 5 * rate * (1 - rate) / kept.numel() ** 0.5
+
+
+def test_heads_computed_together_have_rates_of_their_own():
+    generators = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
+    with stacking(generators, [0, 1]):
+        drop = torch.vmap(lambda x, rate: dropout(x, rate, True), in_dims=(None, 0))
+        made = drop(torch.ones(301, 1003), torch.tensor([0.1, 0.5]))
+    torch.testing.assert_close((made > 0).float().mean((1, 2)), torch.tensor([0.9, 0.5]), rtol=0, atol=0.005)
+    torch.testing.assert_close(made.amax((1, 2)), 1 / torch.tensor([0.9, 0.5]), rtol=0.005, atol=0)
 
 
 def test_what_is_drawn_follows_from_the_seed():

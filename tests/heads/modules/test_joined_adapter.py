@@ -84,5 +84,5 @@ def test_what_stands_on_padding_changes_nothing(garbage):
 def test_without_rows_the_global_feature_is_the_same():
     adapter = joined()
     made = adapter(cached(), uses_local=False)
-    assert made.local is None
+    assert made.local is None and torch.equal(made.length, adapter(cached()).length)
     torch.testing.assert_close(made.global_, adapter(cached()).global_)

@@ -216,6 +216,13 @@ def test_channels_are_standardised_by_the_valid_rows_alone():
     assert {"rows_input.mean", "rows_input.deviation"} <= adapter.state_dict().keys()  # kept with the weights
 
 
+def test_a_single_row_is_the_mean_and_stays_unscaled():
+    row = cached()[0, :1]
+    adapter = RowsAdapter(6, 6, 8, standardize=True)
+    adapter.rows_input.measure([row])
+    torch.testing.assert_close(adapter.rows_input(row + 2), torch.full((1, 6), 2.0))
+
+
 def test_a_channel_of_rounding_noise_is_no_input():
     values = cached().flatten(0, 1)
     values[:, 2] = 2e-7 + 1e-7 * torch.rand(len(values))

@@ -79,7 +79,7 @@ def test_positives_and_ignored_pairs_come_in_any_order():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("positive", [0.3, 0.0])
+@pytest.mark.parametrize("positive", [0.3, 0.05, 0.0])
 def test_what_many_heads_compute_together_is_the_same(kind, positive):
     loss = KINDS[kind]().double()
     sides, positives, ignored = batch(3, 5, 8, positive=positive)

@@ -76,7 +76,7 @@ class RegionGraphLayer(nn.Module):
         divide: divide the affinities by the number of rows, as the public code does and the paper does not.
     """
 
-    def __init__(self, dim: int, *, divide: bool = True) -> None:
+    def __init__(self, dim: int, *, divide: bool) -> None:
         super().__init__()
         self.theta = nn.Linear(dim, dim)
         self.phi = nn.Linear(dim, dim)

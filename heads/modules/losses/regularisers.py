@@ -89,9 +89,8 @@ class GlobalDiscriminative(SetRegulariser):
         """Return half of a side's loss; ValueError where there is no set, or no global feature."""
         elements = self.elements_of(side, aggregated)
         global_ = self.needed(aggregated.global_, "the global feature", side, "element-slots")
-        with torch.autocast(elements.device.type, enabled=False):
-            cosines = (unit(elements) * unit(global_)[:, None]).sum(2)
-            return (SCALE * (cosines - self.margin)).exp().mean() / 2
+        cosines = (unit(elements) * unit(global_)[:, None]).sum(2)
+        return (SCALE * (cosines - self.margin)).exp().mean() / 2
 
 
 @LOSSES.register("intra-set-divergence", "for sets: elements keep away from each other")

@@ -116,11 +116,10 @@ class SampledDistance(Similarity):
 
 def _negative_kl(first: Gaussian, second: Gaussian) -> Tensor:
     """Return -KL(first || second), float64 `[N, M]`: one product, with x^2 and x of `first` side by side."""
-    with torch.autocast(first.mean.device.type, enabled=False):
-        mean, log_variance = first.mean.double(), first.log_variance.double()
-        other, other_log = second.mean.double(), second.log_variance.double()
-        precision = (-other_log).exp()
-        rows = torch.cat([log_variance.exp() + mean.square(), mean], 1)
-        columns = torch.cat([precision, -2 * other * precision], 1)
-        constant = (other.square() * precision + other_log).sum(1) - (log_variance + 1).sum(1)[:, None]
-        return torch.addmm(constant, rows, columns.T, beta=-0.5, alpha=-0.5).clamp(max=0)
+    mean, log_variance = first.mean.double(), first.log_variance.double()
+    other, other_log = second.mean.double(), second.log_variance.double()
+    precision = (-other_log).exp()
+    rows = torch.cat([log_variance.exp() + mean.square(), mean], 1)
+    columns = torch.cat([precision, -2 * other * precision], 1)
+    constant = (other.square() * precision + other_log).sum(1) - (log_variance + 1).sum(1)[:, None]
+    return torch.addmm(constant, rows, columns.T, beta=-0.5, alpha=-0.5).clamp(max=0)

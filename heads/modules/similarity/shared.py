@@ -52,8 +52,8 @@ class Similarity(Part):
     embedding: ClassVar[str] = "vector"
     score: ClassVar[str] = "the similarity of both embeddings; larger is closer"
     log_odds: ClassVar[bool] = False
-    of_cosines: ClassVar[bool] = False
-    dot_product: ClassVar[bool] = False
+    of_cosines: ClassVar[bool]
+    dot_product: ClassVar[bool]
     attends: str | None = None
 
     def __init_subclass__(cls) -> None:
@@ -142,8 +142,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
     """
     x, y = x.double(), y.double()
     squares = x.square().sum(1)[:, None] + y.square().sum(1)
-    with torch.autocast(x.device.type, enabled=False):
-        return torch.addmm(squares, x, y.T, alpha=-2).clamp(min=0)
+    return torch.addmm(squares, x, y.T, alpha=-2).clamp(min=0)
 
 
 def check(kind: str, images: Embedding, captions: Embedding) -> None:

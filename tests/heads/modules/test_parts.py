@@ -105,3 +105,11 @@ def test_parts_are_what_recipes_were_written_for():
     recorded = json.loads((GOLDEN / "parts.json").read_text("utf-8"))
     found = {part.__name__: described(part) for part in PARTS}
     assert recorded.items() <= found.items()  # no recipe was written for a new part
+
+
+@pytest.mark.parametrize("parts", REGISTRIES, ids=lambda parts: parts.role)
+def test_a_class_is_found_by_its_name(parts):
+    for part in parts.values():
+        assert parts.class_of(part.__name__, "xret.nn") is part
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        parts.class_of("Nothing", "xret.nn")

@@ -82,7 +82,7 @@ def test_recorded_layer(golden, case, mode, dtype):
 
 
 def test_statistics_are_of_valid_rows_alone():
-    layer = RegionGraphLayer(3).double()
+    layer = RegionGraphLayer(3, divide=True).double()
     nn.init.ones_(layer.norm.weight)
     rows, length = torch.randn(2, 4, 3, dtype=torch.float64), torch.tensor([4, 1])
     change = layer(rows, length) - rows

@@ -36,7 +36,9 @@ def claim(root: Path, what: str, description: Mapping[str, Any]) -> None:
         if any(path.name != "lock" for path in root.iterdir()):
             raise RunError(f"{root} is not empty and holds no {what}; take another --out")
         write_text(file, json.dumps(own, indent=1, ensure_ascii=False) + "\n", RunError)
-    elif differing := difference(json.loads(file.read_text(encoding="utf-8")), own):
+        return
+    then = {key: own[key] for key in ("pictures",) if key in own}  # folders from before do not know them
+    if differing := difference(then | json.loads(file.read_text(encoding="utf-8")), own):
         raise RunError(f"{root} belongs to another {what}: {differing}; take another --out")
 
 

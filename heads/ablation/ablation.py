@@ -38,7 +38,7 @@ from ..recipes.recipe import without_effect
 from ..recipes.schema import difference
 from ..recipes.settings import normalised
 from ..runs.features import Sets
-from ..runs.info import absolute
+from ..runs.info import absolute, pictures_of
 from ..runs.run import Run
 from ..series import claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.stacked import AT_ONCE, Stack
@@ -66,6 +66,7 @@ class Cell:
     hubness: bool
     device: str
     alone: bool  # in its process, so that its training may show progress
+    pictures: dict[str, str]  # by split, a digest of the files that its features are of
 
     @property
     def title(self) -> str:
@@ -78,7 +79,7 @@ class Cell:
         return f"{self.recipe.data.image} {self.recipe.data.text}"
 
     def evaluation(self) -> Evaluation | None:
-        """Return the evaluation of a finished cell, or None; RunError where its run has another recipe or sets."""
+        """Return the evaluation of a finished cell, or None; RunError where its run has read or learnt otherwise."""
         run = Path(self.run)
         if (run / "run.json").is_file():
             remember(self.recipe.code)
@@ -89,11 +90,15 @@ class Cell:
             if names != self.sets:
                 read = f"{' and '.join(names)} and would now read {' and '.join(self.sets)}"
                 raise RunError(f"{run} has read {read}; take another --out")
+            if not (trained.info.pictures or {}).items() <= self.pictures.items():
+                raise RunError(f"{run} has learnt other pictures than {self.store} has features of; take another --out")
         try:
-            found = Evaluation.of_one(json.loads((run / "eval.json").read_text(encoding="utf-8")))
+            content = json.loads((run / "eval.json").read_text(encoding="utf-8"))
+            found = Evaluation.of_one(content)
         except (OSError, ValueError, KeyError, TypeError):
             return None
         other = (found.views[0] > 1) != self.views or any(result.split != self.split for result in found.results)
+        other |= content.get("pictures", self.pictures) != self.pictures
         if other or not found.results or (self.hubness and found.hubness is None):
             return None
         return found if self.hubness else replace(found, hubness=None)
@@ -190,11 +195,13 @@ def ablate(
     if hubness:
         require_bank(cache, plan.split)
     untrained = tuple(_untrained(plan, sets_of, hubness, device))
+    images, splits = {sets[0].name: sets[0] for sets in sets_of.values()}, ("train", "val", plan.split)
+    pictures = {name: {split: pictures_of(split, one) for split in splits} for name, one in images.items()}
     cells: list[tuple[Variant, Cell]] = []
     for variant, seed in itertools.product(plan.variants, range(seeds)):
         sets, run = sets_of[variant.name], str(root / variant.name / f"seed={seed}")
         used = fitted(variant.recipe, *map(feature_facts, sets))
-        how = plan.split, plan.views and sets[0].views > 1, hubness, device, jobs == 1
+        how = plan.split, plan.views and sets[0].views > 1, hubness, device, jobs == 1, pictures[sets[0].name]
         cells.append((variant, Cell(run, url, used, tuple(set_names(sets)), seed, *how)))
     make_folder(root)
     with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
@@ -257,7 +264,8 @@ def evaluate_cell(cell: Cell) -> Evaluation | str:
     def evaluated() -> Evaluation:
         also: dict[str, Any] = {"device": cell.device, "views": cell.views, "hubness": cell.hubness}
         found = evaluate(cell.run, store=cell.store, split=cell.split, **also)
-        write_text(Path(cell.run) / "eval.json", json.dumps(found.to_dict(), indent=1) + "\n", RunError)
+        content = found.to_dict() | {"pictures": cell.pictures}
+        write_text(Path(cell.run) / "eval.json", json.dumps(content, indent=1) + "\n", RunError)
         return found
 
     return _or_sentence(evaluated)

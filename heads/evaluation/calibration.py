@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from ...pipeline.errors import RunError, XretError
 from ...pipeline.files import write_text
+from ..runs.info import pictures_of
 from .metrics import WAYS
 from .scoring import Ranker, embed_split
 
@@ -70,11 +71,13 @@ def calibrations(ranker: Ranker) -> dict[str, Calibration] | None:
     A run keeps it in `FILE` from the first time on; that of another store than its own is fitted there, and not kept.
     """
     run = ranker.run if ranker.run is not None and ranker.on_own_store else None
-    digest = None if run is None else run.weights_digest
+    digest, pictures = None if run is None else run.weights_digest, None
+    with suppress(XretError, KeyError):  # a run that was handed on without its store keeps its calibration
+        pictures = pictures_of(CHOOSE, ranker.sets[0])
     if run is not None and run.has(FILE):
         with suppress(ValueError, KeyError, TypeError, AttributeError):  # damaged: it is fitted again
             kept = json.loads(run.file(FILE).read_text(encoding="utf-8"))
-            if kept["weights"] == digest:
+            if kept["weights"] == digest and pictures in (None, kept.get("pictures")):
                 return {way: Calibration(**kept[way]) for way in WAYS}
     try:
         scored = embed_split(ranker, CHOOSE)
@@ -82,7 +85,8 @@ def calibrations(ranker: Ranker) -> dict[str, Calibration] | None:
         return None
     fitted = {way: fit_calibration(*both) for way, both in _queries(scored.similarity, scored.caption_image).items()}
     if run is not None:
-        content = {"weights": digest} | {way: asdict(calibration) for way, calibration in fitted.items()}
+        of_ways = {way: asdict(calibration) for way, calibration in fitted.items()}
+        content = {"weights": digest, "pictures": pictures, **of_ways}
         with suppress(RunError):  # others' runs are read alone
             write_text(run.path / FILE, json.dumps(content), RunError)
     return fitted

@@ -20,6 +20,7 @@ from ...pipeline.openmp import waiting_well
 from ..model import in_one_space
 from ..modules.similarity.sets import Direction
 from ..runs.features import Sets
+from ..runs.info import pictures_of
 from .calibration import judge_calibration
 from .hubness import CHOOSE, MULTIPLES, biases_of, require_bank, skewness
 from .metrics import Ties, chance_rsum, recall_table, require_ties
@@ -111,9 +112,22 @@ def open_rankers(
             return Ranker(item, store=store, features=features, device=device)
         if frozen:
             return open_frozen(str(item), device, features)
-        return Ranker(item, store=store, device=device, trust=trust)
+        ranker = Ranker(item, store=store, device=device, trust=trust)
+        _warn_of_others(ranker)
+        return ranker
 
     return [opened(*both) for both in zip(given, stores, strict=True)]
+
+
+def _warn_of_others(ranker: Ranker) -> None:
+    """Warn where a run was trained on features of other pictures than its store has them of now."""
+    info = None if ranker.run is None else ranker.run.info
+    if info is None or info.pictures is None or info.manifest_sha256 != ranker.cache.manifest_sha256:
+        return
+    for split, then in info.pictures.items():
+        if then.split()[0] != pictures_of(split, ranker.sets[0]):
+            words = ranker.name, split, ranker.cache.url
+            log.warning("%s was trained with other pictures of %s than %s has features of now; train it again", *words)
 
 
 def take_views(rankers: Several[Ranker]) -> None:

@@ -19,7 +19,7 @@ from ...pipeline.data.samples import tokenize
 from ...pipeline.device import within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
-from ...pipeline.reading.joined_sets import parts_of
+from ...pipeline.reading.joined_sets import digest_of_pictures
 from ...pipeline.wording import option, some_of
 from ..evaluation.calibration import Calibration, calibrations
 from ..evaluation.evaluation import choose_scale
@@ -341,15 +341,12 @@ class Retriever(Ranker):
 
     def index_facts(self) -> dict[str, str | None]:
         """Return what an index of the gallery depends on; rows would mean others if a failed sample was repaired."""
-        images, pictures = self.gallery.owners("images"), hashlib.sha256()
-        for features in parts_of(self.sets[0]):
-            if "digest" in features.array_names:  # of imports, which have none, zeros would only take memory
-                pictures.update(features.digests[images])
         samples, lines = hashlib.sha256(), chain(self.gallery.image_ids, ("",), self.gallery.caption_ids)
         for number, line in enumerate(lines):
             samples.update(f"\n{line}"[not number :].encode("utf-8", "surrogatepass"))
         facts = {"store": self.cache.manifest_sha256, "weights": self.digest, "usable samples": samples.hexdigest()}
-        return facts | {"split": self.split, "pictures": pictures.hexdigest()}
+        pictures = digest_of_pictures(self.sets[0], self.gallery.owners("images"))
+        return facts | {"split": self.split, "pictures": pictures}
 
     @property
     def _reads_states(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from ...pipeline.encoders.origin import Origin
-from ...pipeline.reading.joined_sets import Captions, Images, parts_of
+from ...pipeline.reading.joined_sets import Captions, Images, digest_of_pictures, parts_of
 from ...pipeline.reading.split import AS_A_WHOLE
 from ..model import Facts, FeatureFacts, feature_facts, fitted
 from ..recipes.blocks import Recipe, role
@@ -35,6 +35,7 @@ class RunInfo:
     text: tuple[Origin, ...]
     store: str  # the feature cache, named so that it can be opened from any folder
     manifest_sha256: str | None = None  # of its samples
+    pictures: dict[str, str] | None = None  # by split, a digest of the files that its features are of
     also: list[str] | None = None  # data sets that are learnt as well, by names that do not change with their place
     also_stores: list[str] | None = None  # where they are
     seed: int = 0  # of the first weights and the order of samples
@@ -42,6 +43,7 @@ class RunInfo:
     shuffled: str = AS_A_WHOLE  # how an epoch mixes its samples, in words
     init_from: str | None = None  # the run whose best weights it began with
     distil: str | None = None  # the run whose scores it learns, too
+    teacher: str | None = None  # a digest of that run's weights
     head: str | None = None  # of a fine-tuning: the folder of the head
     average: dict[str, float] | None = None  # of an average: the runs as they were named, and their weights
     finetuned: dict[str, Any] | None = None  # its epoch, its fingerprints, and which backbones were put back
@@ -116,6 +118,7 @@ class RunInfo:
         """What stays the same when a training is resumed, the recipe's values by dotted key included."""
         return {
             "samples": self.manifest_sha256,
+            "pictures": self.pictures,
             "samples without features": self.skipped,
             "also": self.also,
             "seed": self.seed,
@@ -132,6 +135,11 @@ def versions() -> dict[str, str]:
     except PackageNotFoundError:
         own = "unknown"
     return {"xret": own, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def pictures_of(split: str, *images: Images) -> str:
+    """Return a digest of the files that the features of a split are of, in one store or several."""
+    return " ".join(digest_of_pictures(one, one.rows_of(split))[:12] for one in images)
 
 
 def absolute(url: str) -> str:

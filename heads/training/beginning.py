@@ -137,6 +137,16 @@ class Teacher:
         return self.compare(_some(self.images, images), _some(self.captions, captions))
 
 
+def teacher_digest(teacher: str | Path | None, taught: Run | None, trust: bool) -> str | None:
+    """Return a digest of a teacher's weights, if there is one; RunError where another run stands where it was."""
+    digest = None if teacher is None else Run(teacher, trust).weights_digest[:12]
+    if taught is not None and taught.info.teacher not in (None, digest):
+        raise RunError(
+            f"{teacher} has other weights than when it taught {taught.path}; put them back, or train another"
+        )
+    return digest
+
+
 def teach(objective: Objective, run: str | Path | None, split: Batches, device: torch.device, trust: bool) -> None:
     """Let a run, if there is one, teach what is learnt from a training split."""
     if run is not None:

@@ -30,9 +30,9 @@ from ..recipes.recipe import changed, load_recipe, without_effect
 from ..recipes.schema import difference
 from ..recipes.settings import Settings
 from ..runs.features import Sets, batches_of, equal_sets, sets_named, sets_of_run, views_to_draw
-from ..runs.info import RunInfo, absolute
+from ..runs.info import RunInfo, absolute, pictures_of
 from ..runs.run import Run, require_free
-from .beginning import begin, taught, teach
+from .beginning import begin, taught, teach, teacher_digest
 from .callbacks import Callback, require_log
 from .objective import Objective, require_whole_batches
 from .optimisation import build_optimizer, tied_to_length
@@ -101,6 +101,7 @@ def train(
     run = opened(Run, out, resume, trust)
     base = first_weights(init_from, run, trust)
     distil = _begun_with("distil", distil, run)
+    teacher = teacher_digest(distil, run, trust)
     recipe = taught(recipe, distil)
     cache = FeatureCache.open(stores[0])
     require_splits(cache)
@@ -109,7 +110,8 @@ def train(
     for warning in without_effect(settings, recipe).values():
         _log.warning(warning)
     require_places(recipe, sets)
-    info = _info(run, sets, base, recipe=recipe, seed=seed, store=stores[0], distil=distil, device=str(target))
+    info = _info(run, sets, base, recipe=recipe, seed=seed, store=stores[0], device=str(target))
+    info = replace(info, distil=distil, teacher=teacher)
     others = other_sets(stores[1:], info, cache)
     with enough_memory(target, recipe):
         with drawing(torch.device("cpu"), seed):  # where the weights are drawn: a seed begins alike on every device
@@ -166,11 +168,13 @@ def opened(kind: type[R], out: str | Path, resume: bool, trust: bool = False) ->
 
 def on_split(info: RunInfo, split: Batches) -> RunInfo:
     """Return what is known of a training with the stores that it learns from."""
-    cache, *others = (part.image_set.cache for part in split.parts)
+    images = [part.image_set for part in split.parts]
+    cache, *others = (one.cache for one in images)
     return replace(
         info,
         store=absolute(cache.url),
         manifest_sha256=cache.manifest_sha256,
+        pictures={"train": pictures_of("train", *images), "val": pictures_of("val", images[0])},
         also=[f"{other.dataset} {other.manifest_sha256[:8]}" for other in others] or None,
         also_stores=[other.absolute_url for other in others] or None,
         skipped=split.skipped,
@@ -184,12 +188,14 @@ def ready(kind: type[R], run: R | None, out: str | Path, info: RunInfo) -> R:
         return kind.create(out, info)
     then, now = run.info.lasting, info.lasting
     longer = info.recipe.schedule.epochs > run.recipe.schedule.epochs
+    if run.info.pictures is None:  # as of runs from before
+        then["pictures"] = now["pictures"]
     if said := difference(then, now, ["schedule.epochs"] if longer else []):
         raise RunError(f"{run.path} cannot be resumed, it was begun otherwise: {said}")
     if longer:
         _require_open_end(run)
     with run.locked():
-        run.record(store=info.store, also_stores=info.also_stores)
+        run.record(store=info.store, also_stores=info.also_stores, pictures=info.pictures)
         if longer:
             run.record(recipe=replace(run.recipe, schedule=info.recipe.schedule))
     return run

@@ -41,7 +41,7 @@ from ..model import feature_facts, fitted
 from ..recipes.blocks import Recipe
 from ..recipes.recipe import load_recipe
 from ..recipes.settings import normalised
-from ..runs.info import absolute
+from ..runs.info import absolute, pictures_of
 from ..runs.run import Run, copy_sources, recipe_text
 from ..series import as_text, claim, fitting_sets, identity, make_folder, set_names, skipped
 from ..training.callbacks import Callback
@@ -205,7 +205,7 @@ def tune(
     texts = {key: describe(one) for key, one in varied.items()}
     make_folder(root)
     own = {"name": loaded.name, "manifest_sha256": cache.manifest_sha256, "sets": set_names(sets), "seed": seed}
-    own["skipped"] = skipped(sets)
+    own |= {"skipped": skipped(sets), "pictures": {split: pictures_of(split, sets[0]) for split in ("train", "val")}}
     study = _Study(root, url, recipe, loaded, settings, varied, trials, seed, hubness, device)
     with _locked(root / "lock"):
         claim(root, "tuning", own | {"space": texts, "recipe": identity(fitted(loaded, *facts))})

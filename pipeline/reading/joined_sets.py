@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import cached_property
+from hashlib import sha256
 from itertools import combinations
 from typing import Any, Generic, TypeVar, overload
 
@@ -63,6 +64,14 @@ def joined(parts: Sequence[S]) -> S | JoinedSets[S]:
                 f" ({counted(len(rows), 'file')}, such as '{name}'): `xret cache rm` one, and extract it again"
             )
     return parts[0] if len(parts) == 1 else JoinedSets(parts)
+
+
+def digest_of_pictures(images: Images, rows: np.ndarray | slice) -> str:
+    """Return the SHA-256 of the digests of the files that the features in some image rows are of, in hexadecimal."""
+    rows = np.arange(images.cache.images)[rows]
+    known = [part for part in parts_of(images) if "digest" in part.array_names]  # imports have none
+    digests = [np.where(part.status[rows, None] == OK, part.array("digest", rows), 0) for part in known]
+    return sha256(b"".join(map(bytes, digests))).hexdigest()
 
 
 def are_upright(features: Images) -> bool:

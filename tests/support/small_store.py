@@ -45,6 +45,7 @@ def new_store(
     space=None,
     mark="",
     splits=("train", "val", "test"),
+    files=None,
 ):
     """Make a store and return its URL.
 
@@ -62,6 +63,7 @@ def new_store(
         views: of an image; the first is what a store of one view has. A tuple: of each set.
         mark: what every name and text of the data set begins with.
         splits: that are done.
+        files: which files the pictures are, a number; None: nobody knows, as of imports.
         space: that the global features of images and captions lie in; captions are tokens.
     """
     rng = np.random.default_rng(7)
@@ -85,7 +87,7 @@ def new_store(
         for number, kind in enumerate(kinds):
             failed = broken if number == len(kinds) - 1 else ()
             its_views = views if isinstance(views, int) else views[number]
-            fill_images(cache, content, kind, weights, failed, its_views, number, space, splits)
+            fill_images(cache, content, kind, weights, failed, its_views, number, space, splits, files)
         texts = [caption.text for image in images for caption in image.captions]
         learnt = int(cache.caption_start[train]) if val + test else len(texts)
         for kind in (text,) if isinstance(text, str) else text:
@@ -106,12 +108,11 @@ def fill_texts(cache, kind, texts, learnt, space=None, splits=None):
     _fill_captions(cache, ids, {"encoder": name}, name, None, space, splits)
 
 
-def fill_images(cache, content, kind, weights, broken=(), views=1, seed=0, space=None, splits=None):
+def fill_images(cache, content, kind, weights, broken=(), views=1, seed=0, space=None, splits=None, files=None):
     """Add an image set: half of an image's rows show its first thing, half its second."""
     identity = {"encoder": kind, "weights": weights, **({"views": views} if views > 1 else {})}
-    facts = SetFacts(
-        kind, kind, identity, "float16", WIDTH, WIDTH, space=space, rows=ROWS, views=views, arrays=("size",)
-    )
+    names = ("size",) if files is None else ("size", "digest")
+    facts = SetFacts(kind, kind, identity, "float16", WIDTH, WIDTH, space=space, rows=ROWS, views=views, arrays=names)
     if kind == "grid":
         facts.extra["grid"] = (2, 2)
     vectors = np.random.default_rng(1 + 10 * seed).normal(size=(36, WIDTH))
@@ -129,6 +130,8 @@ def fill_images(cache, content, kind, weights, broken=(), views=1, seed=0, space
     size = np.full((len(local), 2), 64, dtype=np.int32)
     features = image_set(cache, facts, most=8)
     arrays = {"local": local, "global": local.mean(-2), "length": length, "size": size, "status": status}
+    if files is not None:
+        arrays["digest"] = np.random.default_rng(files).integers(1, 256, (len(local), 16), dtype=np.uint8)
     write(features, arrays, splits)
 
 

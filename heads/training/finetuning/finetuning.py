@@ -37,7 +37,7 @@ from ...recipes.settings import Settings
 from ...runs.features import RetokenizedCaptions, Sets, batches_of, open_store, sets_of_run, views_to_draw
 from ...runs.info import BRANCHES, BranchName, RunInfo, absolute, versions
 from ...runs.run import CHECKPOINT, Run
-from ..beginning import teach
+from ..beginning import teach, teacher_digest
 from ..callbacks import Callback, require_log
 from ..objective import require_whole_batches
 from ..optimisation import build_optimizer, decay_of, weights_of
@@ -130,6 +130,7 @@ def finetune(
     trainer = Trainer(EndToEndObjective(recipe, model, losses, split), optimizer, target)
     trainer.epoch, trainer.step, trainer.best_epoch = before["epoch"], before["step"], before["epoch"]
     trainer.metrics = base.metrics()[: trainer.epoch]
+    teacher_digest(base.info.distil, base, trust)
     info = _info(base, sets, recipe=recipe, device=str(target), put_back=put_back, epoch=trainer.epoch)
     created = new is None
     new = ready(TunedRun, new, out, on_split(info, split))

@@ -205,6 +205,21 @@ def test_cells_of_other_feature_sets_are_refused_where_sets_are_varied(tmp_path)
         ablated(second, plan, out)
 
 
+def test_cells_of_other_pictures_are_refused_or_evaluated_again(tmp_path):
+    sizes = {"train": 12, "val": 4, "test": 4}
+    first, second = (make_store(tmp_path / f"{files}.zarr", files=files, **sizes) for files in (1, 2))
+    plan, out = varied({"loss.triplet.margin": [0.1]}), tmp_path / "out"
+    entries = ablated(first, plan, out)
+    with pytest.raises(RunError, match=r"seed=0 has learnt other pictures than .*2\.zarr has features of"):
+        ablated(second, varied(), out)
+    (file,) = out.rglob("eval.json")
+    content = json.loads(file.read_text())
+    file.write_text(json.dumps(content | {"results": [{**content["results"][0], "rsum": -1.0}]}))
+    assert ablated(first, plan, out)[0].rsum == -1
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"pictures": {**content["pictures"], "test": "others"}}))
+    assert ablated(first, plan, out) == entries
+
+
 def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, tmp_path):
     out = shutil.copytree(whole[0], tmp_path / "out")
     first, *others = entries = ablated(stores(), varied(baselines=["linear", "linear"]), out)

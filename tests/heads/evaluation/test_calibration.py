@@ -74,7 +74,8 @@ def test_a_run_keeps_what_was_fitted_with_its_weights(trained):
     said = evaluate(path, calibration=True, device="cpu").calibration
     assert said == report
     others = {"weights": "others", **{way: {"slope": 1, "offset": 0} for way in WAYS}}
-    for other in (json.dumps(others), "{", "[]"):  # of other weights, or damaged
+    replaced = {**kept, **others, "weights": kept["weights"], "pictures": "others"}
+    for other in (json.dumps(others), json.dumps(replaced), "{", "[]"):  # of other weights or pictures, or damaged
         (path / "calibration.json").write_text(other)
         assert evaluate(path, calibration=True, device="cpu").calibration == report
     assert json.loads((path / "calibration.json").read_text()) == kept

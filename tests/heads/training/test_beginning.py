@@ -1,11 +1,13 @@
 """What a head takes before its first step: word vectors in files, and files that are none; the scores of a teacher."""
 
 import gzip
+import shutil
 
 import numpy as np
 import pytest
 import torch
 from command_line import refused
+from edited_runs import edited
 from hypothesis import given
 from hypothesis import strategies as st
 from small_store import make_store
@@ -198,6 +200,20 @@ def test_a_teacher_adds_its_term_and_is_asked_for(store, uninterrupted, tmp_path
     settings = [word for setting in blends for word in ("--set", setting)]
     assert "no blends" in refused("train-head", store, *how, "--distil", uninterrupted, *settings)
     assert not (tmp_path / "o").exists()
+
+
+def test_another_run_in_the_place_of_the_teacher_is_refused(store, tmp_path):
+    teacher, recipe = tmp_path / "teacher", recipe_of("vsepp", 1)
+    train(store, recipe, teacher, device="cpu")
+    with stopped_after(1):
+        train(store, recipe, tmp_path / "run", distil=teacher, device="cpu")
+    shutil.rmtree(teacher)
+    train(store, recipe, teacher, device="cpu", seed=1)
+    for name in (None, teacher):
+        with pytest.raises(RunError, match=r"teacher has other weights than when it taught .*run;"):
+            train(store, recipe, tmp_path / "run", distil=name, resume=True, device="cpu")
+    edited(tmp_path / "run", teacher=None)  # as of runs from before
+    assert train(store, recipe, tmp_path / "run", resume=True, device="cpu").epochs == 1
 
 
 def test_a_teacher_that_lacks_a_sample_is_refused(tmp_path):

@@ -8,6 +8,7 @@ from edited_runs import edited
 from small_store import make_store
 from small_trainings import assert_equal, numbers, recipe_of, stopped_after
 
+from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.runs.run import Run
 from xret.heads.training.objective import Objective
 from xret.heads.training.train import train
@@ -130,6 +131,25 @@ def test_a_store_that_was_repaired_meanwhile_is_refused(tmp_path):
     repaired = make_store(tmp_path / "repaired.zarr", train=24)
     with pytest.raises(RunError, match=r"begun otherwise: samples without features is 1 there and 0 now$"):
         train(repaired, recipe, tmp_path / "run", device="cpu", resume=True)
+
+
+def test_features_of_other_pictures_are_refused(tmp_path, caplog):
+    """They are found by the digests of files; a run that did not note them goes on."""
+    how = {"device": "cpu", "resume": True}
+    store, other = (make_store(tmp_path / f"{files}.zarr", train=24, files=files) for files in (1, 2))
+    run, recipe = tmp_path / "run", recipe_of("vsepp", 1)
+    train(store, recipe, run, device="cpu")
+    assert train(store, recipe, run, **how).trained == 0
+    evaluate(run, device="cpu")
+    assert "other pictures" not in caplog.text
+    changed = r"begun otherwise: pictures\.train is \w+ there and \w+ now; pictures\.val is"
+    with pytest.raises(RunError, match=changed):
+        train(other, recipe, run, **how)
+    evaluate(run, store=other, device="cpu")
+    assert f"trained with other pictures of train than {other} has" in caplog.text
+    assert train(other, recipe, edited(shutil.copytree(run, tmp_path / "old"), pictures=None), **how).trained == 0
+    with pytest.raises(RunError, match=changed):
+        train(store, recipe, tmp_path / "old", **how)  # noted by now
 
 
 def test_a_set_that_came_meanwhile_stops_no_run(tmp_path):

@@ -243,10 +243,15 @@ def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
         tuned(make_store(tmp_path / "s.zarr", train=12, val=4, test=4, weights="b"), out)
     with pytest.raises(RunError, match=r"skipped\.train is 0 there and 1 now"):
         tuned(make_store(tmp_path / "broken.zarr", train=12, val=4, test=4, broken=(3,)), out)
+    with pytest.raises(RunError, match=r"pictures\.train is \w+ there and \w+ now; pictures\.val is"):
+        tuned(make_store(tmp_path / "files.zarr", train=12, val=4, test=4, files=1), out)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
     with pytest.raises(RunError, match="is not empty and holds no tuning"):
         tuned(stores(), tmp_path / "full")
+    description = json.loads((out / "tuning.json").read_text())
+    del description["pictures"]  # as of folders from before
+    (out / "tuning.json").write_text(json.dumps(description))
     assert tuned(stores(), out) == found
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_dataset
+from edited_runs import edited
 from killed import left_by_kills
 from safetensors.torch import load_file
 from small_bert import save_bert
@@ -238,6 +239,8 @@ def test_the_teacher_of_a_head_teaches_its_fine_tuning(made, tune, tmp_path):
     ways = ((ours, theirs), (ours.T, theirs.T))
     expected = sum(kl_div(one.log_softmax(1), other.softmax(1), reduction="batchmean") / 2 for one, other in ways)
     assert Run(tuned).metrics()[-1]["parts"]["distillation"] == pytest.approx(float(expected), rel=1e-3)
+    with pytest.raises(RunError, match="other weights than when it taught"):
+        tune(edited(tmp_path / "head", teacher="others"), ["image"], *FROZEN, out="again")
 
 
 def fail(tune, made, error, match, *words, text="words", **named):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ...pipeline.errors import RunError
 from ...pipeline.openmp import waiting_well
+from ...pipeline.wording import option
 from ..model import in_one_space
 from ..modules.similarity.sets import Direction
 from ..runs.features import Sets
@@ -103,16 +104,16 @@ def open_rankers(
     """Open runs, stores and models; arguments as of `evaluate`, RunError where one is for none of them."""
     stores = [isinstance(item, str | Path) and is_store(item) for item in given]
     if store is not None and all(stores):
-        raise RunError("--store is another store for a run, and none is evaluated; name that store itself")
-    if features != "auto" and all(isinstance(item, str | Path) for item in given) and not any(stores):
-        raise RunError("--features is for a store; a run reads the feature sets that it was trained on: leave it out")
+        which = option("store")
+        raise RunError(f"{which} is another store for a run, and none is evaluated; name that store itself")
+    runs_alone = all(isinstance(item, str | Path) for item in given) and not any(stores)
 
     def opened(item: str | Path | Embedder, frozen: bool) -> Ranker:
         if not isinstance(item, str | Path):
             return Ranker(item, store=store, features=features, device=device)
         if frozen:
             return open_frozen(str(item), device, features)
-        ranker = Ranker(item, store=store, device=device, trust=trust)
+        ranker = Ranker(item, store=store, features=features if runs_alone else "auto", device=device, trust=trust)
         _warn_of_others(ranker)
         return ranker
 

@@ -26,6 +26,7 @@ from ...pipeline.reading.dataset import fields_there
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.store import FeatureCache
+from ...pipeline.wording import option
 from ..model import Model, in_one_space
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Gaussian, Joint, Sequence, concatenate, each, tensors_of
@@ -66,10 +67,13 @@ class Ranker:
     ) -> None:
         self._store, self._trust = store, trust
         if isinstance(ranks, str | Path):
+            if features != "auto":
+                way = f"leave {option('features')} out"
+                raise RunError(f"{ranks} is a run and reads the feature sets that it was trained on; {way}")
             self.run, self.device = Run(ranks, trust), pick_device(device)
             self.name, self.title = str(self.run.path), self.run.recipe.name
             return
-        self.name = self.title = type(ranks).__name__
+        self.name, self.title = type(ranks).__name__, "a user-defined model"
         require_methods(ranks)
         if store is None:
             raise RunError(f"{self.name} is a model and needs store=…, whose features it embeds")

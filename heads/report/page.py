@@ -12,10 +12,10 @@ from tqdm import tqdm
 from ...pipeline.errors import RunError
 from ...pipeline.files import require_writable, write_text
 from ...pipeline.progress import hidden
-from ..evaluation.evaluation import evaluate_untrained, load_measures, tables
+from ..evaluation.evaluation import evaluate_untrained, load_measures, open_rankers, tables
 from ..evaluation.number_table import shown
 from ..evaluation.own_model import Embedder
-from ..evaluation.scoring import Ranker, embed_split
+from ..evaluation.scoring import embed_split
 from ..runs.info import BRANCHES, versions
 from .attention import Attended, attention_of_run
 from .examples import DIRECTIONS, PageRun, agreement_table, by_element, disagreements, exemplary, gallery, mixed
@@ -44,7 +44,7 @@ def write_report(
     trust: bool = False,
     opening: Opening | None = None,
 ) -> int:
-    """Write a page about a run or a user-defined model, or about several of one data set; return its bytes.
+    """Write a page about a run, a store or a user-defined model, or several of one data set; return its bytes.
 
     The same runs, `seed` and device give the same page; the seed picks what is shown. An earlier report at `out` is
     replaced. Pictures are in `data_root`; without it, ids and captions replace them. An `opening` comes first.
@@ -55,9 +55,8 @@ def write_report(
         CacheError: a store cannot be read.
     """
     require_place(Path(out))
-    opened = tqdm(runs, "report", unit=" runs", disable=hidden())
-    how: dict[str, Any] = {"store": store, "features": features, "device": device, "trust": trust}
-    embedded = [embed_split(Ranker(run, **how), split) for run in opened]
+    opened = tqdm(open_rankers(runs, store, features, device, trust), "report", unit=" runs", disable=hidden())
+    embedded = [embed_split(ranker, split) for ranker in opened]
     if len(datasets := {run.ranker.cache.dataset for run in embedded}) > 1:
         raise RunError(f"the runs are of several data sets, {' and '.join(sorted(datasets))}; make a page for each")
     pictures = Pictures(embedded[0].ranker.cache, None if data_root is None else Path(data_root))

@@ -40,7 +40,7 @@ def facts_table(runs: Sequence[PageRun]) -> NumberTable:
     for run in runs:
         ranker = run.seen.ranker
         names = (" + ".join(origin.name for origin in ranker.origins(branch)) for branch in BRANCHES)
-        facts = {"recipe": f"{ranker.title} (a user-defined model)"}
+        facts = {"recipe": ranker.title}
         if ranker.run is not None:
             recipe, info = ranker.run.recipe, ranker.run.info
             facts = {

@@ -13,6 +13,8 @@ from small_store import make_store
 from small_trainings import recipe_of
 from torch.nn.functional import normalize
 
+import xret
+from xret.heads.diagnostics import diagnose
 from xret.heads.evaluation import scoring
 from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.evaluation import evaluate
@@ -206,10 +208,12 @@ def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folde
 
 
 def test_a_store_or_features_for_none_of_them_are_refused(setdiv, store):
-    with pytest.raises(RunError, match="--store is another store for a run"):
+    with pytest.raises(RunError, match="store is another store for a run"):
         evaluate(store, store=store)
-    with pytest.raises(RunError, match="--features is for a store"):
-        evaluate(setdiv, features="grid,words")
+    for look in (evaluate, compare_runs, diagnose, xret.load):
+        runs = (setdiv, setdiv) if look is compare_runs else (setdiv,)
+        with pytest.raises(RunError, match="reads the feature sets that it was trained on; leave features out"):
+            look(*runs, features="grid,words")
 
 
 def test_a_store_that_was_moved_is_asked_for(vsepp, store, tmp_path):

@@ -12,6 +12,7 @@ import xret
 from xret.errors import RunError
 from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.own_model import digest_of
+from xret.heads.report import write_report
 from xret.pipeline.store import FeatureCache
 
 
@@ -59,12 +60,15 @@ def test_it_has_the_table_of_its_own_similarities_and_stays_as_it_was(model, sto
     assert corrected.val_rsum["none"] == pytest.approx(xret.metrics.recalls(*matrix(model, store, "val")).rsum)
 
 
-def test_it_is_one_of_an_ensemble_and_is_compared(model, store):
+def test_it_is_one_of_an_ensemble_and_is_compared(model, store, tmp_path):
     (alone,), (twice,) = (xret.evaluate(one, store=store).results for one in (model, [model, model]))
     assert twice.rsum == alone.rsum
     frozen = xret.evaluate(store).results[0].rsum
     rsum = compare_runs(store, model, store=store).differences[-1]
     assert (rsum.first, rsum.second) == pytest.approx((frozen, alone.rsum))
+    write_report([store, model], tmp_path / "page.html", store=store)
+    text = (tmp_path / "page.html").read_text()
+    assert f"{frozen:.2f}" in text and f"{alone.rsum:.2f}" in text
 
 
 @pytest.mark.parametrize(

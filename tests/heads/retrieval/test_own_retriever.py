@@ -71,7 +71,7 @@ def test_it_is_exported_and_indexed(loaded, tmp_path):
     pytest.importorskip("faiss", reason="FAISS is not here: pip install 'xret[index]'")
     model, retriever = loaded()
     told = export_embeddings(retriever, tmp_path / "all")
-    assert (told["run"], told["recipe"], told["unit"]) == ("Means", "Means", False)
+    assert (told["run"], told["recipe"], told["unit"]) == ("Means", "a user-defined model", False)
     assert np.array_equal(np.load(tmp_path / "all" / "images.npy"), retriever.gallery.images.detach().numpy())
     index_run(retriever, tmp_path / "index")
     found = loaded(index=tmp_path / "index")[1].search("red beside blue", 4)
@@ -96,7 +96,7 @@ def test_it_has_a_page_beside_a_run_and_diagnoses(loaded, made, tmp_path):
     write_report(runs, tmp_path / "page.html", store=retriever.cache.url, data_root=made.pictures, device="cpu")
     text = (tmp_path / "page.html").read_text()
     rsum = xret.evaluate(model, store=retriever.cache.url).results[0].rsum
-    assert "Means (a user-defined model)" in text and f"{rsum:.2f}" in text
+    assert "a user-defined model" in text and f"{rsum:.2f}" in text
     found = diagnose(model, store=retriever.cache.url, data_root=made.pictures, device="cpu")
     assert found.tables["cost"].rows[0] == ["multiply-accumulates", 6]
 

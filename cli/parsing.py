@@ -145,7 +145,7 @@ part_option = click.option(
     "--split",
     show_default="all",
     callback=lambda _ctx, _parameter, value: None if value == "all" else value,
-    help="The split to use, in place of all pictures of the store.",
+    help="The split of the store to use, in place of all of it.",
 )
 store_option = click.option("--store", type=STORE, help="The feature store, if it has moved since RUN was trained.")
 other_store_option = click.option(

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 # For commands that put a run to work.
 run_options = together(
-    click.option("--images", type=FOLDER, metavar="FOLDER", help="Search the pictures in this folder and below."),
+    click.option(
+        "--images",
+        type=FOLDER,
+        metavar="FOLDER",
+        help="Search the pictures in this folder and below, in place of a store's.",
+    ),
     store_option,
     part_option,
     click.option("--index", type=FOLDER, metavar="DIR", help="An index of RUN, made by `xret index`."),

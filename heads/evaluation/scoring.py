@@ -81,7 +81,8 @@ class Ranker:
         self.device = weights[0].device if weights and device == "auto" else pick_device(device)
         self.cache = FeatureCache.open(store)
         image, _, text = features.partition(",")
-        self.sets = sets_named(self.cache, image.strip(), text.strip() or "auto")
+        key = option("features", "IMAGE,TEXT")
+        self.sets = sets_named(self.cache, image.strip(), text.strip() or "auto", (key, key))
         self._given = ranks
         self.model = cast(Model, CheckedModel(ranks, *fields_there(*self.sets)))
 

@@ -26,17 +26,22 @@ _log = logging.getLogger("xret")
 S = TypeVar("S", ImageSet, CaptionSet)
 
 
-def sets_named(cache: FeatureCache, image: str | list[str], text: str | list[str]) -> Sets:
+def sets_named(
+    cache: FeatureCache,
+    image: str | list[str],
+    text: str | list[str],
+    keys: tuple[str, str] = ("--set data.image", "--set data.text"),
+) -> Sets:
     """Return the feature sets of `cache` with these names, or prefixes of them, of each side one or several.
 
-    CacheError where none or several fit a name, or two names mean one set.
+    CacheError where none or several fit a name, or two names mean one set; the message has the `keys` that name them.
     """
-    images, captions = _named(cache.image_set, image, "data.image"), _named(cache.caption_set, text, "data.text")
+    images, captions = _named(cache.image_set, image, keys[0]), _named(cache.caption_set, text, keys[1])
     return joined(images), joined(captions)
 
 
-def _named(find: Callable[[str], S], names: str | list[str], key: str) -> list[S]:
-    found = {one.name: one for one in map(find, [names] if isinstance(names, str) else names)}
+def _named(find: Callable[[str, str], S], names: str | list[str], key: str) -> list[S]:
+    found = {one.name: one for one in (find(name, key) for name in ([names] if isinstance(names, str) else names))}
     if isinstance(names, list) and len(found) < len(names):
         raise CacheError(f"{key}={', '.join(names)} names a feature set twice ({', '.join(found)}); leave one out")
     return list(found.values())
@@ -99,7 +104,7 @@ def batches(
         CacheError: the store, a set or a field is missing, or the split is missing, incomplete or empty.
         RunError: memory does not suffice.
     """
-    images, captions = sets_named(FeatureCache.open(store), image, text)
+    images, captions = sets_named(FeatureCache.open(store), image, text, ("image", "text"))
     of_images, of_captions = fields_there(images, captions, fields)
     how: dict[str, Any] = {"image_fields": of_images, "caption_fields": of_captions, "placement": cache}
     return stored_batches(images, captions, split, device=pick_device(device), **how)

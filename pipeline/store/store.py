@@ -108,14 +108,14 @@ class FeatureCache(StoredSamples):
         modality, _, name = path.partition("/")
         return ImageSet(self, name) if modality == "images" else CaptionSet(self, name)
 
-    def image_set(self, prefix: str = "auto", key: str = "data.image") -> ImageSet:
+    def image_set(self, prefix: str = "auto", key: str = "image") -> ImageSet:
         """Return the image feature set that `fits` the prefix; ``auto``: the only one there.
 
         CacheError: none or several fit; the message lists what is there, and the `key` by which the user names one.
         """
         return ImageSet(self, self._find("images", prefix, key))
 
-    def caption_set(self, prefix: str = "auto", key: str = "data.text") -> CaptionSet:
+    def caption_set(self, prefix: str = "auto", key: str = "text") -> CaptionSet:
         """Return the caption feature set that `fits` the prefix; otherwise like `image_set`."""
         return CaptionSet(self, self._find("captions", prefix, key))
 

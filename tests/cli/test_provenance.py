@@ -53,7 +53,8 @@ def test_after_a_fine_tuning_commands_that_worked_work(folder):
     )  # fmt: skip
     run("extract", "tiny/tiny.yaml", "--store", "s.zarr", "--encoder", "tuned", "--device", "cpu")
     assert sorted(name.partition("@")[0] for name in captions()) == ["Mini-LM", "tuned-text"]
-    assert "several feature sets fit 'bert'" in refused("train-head", "s.zarr", *TRAIN, "--out", "new")
+    said = refused("train-head", "s.zarr", *TRAIN, "--out", "new")
+    assert "several feature sets fit 'bert'" in said and "choose one with --set data.text" in said
     again = run("train-head", "s.zarr", *TRAIN, "--out", "head", "--resume", "--device", "cpu")
     assert "it was complete already" in again.stdout
     longer = run("train-head", "s.zarr", *TRAIN, "--set", "schedule.epochs=2", "--out", "head", "--resume")

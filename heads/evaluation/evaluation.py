@@ -178,7 +178,8 @@ def _evaluate(
     skews, results = {"without": _skewness(scores)}, evaluation.results
     if biases is not None:
         scores = scores.biased(biases[0][0], biases[1][0])
-        results = tables(rankers, scores, measures, ties).results
+        corrected = tables(rankers, scores, measures, ties).results
+        results = tuple(replace(result, paper_rsum=None) for result in corrected)  # papers correct nothing
     skews["with"] = _skewness(scores)
     of_each = tuple(multiple / deviation for deviation in deviations for multiple in scales)
     return replace(evaluation, hubness=Hubness(scale, of_each, tried, skews, results))

@@ -27,7 +27,7 @@ class Result:
     text_to_image: dict[str, float]
     rsum: float | None  # the sum of the six recalls; None for protocols of R-Precision, as their mean
     mean_recall: float | None
-    paper_rsum: float | None  # that of the recipe's paper; None for ensembles, and where the paper has no such row
+    paper_rsum: float | None  # that of the recipe's paper; None for ensembles, hubness corrected, and no such row
     log_circular_variance: float | None  # of embedding sets; None for ensembles
     chance_rsum: float | None  # what a random order is expected to have
     frozen: bool = False  # whether the recipe's paper trains encoders, and this run's are as they were

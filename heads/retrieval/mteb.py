@@ -101,8 +101,14 @@ def _meta(retriever: Retriever, name: str) -> Any:
 
     run, model, more = retriever.run, retriever.model, dict[str, Any]()
     if run is not None:
-        residual = model.image.residual
-        more["embed_dim"] = run.recipe.model.dim if residual is None else residual.layer.out_features
+        if model.compare.embedding != "joint":
+            branches: Any = getattr(
+                model.image, "branches", [model.image]
+            )  # of an average, whose vectors lie side by side
+            both = zip(run.members or [run], (branch.residual for branch in branches), strict=True)
+            more["embed_dim"] = sum(
+                head.recipe.model.dim if residual is None else residual.layer.out_features for head, residual in both
+            )
         more["n_parameters"] = sum(weight.numel() for weight in model.parameters())
     facts = {"name": name, "modalities": ["text", "image"], "framework": ["PyTorch"], "revision": retriever.digest[:40]}
     return ModelMeta.create_empty(facts | more)

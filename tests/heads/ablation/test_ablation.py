@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from dask_processes import cluster
 from small_ablations import (
     DASK,
@@ -31,8 +32,10 @@ from xret.heads.ablation import ablation as module
 from xret.heads.ablation.ablation import ablate
 from xret.heads.ablation.table import as_text, summarise
 from xret.heads.evaluation.evaluation import evaluate
+from xret.heads.evaluation.paper_rows import ROWS, Row
 from xret.heads.evaluation.result import Evaluation, Result
 from xret.heads.recipes.recipe import load_recipe
+from xret.heads.recipes.settings import nested
 from xret.heads.runs.run import Run
 from xret.heads.training.train import train
 from xret.pipeline.errors import CacheError, RecipeError, RunError
@@ -254,6 +257,12 @@ def test_hubness_is_corrected_in_a_table_of_its_own_and_costs_no_training(tmp_pa
     monkeypatch.setattr(module, "run_cell", None)
     assert ablate(store, out, **plan, device="cpu", hubness=True) == found
     assert ablated(store, plan, out) == plain
+    monkeypatch.undo()
+    monkeypatch.setitem(ROWS, "f30k", Row("F30K", "small", "full", 4))
+    own, recipe = tmp_path / "own.yaml", {"base": "vsepp", "name": "own", "expected": {"f30k": 9}, **nested(SMALL)}
+    own.write_text(yaml.safe_dump(recipe))
+    papers = ablate(store, tmp_path / "paper", **varied({"data.share": [1.0]}, recipe=str(own)), hubness=True).entries
+    assert [(entry.hubness, entry.paper) for entry in papers] == [(False, {"rsum": 9}), (True, {})]
     with pytest.raises(RunError, match="evaluate another split"):
         ablated(store, varied(split="train"), tmp_path / "other", hubness=True)
     assert not (tmp_path / "other").exists()

@@ -1,6 +1,7 @@
 """Probabilities of answers: against draws from a known softmax, SciPy and values counted by hand."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from command_line import refused, run
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
+from scores import score
 from small_runs import make_pictures, make_run, make_store
 
 from xret import evaluate
@@ -79,6 +81,28 @@ def test_a_run_keeps_what_was_fitted_with_its_weights(trained):
         (path / "calibration.json").write_text(other)
         assert evaluate(path, calibration=True, device="cpu").calibration == report
     assert json.loads((path / "calibration.json").read_text()) == kept
+
+
+def test_a_query_whose_match_is_taken_out(trained, tmp_path):
+    """By the module's formula in a loop, with an offset at which half of the best wrong answers say 0.5 or more."""
+    run, seen = shutil.copytree(trained, tmp_path / "run"), score(trained, device="cpu")
+    scores, owner, slope, kept = seen.similarity.double().numpy(), seen.caption_image.numpy(), 30.0, {}
+    for way, matrix, fits in (
+        ("image_to_text", scores, np.arange(6)[:, None] == owner),
+        ("text_to_image", scores.T, owner[:, None] == np.arange(6)),
+    ):
+        kept[way] = []
+        for row, right in zip(slope * matrix, fits, strict=True):
+            others = row[~right]
+            odds = [one - np.log(np.exp(np.delete(others, at)).sum()) for at, one in enumerate(others)]
+            kept[way].append(max(odds))
+    offsets = {way: {"slope": slope, "offset": 1e-6 - float(np.median(odds))} for way, odds in kept.items()}
+    file = run / "calibration.json"
+    evaluate(run, calibration=True, device="cpu")
+    file.write_text(json.dumps(json.loads(file.read_text()) | offsets))
+    found = evaluate(run, calibration=True, device="cpu").calibration.reliability
+    for way, odds in kept.items():
+        assert found[way][0].wrong == np.mean(np.array(odds) >= np.median(odds) - 1e-6)
 
 
 def test_what_another_store_gives_is_not_kept(trained, tmp_path):

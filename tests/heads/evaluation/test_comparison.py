@@ -63,12 +63,18 @@ def test_a_run_does_not_differ_from_itself(vsepp):
     assert not found.changes and str(found).endswith("\nno rank changes")
 
 
-def test_queries_are_matched_by_their_ids_and_others_are_refused(setdiv, vsepp, elsewhere):
-    orders = [*range(12)], [*range(7, 12), *range(7)]
-    one, two = (elsewhere(vsepp, str(at), order=order) for at, order in enumerate(orders))
+def test_queries_are_matched_by_their_ids_and_others_are_refused(setdiv, vsepp, elsewhere, monkeypatch):
+    """Images without a caption ask nothing."""
+    orders, given, drawn = ([*range(12)], [*range(7, 12), *range(7)]), [], comparison.bootstrap
+    one, two = (elsewhere(run, str(at), order=orders[at], mute=(3, 10)) for at, run in enumerate((vsepp, setdiv)))
+    monkeypatch.setattr(comparison, "bootstrap", lambda *hits: given.extend(hits) or drawn(*hits))
     found = compare_runs(one, two, device="cpu")
     expected = [evaluate(run, device="cpu").results[0].rsum for run in (one, two)]
     assert [found.differences[-1].first, found.differences[-1].second] == pytest.approx(expected)
+    to_text, to_image, count = given
+    assert count.tolist() == [3] * 10
+    differences = [one.second - one.first for one in found.differences[:6]]
+    assert differences == pytest.approx([*100 * to_text.mean(0), *100 * to_image.sum(0) / 30])
     plain = [plain_similarity(run, f"{run}.zarr") for run in (one, two)]
     for change in (change for change in found.changes if change.way == "image_to_text"):
         for rank, order, (similarity, owner) in zip((change.first, change.second), orders, plain, strict=True):

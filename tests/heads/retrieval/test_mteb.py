@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 from scores import score
 
+from xret import average
+from xret.heads.modules.embedding import shape_of
 from xret.heads.retrieval.mteb import MtebModel
 from xret.heads.retrieval.retriever import Retriever
 from xret.pipeline.errors import QueryError, RunError
@@ -92,6 +94,16 @@ def test_captions_are_found_for_images(open_run):
     some = gallery.caption_ids[4:6]
     (found,) = model.search(queries, task_metadata=task.metadata, top_k=9, top_ranked={"q": some}).values()
     assert sorted(found) == sorted(some)
+
+
+@pytest.mark.parametrize(("other", "width"), [("vse-infty", 32), ("setdiv", None)])
+def test_an_average_is_as_wide_as_its_vectors_side_by_side(made, tmp_path, other, width):
+    average([made.run("vsepp"), made.run(other)], out=tmp_path / "a", device="cpu")
+    retriever = Retriever(tmp_path / "a", device="cpu")
+    meta = MtebModel(retriever).mteb_model_meta
+    assert meta.embed_dim == width
+    assert meta.n_parameters == sum(weight.numel() for weight in retriever.model.parameters())
+    assert width in (None, shape_of(retriever.gallery.images)[-1])
 
 
 def test_tasks_of_another_kind_and_a_lack_of_mteb_end_in_a_sentence(open_run, monkeypatch):

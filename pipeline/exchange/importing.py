@@ -58,7 +58,7 @@ def import_features(manifest: Manifest | None, url: str, options: ImportOptions)
         entries, matched_by, unmatched = match(source, samples)
     splits = choose_splits(samples, options.splits)
     _require_all(entries, splits, samples, options)
-    with open_for_writing(url, samples, ("full",) if manifest is None else manifest.protocols) as cache:
+    with open_for_writing(url, samples, None if manifest is None else manifest.protocols) as cache:
         filled = []
         for (modality, table), encoder in zip(source.tables.items(), (encoders[0], encoders[-1]), strict=False):
             facts = _facts(table, encoder, options, one_model=len(encoders) < len(source.tables))

@@ -57,6 +57,9 @@ def extract(manifest: Manifest, url: str | Path, options: Options) -> Extraction
     """
     url, samples, options = settle(manifest, url, options)
     if (known := find_store(url, samples)) is not None:
+        if known.protocols != manifest.protocols:
+            with open_for_writing(url, samples, manifest.protocols) as known:
+                log.info("%s is evaluated by %s from now on", url, " and ".join(manifest.protocols))
         if options.visual and samples.source == FOLDER:
             _require_unchanged(known, manifest, options.repair)
         if not options.repair and (finished := _finished(known, options)) is not None:

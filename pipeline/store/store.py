@@ -17,7 +17,7 @@ Layout (format "xret", version 2):
 Values are uncompressed, a crc32c at the end of each chunk. All arrays have ``dimension_names``.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from ..data.images import DIGEST_BYTES
 from ..data.samples import Samples
 from ..errors import CacheError, OutputError, nearest
 from ..files import no_store
-from .folder import LOCK, Folder
+from .folder import LOCK, Folder, write_group
 from .samples import FORMAT, MODALITIES, VERSION, StoredSamples, create_store
 from .sets import NOT_DONE, CaptionSet, ImageSet
 
@@ -177,15 +177,19 @@ class FeatureCache(StoredSamples):
 
 
 @contextmanager
-def open_for_writing(url: str | Path, samples: Samples, protocols: Iterable[str]) -> Iterator[FeatureCache]:
+def open_for_writing(url: str | Path, samples: Samples, protocols: Sequence[str] | None) -> Iterator[FeatureCache]:
     """Open the store of these samples at `url`, or create it without feature sets; nobody else writes meanwhile.
 
+    It takes the `protocols`; None: it keeps its own.
     CacheError: something else is there, or another process is writing. OutputError: nothing can be written there.
     """
     find_store(url, samples)  # before a lock lies in something else
     with Folder(url).one_writer() as folder:
         if (cache := find_store(url, samples)) is None:
-            create_store(folder, samples, [*protocols])
+            create_store(folder, samples, protocols or ("full",))
+            cache = FeatureCache.open(url)
+        elif protocols is not None and cache.protocols != tuple(protocols):
+            write_group(folder, "", {**cache.group.attrs, "protocols": list(protocols)})
             cache = FeatureCache.open(url)
         yield cache
 

@@ -110,6 +110,16 @@ def test_two_sets_of_different_pictures_are_found_and_not_read_together(manifest
         extract(manifest, one, OTHER)
 
 
+def test_a_store_takes_the_protocols_that_its_manifest_names_now(manifest, tmp_path, caplog):
+    url, before = tmp_path / "s.zarr", manifest.protocols
+    extract(manifest, url, IMAGES)
+    caplog.set_level(logging.INFO, "xret")
+    (kept,) = extract(replace(manifest, protocols=("1k-folds", "full")), url, IMAGES).sets
+    assert FeatureCache.open(url).protocols == ("1k-folds", "full") != before
+    assert kept.samples == 0 and verify(str(url)).ok
+    assert f"{url} is evaluated by 1k-folds and full from now on" in caplog.text
+
+
 def test_a_store_keeps_its_own_split_and_hands_it_on_with_reuse(manifest, tmp_path):
     content = captions_of(manifest)
     for image in content["images"]:

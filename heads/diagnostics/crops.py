@@ -26,7 +26,7 @@ from tqdm import tqdm
 from ...pipeline.data.images import image_size, open_image
 from ...pipeline.data.manifest import bundled_manifests, load_manifest
 from ...pipeline.data.sources import FolderReader, PictureReader
-from ...pipeline.documents import read_json
+from ...pipeline.documents import json_items
 from ...pipeline.errors import CacheError, SampleError
 from ...pipeline.progress import hidden
 from ...pipeline.reading.joined_sets import are_upright
@@ -191,8 +191,8 @@ def regions_in(dataset: str, data_root: Path) -> dict[str, list[Any]]:
     try:
         regions = {
             posixpath.normpath(posixpath.join(image.get("filepath", ""), image["filename"])): list(image["regions"])
-            for image in (read_json(captions)["images"] if captions.suffix == ".json" else [])
-            if image.get("regions")
+            for key, number, image in (json_items(captions) if captions.suffix == ".json" else ())
+            if key == "images" and number is not None and image.get("regions")
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CacheError(f"{captions} is no Karpathy JSON with regions ({error!r})") from error

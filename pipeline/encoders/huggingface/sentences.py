@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.utils.hub import cached_file
 
 from ...errors import EncoderError
 from ..base import load_library
+from ..weights import digest
 from .hub import Checkpoint
 
 _FILES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
@@ -26,8 +27,6 @@ class Pooling:
         self.takes_prompt = self._config.get("include_prompt", True)  # whether its tokens have a part in the vector
         switches = [key for key, on in self._config.items() if key.startswith("pooling_mode_") and on is True]
         modes = [self._config["pooling_mode"]] if "pooling_mode" in self._config else switches
-        kinds = [part["type"].rpartition(".")[2].lower() for part in self._parts[1:]]
-        self.described = ", ".join([*map(str, modes), *kinds])
         library = load_library("sentence_transformers.util", "sentences")
         name, options = checkpoint.location
         made = [
@@ -35,6 +34,9 @@ class Pooling:
             for part in self._parts
         ]
         self._modules: list[Any] = [module.eval().requires_grad_(False) for module in made]
+        kinds = ["-".join(type(part).__name__.lower() for part in module.modules()) for module in made[1:]]
+        weights = nn.ModuleList(made).state_dict()  # of dense layers
+        self.described = ", ".join([*map(str, modes), *kinds, *([digest(weights)] if weights else [])])
 
     def pool(self, states: Tensor, inside: Tensor) -> Tensor:
         """Return the vectors [B,D] of states [B,W,C]; `inside`, bool [B,W], is false for padding."""

@@ -1,5 +1,6 @@
 """Features of text encoders against transformers called as its documentation does, and what bad input gets."""
 
+import itertools
 import json
 import shutil
 import sys
@@ -108,6 +109,20 @@ def test_folders_of_sentence_transformers_pool_as_they_say(tmp_path, mode, norma
     encoder = check_sentences(save_sentence_model(tmp_path / "sentences", mode, normalised), tmp_path)
     assert encoder.max_length == 12 and encoder.count_truncated(TEXTS) == 1
     assert text_encoder("bert", tmp_path / "sentences").identity["encoder"] == "bert"
+
+
+def test_dense_layers_of_sentence_transformers_are_part_of_the_identity(tmp_path):
+    import sentence_transformers
+    from sentence_transformers.sentence_transformer import modules
+
+    plain, identities = save_sentence_model(tmp_path / "plain", "mean", False), []
+    for number, activation in enumerate([torch.nn.Tanh(), torch.nn.Tanh(), torch.nn.ReLU()]):
+        torch.manual_seed(min(number, 1))
+        parts = [modules.Transformer(str(plain)), modules.Pooling(16), modules.Dense(16, 8, True, activation)]
+        sentence_transformers.SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / f"{number}"))
+        (tmp_path / f"of-{number}").mkdir()
+        identities.append(check_sentences(tmp_path / f"{number}", tmp_path / f"of-{number}").identity)
+    assert all(one != other for one, other in itertools.combinations(identities, 2))
 
 
 def with_pooling(folder, **settings):

@@ -55,7 +55,10 @@ _SETTINGS = ("about", "preprocessor_config")
 def pixels(picture: Any, how: dict[str, Any]) -> Any:
     """Return a picture as the network takes it, float32 [3,H,W], by the settings of a preprocessor_config.json."""
     image = picture if isinstance(picture, Image.Image) else Image.open(picture)
-    image = ImageOps.exif_transpose(image).convert("RGB")
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):  # 16 bits, of which Pillow would keep the lower 8
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    image = image.convert("RGB")
     size, (width, height) = how["size"], image.size
     if "shortest_edge" in size:
         scale, shorter = size["shortest_edge"], min(width, height)

@@ -169,6 +169,16 @@ def test_pictures_are_cut_as_their_library_does(tmp_path):
     assert pixels(ramp, how | {"crop_offset": "round"})[0, 0, 0] == float(expected) == 6
 
 
+def test_pictures_of_16_bits_are_no_brighter(tmp_path):
+    grey = np.random.default_rng(0).integers(0, 256, (20, 30), np.uint16)
+    files = [tmp_path / f"{bits}.png" for bits in (8, 16)]
+    for file, values in zip(files, (grey.astype(np.uint8), 256 * grey), strict=True):
+        Image.fromarray(values).save(file)
+    how = {"size": {"shortest_edge": 16}, "resample": 3, "crop_size": {"height": 16, "width": 16}}
+    how |= {"crop_offset": "floor", "rescale_factor": 1 / 255, "image_mean": [0.0] * 3, "image_std": [1.0] * 3}
+    assert np.array_equal(*(pixels(file, how) for file in files))
+
+
 def test_what_cannot_be_exported_is_named(made, tmp_path, monkeypatch):
     words = ("export", made.run("scan"), "--to", "onnx", "--out", tmp_path / "model")
     assert "aggregator.image gives no vectors" in refused(*words)

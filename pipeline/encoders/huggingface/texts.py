@@ -36,6 +36,7 @@ _SHAPING = (
     *("num_attention_heads", "hidden_act", "layer_norm_eps", "eos_token_id", "layer_norm_epsilon", "feed_forward_proj"),
     *("dense_act_fn", "activation", "relative_attention_num_buckets", "relative_attention_max_distance", "n_heads"),
 )
+_NEAR = 0.05  # of the length of states: how far rounding may put them apart
 # Models that were trained on captions padded to all of their positions.
 _PADDED = ("siglip", "siglip2", "siglip_text_model", "siglip2_text_model")
 # Towers of pictures and texts on their own. Other models' poolers are trained for other ends: BERT's to tell whether a
@@ -66,7 +67,11 @@ class TokenEncoder(TextEncoder):
         """Let the local features be those of a layer."""
         layer = choose_layer(self._what, layer, self._last + 1)
         self._layer = None if layer == self._last else layer
-        states, pooled = self.encode(self.tokenize(["a"]))
+        ids = self.tokenize(["a", "a text of seven words or more"])
+        (states, pooled), (alone, _) = self.encode(ids), self.encode(ids[:1])
+        if np.linalg.norm(states[: len(alone)] - alone) > _NEAR * np.linalg.norm(alone):
+            sees = "sees the padding of a text beside a longer one, so that its features would depend on others"
+            raise EncoderError(f"{self._what}: the model {sees}; take another text encoder")
         self.channels, self.global_channels = states.shape[1], pooled.shape[1]
         name = "last_hidden_state" if self._layer is None else f"hidden_states.{layer}"
         self.identity = {**self.identity, "layer": name}
@@ -171,7 +176,7 @@ class HubTextEncoder(TokenEncoder):
         if not bert:
             pads = [self._tokenizer.pad_token_id]
             self._width = int(config.max_position_embeddings) if config.model_type in _PADDED else 0
-        self._left = not bert and self._tokenizer.padding_side == "left"
+        self._left = self._width > 0 and self._tokenizer.padding_side == "left"
         self._masked = not self._width or "attention_mask" in self._tokenizer.model_input_names
         self._pad = int(next((pad for pad in [*pads, config.pad_token_id] if pad is not None), 0))
         self._global = self._pooled(config, bert)
@@ -221,7 +226,7 @@ class HubTextEncoder(TokenEncoder):
             return self._tokenizer(texts, padding=False, truncation=True, max_length=most)
 
     def _run(self, inputs: Tensor, inside: Tensor, layers: Sequence[int | None]) -> list[tuple[Tensor, Tensor]]:
-        # Where captions are padded before them, they move on by what is no caption.
+        # Where captions are padded to all positions and before them, they move on by what is no caption.
         ahead = inputs.shape[1] - inside.sum(1, keepdim=True) if self._left else None
         arguments = {"input_ids": _turned(inputs, ahead)}
         if self._masked:

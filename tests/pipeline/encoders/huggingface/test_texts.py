@@ -10,7 +10,14 @@ import torch
 import transformers
 from encoder_contract import close, image_encoder, refused, text_encoder
 from safetensors.torch import load_file, save_file
-from small_checkpoints import TEXT_FAMILIES, save_image_model, save_sentence_model, save_text_model
+from small_checkpoints import (
+    BERT,
+    TEXT_FAMILIES,
+    save_image_model,
+    save_sentence_model,
+    save_text_model,
+    save_tokenizer,
+)
 
 TEXTS = ["a photo of two dogs", "Red square", "", "a picture of thing number 3 of thing number 4 zebra"]
 JOINT = ["clip", "metaclip2", "siglip", "siglip-masked", "siglip-left"]
@@ -60,6 +67,23 @@ def test_features_are_those_of_the_documented_call(checkpoint, family):
     close(local, torch.cat(states))
     close(global_, pooled)
     assert (encoder.name, encoder.space is not None) == (family, family in JOINT)
+
+
+def test_a_tokenizer_that_pads_on_the_left_changes_no_feature(copy):
+    """Learned positions are counted from a caption's own beginning, however long the others of its batch are."""
+    folder = copy(save_text_model, "bert")
+    plain = load(folder)
+    ids = plain.tokenize(TEXTS)
+    change(folder / "tokenizer_config.json", padding_side="left")
+    for found, expected in zip(load(folder).encode(ids), plain.encode(ids), strict=True):
+        close(found, expected)
+
+
+def test_a_model_that_sees_padding_is_refused(tmp_path):
+    small = {key: value for key, value in BERT.items() if key != "num_attention_heads"}
+    transformers.FNetModel(transformers.FNetConfig(**small)).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, "<s>", "</s>")
+    refused("the model sees the padding of a text beside a longer one", load, tmp_path)
 
 
 @pytest.mark.parametrize("family", ["clip", "siglip"])

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from hashlib import sha256
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -14,6 +14,7 @@ from ..store import FAILED, OK, CaptionSet, ImageSet
 from ..wording import counted
 
 S = TypeVar("S", ImageSet, CaptionSet)
+_AT_ONCE = 1 << 16  # rows whose digests are read together
 
 
 class JoinedSets(Generic[S]):
@@ -68,10 +69,12 @@ def joined(parts: Sequence[S]) -> S | JoinedSets[S]:
 
 def digest_of_pictures(images: Images, rows: np.ndarray | slice) -> str:
     """Return the SHA-256 of the digests of the files that the features in some image rows are of, in hexadecimal."""
-    rows = np.arange(images.cache.images)[rows]
+    rows, digest = np.arange(images.cache.images)[rows], sha256()
     known = [part for part in parts_of(images) if "digest" in part.array_names]  # imports have none
-    digests = [np.where(part.status[rows, None] == OK, part.array("digest", rows), 0) for part in known]
-    return sha256(b"".join(map(bytes, digests))).hexdigest()
+    for part, first in product(known, range(0, len(rows), _AT_ONCE)):
+        some = rows[first : first + _AT_ONCE]
+        digest.update(np.where(part.status[some, None] == OK, part.array("digest", some), 0))
+    return digest.hexdigest()
 
 
 def are_upright(features: Images) -> bool:

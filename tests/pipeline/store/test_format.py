@@ -18,8 +18,10 @@ from small_store import make_store, new_store
 
 from xret.pipeline.errors import CacheError, OutputError
 from xret.pipeline.store import FAILED, CaptionSet, FeatureCache
+from xret.pipeline.store.create import SetFacts, image_set
 from xret.pipeline.store.folder import NewArray, write_group
 from xret.pipeline.store.inspect import describe, remove_set, stores_at, verify
+from xret.pipeline.store.regions import REGION_ARRAYS
 from xret.pipeline.store.rows import StoredArray
 from xret.pipeline.store.store import open_for_writing
 
@@ -131,6 +133,30 @@ def test_xarray_opens_every_group_by_the_names_of_its_dimensions(url):
     captions = xarray.open_zarr(url, group=cache.caption_set().path, consolidated=False)
     assert captions["local"].dims == ("token", "channel")
     assert xarray.open_zarr(url, group="samples", consolidated=False)["sentid"].dims == ("caption",)
+
+
+WIDTHS = {"size": 2, "digest": 16, "stamp": 2, "boxes": 4}  # of a sample, or of a region
+TYPES = {  # and what stands where nothing is written
+    "local": ("float16", np.nan), "global": ("float16", np.nan), "length": ("int32", -1), "status": ("uint8", 255),
+    "size": ("int32", -1), "digest": ("uint8", 0), "stamp": ("int64", 0),
+    "boxes": ("float32", np.nan), "classes": ("int32", -1), "scores": ("float32", np.nan),
+    "token": ("int32", 0), "start": ("int64", -1),
+}  # fmt: skip
+
+
+def test_arrays_are_those_of_stores_of_earlier_versions(tmp_path):
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr", image=("grid", "roi"), text="tokens"))
+    image_set(cache, SetFacts("all", "roi", {}, "float16", 4, 4, arrays=(*REGION_ARRAYS, "size", "digest", "stamp")))
+    assert zarr.open_group(cache.url).attrs["version"] == 2
+    seen = set()
+    for modality in ("images", "captions"):
+        for _, group in zarr.open_group(cache.url)[modality].groups():
+            for name, array in group.arrays():
+                seen.add(name)
+                kind, fill = TYPES[name]
+                assert array.dtype == kind and np.array_equal(array.fill_value, fill, equal_nan=True), name
+                assert name not in WIDTHS or array.shape[-1] == WIDTHS[name]
+    assert seen == {*TYPES}
 
 
 @pytest.fixture(scope="module")
@@ -431,6 +457,8 @@ def test_stores_are_found_and_sets_removed(own, monkeypatch):
     assert size > 0
     cache = FeatureCache.open(own)
     assert cache.set_names("images") == [] and not (Path(own) / path).exists()
+    with pytest.raises(CacheError, match="no features of images; run `xret extract` on it without --visual none"):
+        cache.image_set()
     assert verify(own).ok
 
 

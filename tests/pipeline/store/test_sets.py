@@ -12,6 +12,7 @@ from small_store import make_store
 from xret.pipeline.errors import CacheError
 from xret.pipeline.store import FAILED, NOT_DONE, OK, FeatureCache
 from xret.pipeline.store.create import SetFacts, image_set, misfit, require_dtype
+from xret.pipeline.store.inspect import verify
 from xret.pipeline.store.regions import Regions, lay_out
 
 
@@ -68,10 +69,12 @@ def test_pictures_of_other_files_differ_where_both_are_known(tmp_path):
     for name, digests in (("one", [[1, 5], [2, 5], [3, 5], [0, 0]]), ("two", [[1, 5], [2, 6], [0, 0], [4, 4]])):
         features = image_set(cache, SetFacts(name, "grid", {"encoder": name}, "float32", None, 1, arrays=("digest",)))
         arrays = features.blank(0)
-        arrays["status"][:], arrays["digest"][:] = OK, np.repeat(digests, 8, axis=1)
+        arrays["status"][:], arrays["global"][:], arrays["digest"][:] = OK, 1, np.repeat(digests, 8, axis=1)
         features.write(0, arrays)
         sets.append(features.reopened())
     assert sets[0].differing(sets[1]).tolist() == [1]
+    differing = verify(cache.url).differing
+    assert [(one.images, one.example) for one in differing] == [(1, cache.file_names(1, 2)[0])]
     assert not sets[0].stamps.any() and sets[0].stamps.shape == (4, 2)  # they are not known
 
 

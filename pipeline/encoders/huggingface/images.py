@@ -155,7 +155,7 @@ def _layout(
     if maps is not None:  # Swin's patches grow from stage to stage
         height, width = maps[-1 if layer is None else layer].shape[2:]
     else:
-        patch = config.patch_size
+        patch = getattr(config, "patch_size", shape)  # without one, the picture is a single patch
         sides = (patch, patch) if isinstance(patch, int) else patch
         height, width = shape[0] // sides[0], shape[1] // sides[1]
     weights = [weight for name, weight in model.named_parameters() if name.endswith(_TOKENS)]

@@ -9,7 +9,7 @@ import transformers
 from encoder_contract import SIZES, close, image_encoder, picture, prepared, refused
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from small_checkpoints import IMAGE_FAMILIES, save_image_model
+from small_checkpoints import IMAGE_FAMILIES, MAPS, save_image_model
 
 # By family: height and width of the grid, the tokens before it, and where the global feature comes from.
 EXPECTED = {
@@ -158,6 +158,8 @@ def test_other_models_are_refused(copy, tmp_path):
     masking = transformers.ViTMAEConfig(**small, **decoder, image_size=32, patch_size=8)
     transformers.ViTMAEModel(masking).save_pretrained(folder)
     refused("a ViTMAEModel, which does not .* patch by patch: it has 5 states, not 1 and 4 x 4", load, folder)
+    transformers.DINOv3ConvNextModel(transformers.DINOv3ConvNextConfig(**MAPS, image_size=32)).save_pretrained(folder)
+    refused("a DINOv3ConvNextModel, which does not encode pictures patch by patch", load, folder)
     channels_last = transformers.SamVisionConfig(
         **small, mlp_dim=32, output_channels=16, image_size=32, patch_size=8, window_size=2, global_attn_indexes=[0]
     )

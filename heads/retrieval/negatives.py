@@ -2,7 +2,8 @@
 
 A line of JSON for each caption and direction: `anchor` (a caption's text, or a picture's file name), its `positive`,
 the ten `negatives` that the run scores highest, and `positive_score` and `negative_scores` by the run's own similarity.
-What belongs to the anchor is no negative, nor is a picture or caption with the text of one that belongs to it.
+What belongs to the anchor is no negative, nor is a picture or caption with the text of one that belongs to it. Files of
+equal bytes count as one picture.
 """
 
 import json
@@ -52,6 +53,9 @@ def export_negatives(retriever: Retriever, out: str | Path) -> dict[str, Any]:
 def _lines(retriever: Retriever) -> Iterator[dict[str, Any]]:
     gallery = retriever.gallery
     owner = torch.from_numpy(gallery.caption_image).long()
+    digests, first = retriever.cache.known_digests()[gallery.owners("images")], dict[bytes | int, int]()
+    keys = (digest.tobytes() if digest.any() else row for row, digest in enumerate(digests))
+    picture = torch.tensor([first.setdefault(key, row) for row, key in enumerate(keys)])  # of files of equal bytes
     number = {text: row for row, text in enumerate(dict.fromkeys(gallery.texts))}
     text = torch.tensor([number[caption] for caption in gallery.texts])
     sides = {"captions": (gallery.captions, gallery.texts), "images": (gallery.images, gallery.file_names)}
@@ -64,9 +68,11 @@ def _lines(retriever: Retriever) -> Iterator[dict[str, Any]]:
             if not scores.isfinite().all():
                 raise RunError(NOT_FINITE)
             if answers == "images":
-                belongs = torch.zeros(scores.shape).index_add(1, owner, (text[rows, None] == text).float()) > 0
+                belongs = torch.zeros(scores.shape).index_add(1, picture[owner], (text[rows, None] == text).float())
+                belongs = belongs[:, picture] > 0
             else:
-                texts = torch.zeros(len(rows), len(number)).index_add(1, text, (rows[:, None] == owner).float())
+                mine = (picture[rows, None] == picture[owner]).float()
+                texts = torch.zeros(len(rows), len(number)).index_add(1, text, mine)
                 belongs = texts[:, text] > 0
             best = scores.masked_fill(belongs, -torch.inf).topk(min(NUMBER, scores.shape[1]))
             for row, anchor in enumerate(rows.tolist()):

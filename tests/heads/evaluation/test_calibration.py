@@ -113,6 +113,16 @@ def test_what_another_store_gives_is_not_kept(trained, tmp_path):
     assert (trained / "calibration.json").read_text() == before
 
 
+def test_galleries_are_whole_ones_of_images_with_their_captions(trained, monkeypatch):
+    monkeypatch.setattr("xret.heads.evaluation.calibration.GALLERIES", (2, 4, 100))
+    found = evaluate(trained, calibration=True, device="cpu").calibration.reliability["text_to_image"]
+    assert [(one.images, one.galleries) for one in found] == [(2, 3), (4, 1), (6, 1)]
+    answers = [sum(count for count, _, _ in one.bins) for one in found]
+    some = torch.randperm(6, generator=torch.Generator().manual_seed(0))[:4]
+    asked = torch.isin(score(trained).caption_image, some).sum()
+    assert answers == [9 * 2, asked * 4, 9 * 6]
+
+
 def test_the_command_line_and_what_is_refused(trained):
     path = trained
     found = json.loads(run("eval", path, "--calibration", "--json").stdout)["calibration"]

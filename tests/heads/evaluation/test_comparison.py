@@ -1,6 +1,8 @@
 """Comparing two runs, against loops over queries and the normal approximation."""
 
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -60,6 +62,9 @@ def test_a_run_does_not_differ_from_itself(vsepp):
     found = compare_runs(vsepp, vsepp, device="cpu")
     assert {(one.low, one.high, one.second - one.first) for one in found.differences} == {(0, 0, 0)}
     assert "better" not in str(found)
+    other = replace(found.differences[-1], first=400.0, second=402.5, low=1.25, high=3.0)
+    told = str(replace(found, differences=(other,)))
+    assert re.search(r"RSUM +400\.00 +402\.50 +2\.50 +1\.25 +3\.00 +better\n", told)
     assert not found.changes and str(found).endswith("\nno rank changes")
 
 

@@ -64,6 +64,10 @@ def test_the_formula_by_blocks_or_at_once():
     np.testing.assert_allclose(found, expected)
     blocks = torch.from_numpy(bank).split(4)
     np.testing.assert_allclose(scores + hubness.item_bias(blocks, [1.0, 3.0])[1].numpy(), expected)
+    bank[rng.random(bank.shape) < 0.3] = -np.inf  # does not count
+    found = hubness.item_bias(torch.from_numpy(bank).split(4), [3.0])[0]
+    means = [np.exp(3 * item[np.isfinite(item)]).mean() for item in bank.T]
+    np.testing.assert_allclose(found, -np.log(means) / 3)
 
 
 def test_skewness_is_that_of_counts_in_a_loop(monkeypatch):

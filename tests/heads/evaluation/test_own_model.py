@@ -12,7 +12,9 @@ import xret
 from xret.errors import RunError
 from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.own_model import digest_of
+from xret.heads.evaluation.scoring import Ranker
 from xret.heads.report import write_report
+from xret.pipeline.encoders.origin import Origin
 from xret.pipeline.store import FeatureCache
 
 
@@ -55,6 +57,9 @@ def test_it_has_the_table_of_its_own_similarities_and_stays_as_it_was(model, sto
     (result,) = (found := xret.evaluate(model, store=store, device="cpu")).results
     assert result.rsum == pytest.approx(xret.metrics.recalls(*matrix(model, store, "test")).rsum)
     assert (found.runs, found.stores) == (("Linear",), (store,))
+    ranker, sets = Ranker(model, store=store), FeatureCache.open(store)
+    assert ranker.origins("image") == (Origin.of(sets.image_set()),)
+    assert ranker.origins("text") == (Origin.of(sets.caption_set()),)
     assert (model.training, model.dropout.training, model.text.training) == (True, True, False)
     corrected = xret.evaluate(model, store=store, hubness=True).hubness
     assert corrected.val_rsum["none"] == pytest.approx(xret.metrics.recalls(*matrix(model, store, "val")).rsum)

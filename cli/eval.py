@@ -128,8 +128,8 @@ def eval_(
         raise click.UsageError("name a RUN or STORE, or give --embeddings, and not both")
     if diagnostics and (len(runs) != 1 or is_store(runs[0])):
         raise click.UsageError("--diagnostics takes one run, and no store")
-    if diagnostics and options["direction"]:
-        raise click.UsageError("--diagnostics looks into a run as it was trained; leave --direction out")
+    if diagnostics and (options["direction"] or options["views"]):
+        raise click.UsageError("--diagnostics looks into a run as it was trained; leave --direction and --views out")
     for name, given in (("--data-root", data_root), ("--visual-genome", visual_genome)):
         if given is not None and not diagnostics:
             raise click.UsageError(f"{name} is for the crops of --diagnostics; add that, or leave it out")

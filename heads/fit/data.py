@@ -53,6 +53,8 @@ def find_source(
         _require_manifest(data)
         manifest = load_manifest(data, root)
         return Source(str(data), manifest, url, manifest.images)
+    if root is not None:
+        raise ManifestError(f"{option('data-root')} is for the paths of a manifest, and {data} is none; leave it out")
     file = Path(captions)
     for there, what in ((path.is_dir(), f"folder {data}"), (file.is_file(), f"file {captions}")):
         if not there:

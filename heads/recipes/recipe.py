@@ -79,6 +79,9 @@ def without_effect(settings: Settings, recipe: Recipe) -> dict[str, str]:
     for key in flat(nested(settings)):
         block, _, last = key.rpartition(".")
         kind, _, part = block.partition(".")
+        if not recipe.schedule.epochs and kind in ("optimizer", "loss", "augment"):
+            warnings[key] = f"{key} changes nothing: schedule.epochs is 0"
+            continue
         if key in there or role(key) == "described" or (kind == "loss" and last == "weight"):
             continue
         if kind == "loss" and part not in recipe.loss:

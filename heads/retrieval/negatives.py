@@ -40,6 +40,7 @@ def export_negatives(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     if out.suffix != ".jsonl":
         raise RunError(f"{out}: hard negatives are JSON lines; name a file that ends in .jsonl")
     require_new(out, folder=False)
+    retriever.require_uncorrected("a file of hard negatives")
     lines = 0
     with making_file(out, RunError, "choose another --out") as partial, partial.open("w", encoding="utf-8") as file:
         for line in _lines(retriever):

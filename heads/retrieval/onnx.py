@@ -109,6 +109,7 @@ class Exportable:
 def exportable(retriever: Retriever, to: str = "onnx") -> Exportable:
     """Return what a run on the CPU exports; errors as of `export_onnx`, `to` names the option's value in them."""
     name = retriever.name
+    retriever.require_uncorrected(f"an export to {to}")
     packages = {package: package for package in ("onnx", "onnxruntime", "onnxscript")}
     require_packages(f"--to {to} needs", packages, "onnx")
     from .onnx_search import pixels as prepared

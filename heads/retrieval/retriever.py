@@ -71,7 +71,7 @@ class Retriever(Ranker):
     Raises:
         RunError: there is no such run, or it is damaged.
         EncoderError: `text_weights` are given for a run on words.
-        QueryError: `images` or `hubness` is given with `index`, or `images` with `split`.
+        QueryError: `images` or `hubness` is given with `index`, or `images` with `split` or `data_root`.
         DeviceError: the device is missing.
     """
 
@@ -98,10 +98,10 @@ class Retriever(Ranker):
                 f"{run} reads texts by its own vocabulary and takes no text weights; leave out {option('text-weights')}"
                 f" '{text_weights}'"
             )
-        for name, given in (("index", index), ("split", split)):
+        for name, given in (("index", index), ("split", split), ("data-root", data_root)):
             if given is not None and images is not None:
-                way = f"leave {option(name)} or {option('images')} out"
-                raise QueryError(f"a folder of pictures has no {name}, which is of a store; {way}")
+                way = f"leave that or {option('images')} out"
+                raise QueryError(f"a folder of pictures takes no {option(name)}, which is of a store; {way}")
         if index is not None and hubness:
             how = option("hubness")
             raise QueryError(f"an index says by itself whether hubness is corrected; leave {how} to `xret index`")
@@ -114,7 +114,9 @@ class Retriever(Ranker):
 
     @cached_property
     def gallery(self) -> Gallery:
-        """The images and captions of the split, or of all; errors as for `Gallery`."""
+        """The images and captions of the split, or of all; errors as for `Gallery`, QueryError with `images`."""
+        if self._images is not None:
+            raise QueryError(f"{self._images} is searched, which is no store; leave {option('images')} out")
         return Gallery(self, self.split, self.data_root)
 
     @cached_property
@@ -199,6 +201,11 @@ class Retriever(Ranker):
     def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
         """Compare I images with C captions by the run's own similarity, float32 [I, C]; larger is closer."""
         return self.comparison("captions")(images, captions)
+
+    def require_uncorrected(self, what: str) -> None:
+        """Raise QueryError where hubness is corrected, and what is written of the run has no place for that."""
+        if self.hubness:
+            raise QueryError(f"{what} has no place for a correction of hubness; leave {option('hubness')} out")
 
     def comparison(self, answers: Modality) -> Compare:
         """Return the run's similarity as a function of Q queries and N answers of a modality, to [Q, N]."""
@@ -298,7 +305,8 @@ class Retriever(Ranker):
     def search_elements(self, query: Picture | Query, k: int = 10) -> list[list[Hit]]:
         """Return for each element of the query's set the answers that have the element nearest to it.
 
-        The score is the largest cosine between that element and those of an answer, whatever the run's similarity.
+        The score is the largest cosine between that element and those of an answer, whatever the run's similarity;
+        hubness is not corrected.
         Arguments and errors are those of `search`; a QueryError also where the run's embeddings are not sets.
         """
         query = self._query(query, k)

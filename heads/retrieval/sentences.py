@@ -40,6 +40,7 @@ def export_sentences(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     """
     out, name = Path(out), retriever.name
     require_new(out, folder=True)
+    retriever.require_uncorrected("a model of sentence-transformers")
     require_packages(
         "--to sentence-transformers needs", {"sentence-transformers": "sentence_transformers"}, "sentences"
     )

@@ -154,7 +154,9 @@ def teach(objective: Objective, run: str | Path | None, split: Batches, device: 
 
 
 def taught(recipe: Recipe, distil: str | Path | None) -> Recipe:
-    """Return the recipe with a term for what is taught; RecipeError where it lacks its teacher, or blends pairs."""
+    """Return the recipe with a term for what is taught; RecipeError where it lacks its teacher, or cannot learn."""
+    if distil is not None and not recipe.schedule.epochs:
+        raise RecipeError("a teacher teaches by steps, and schedule.epochs is 0: set it, or leave --distil out")
     if distil is not None and recipe.augment.mix:
         raise RecipeError("a teacher scores samples and no blends of them: set augment.mix=0, or leave --distil out")
     if distil is not None and _TERM not in recipe.terms:

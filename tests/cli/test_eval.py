@@ -36,7 +36,8 @@ def test_diagnostics_below_the_table(run):
     assert lines[lines.index("") + 1 :] == str(found).splitlines()
     assert json.loads(call(*words, "--json").stdout)["diagnostics"] == found.to_dict()
     assert "--diagnostics takes one run, and no store" in refused(*words, run, code=2)
-    assert "leave --direction out" in refused(*words, "--direction", "image", code=2)
+    for words_of in (["--direction", "image"], ["--views"]):
+        assert "leave --direction and --views out" in refused(*words, *words_of, code=2)
     assert "--data-root is for the crops of --diagnostics" in refused("eval", run, "--data-root", ".", code=2)
 
 

@@ -32,7 +32,7 @@ from xret.heads.runs.encoders import encode_captions_by_all, encode_images_by_al
 from xret.heads.training.train import train
 from xret.pipeline.data.images import image_size, open_image
 from xret.pipeline.data.sources import FolderReader
-from xret.pipeline.errors import CacheError
+from xret.pipeline.errors import CacheError, RunError
 
 SIZE = 100, 50
 SMALL = {"model.dim": 16, "data.batch_size": 16, "adapter.words.word_dim": 8, "schedule.epochs": 1}
@@ -241,6 +241,8 @@ def test_crops_of_visual_genome_need_no_store(scenes, genome, caplog):
     fewer = diagnose(run, device="cpu", visual_genome=genome).tables["crops"].rows
     assert [row[1] for row in fewer] < [row[1] for row in own["crops"].rows]
     assert "1 image left out" in caplog.text
+    with pytest.raises(RunError, match="data_root and visual_genome are two places"):
+        diagnose(run, device="cpu", visual_genome=genome, data_root=scenes / "scenes")
 
 
 @pytest.mark.parametrize(

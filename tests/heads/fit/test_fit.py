@@ -208,6 +208,7 @@ def test_what_is_no_data_is_refused_with_what_to_name(store, fitted, clip, tmp_p
         ([pictures, tmp_path / "none.csv"], {}, "there is no file"),
         ([file, file], {}, "or a manifest alone"),
         ([store, file], {}, "leave captions out"),
+        ([pictures, file], {"data_root": tmp_path}, "data_root is for the paths of a manifest"),
         ([store], {"encoder": clip}, "leave encoder out"),
     ):
         with pytest.raises((ManifestError, RunError), match=sentence):

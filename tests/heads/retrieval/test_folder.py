@@ -191,5 +191,5 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path)
         with pytest.raises(QueryError, match=sentence):
             search(run, folder)
     for name, given in (("index", tmp_path), ("split", "test")):
-        with pytest.raises(QueryError, match=f"a folder of pictures has no {name}"):
+        with pytest.raises(QueryError, match=f"a folder of pictures takes no {name}"):
             Retriever(run, images=photos, **{name: given}, device="cpu")

@@ -11,7 +11,7 @@ from torch import nn
 
 from xret.heads.retrieval.negatives import export_negatives
 from xret.heads.retrieval.retriever import Retriever
-from xret.pipeline.errors import RunError
+from xret.pipeline.errors import QueryError, RunError
 
 
 def test_negatives_are_the_highest_scores_that_are_wrong(tmp_path):
@@ -48,6 +48,8 @@ def test_negatives_are_the_highest_scores_that_are_wrong(tmp_path):
         assert [of[name] for name in line["negatives"]] == pytest.approx(best, abs=1e-5)
     assert "jsonl" in refused(*words, tmp_path / "n.json")
     assert "takes no --dims" in refused(*words, tmp_path / "m.jsonl", "--dims", 2, code=2)
+    with pytest.raises(QueryError, match="hard negatives has no place for a correction of hubness"):
+        export_negatives(Retriever(made.run(), device="cpu", hubness=True), tmp_path / "m.jsonl")
     assert "the format that --out ends in: .parquet" in refused(*words[:2], "--to", "parquet", "--out", "e", code=2)
 
 

@@ -89,7 +89,7 @@ def test_videos_are_folders_of_frames(tmp_path):
     with pytest.raises(SampleError, match="the picture: this is no video; give a folder of frames"):
         retriever.encode_images([Image.new("RGB", (9, 9))])
     with pytest.raises(QueryError, match="searches videos"):
-        Retriever(tmp_path / "run", images=tmp_path, **options).search("red")
+        Retriever(tmp_path / "run", images=tmp_path, device="cpu").search("red")
 
 
 def test_words_need_no_store(made, tmp_path):
@@ -207,6 +207,12 @@ def test_queries_that_make_no_sense_end_in_a_sentence(made, tmp_path):
         (lambda: open_run(made, made.run("vsepp"), text_weights="x"), EncoderError, "takes no text weights; leave out"),
         (lambda: open_run(made, made.run("vsepp"), split="tset").search("red"), CacheError, "no split 'tset'"),
         (lambda: Retriever(tmp_path), RunError, "is no run"),
+        (
+            lambda: Retriever(made.run(), images=made.images, data_root=made.pictures),
+            QueryError,
+            "takes no data_root, which is of a store",
+        ),
+        (lambda: Retriever(made.run(), images=made.images).gallery, QueryError, "is no store; leave images out"),
     ):
         with pytest.raises(error, match=sentence):
             call()

@@ -13,7 +13,7 @@ from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.run import Run
 from xret.heads.training.callbacks import LOG, Callback
 from xret.heads.training.train import train
-from xret.pipeline.errors import RunError
+from xret.pipeline.errors import RecipeError, RunError
 
 TABLE = {f"{name}{side}" for name in ("r1", "r5", "r10", "medr") for side in ("", "i")} | {"rsum", "epoch"}
 
@@ -67,6 +67,17 @@ def test_the_start_says_what_differs_from_the_recipe_and_what_is_too_small(store
     assert "vsepp with " in caplog.text and "data.batch_size=999" in caplog.text and "model.dim=16" in caplog.text
     assert "data.batch_size=999 takes all 60 captions at once: an epoch is a single step." in caplog.text
     assert "val: 12 images are too few" in caplog.text
+
+
+def test_what_a_closed_form_has_no_steps_for_is_named(tmp_path, caplog):
+    store = make_store(tmp_path / "s.zarr", text="tokens")
+    settings = {"optimizer.lr": 0.1, "data.share": 0.9}
+    xret.train(store, recipe="cca", out=tmp_path / "run", settings=settings, device="cpu")
+    assert [text for text in caplog.messages if "nothing" in text] == [
+        "optimizer.lr changes nothing: schedule.epochs is 0"
+    ]
+    with pytest.raises(RecipeError, match=r"a teacher teaches by steps, and schedule\.epochs is 0"):
+        xret.train(store, recipe="cca", out=tmp_path / "other", distil=tmp_path / "run", device="cpu")
 
 
 def test_a_setting_that_does_not_count_is_named(store, tmp_path, caplog):

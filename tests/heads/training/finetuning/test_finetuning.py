@@ -264,6 +264,8 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
     other, weights = str(save_bert(tmp_path / "other", seed=1)), r"its weights differ\); .* text_weights"
     fail(tune, made, EncoderError, weights, ["text"], text="bert", text_weights=other)
+    idle = r"images is not put back, and takes no weights; leave visual_weights out, or name image in reattach"
+    fail(tune, made, RecipeError, idle, ["text"], text="bert", visual_weights="random:1")
     fail(tune, made, CacheError, r"give their folder as data_root=DIR", ["image"], data_root=tmp_path)
     fail(tune, made, CacheError, r"no folder was given; .*data_root", ["image"], data_root=None)
     assert not (tmp_path / "tuned").exists()

@@ -16,9 +16,8 @@ from xret.pipeline.errors import QueryError, RunError
 
 def test_negatives_are_the_highest_scores_that_are_wrong(tmp_path):
     manifest = make_pictures(tmp_path / "pictures")
-    shutil.copy(
-        tmp_path / "pictures/images/0.png", tmp_path / "pictures/images/3.png"
-    )  # is one picture under two names
+    images = tmp_path / "pictures" / "images"
+    shutil.copy(images / "0.png", images / "3.png")  # one picture under two names
     run = make_run(make_store(manifest, tmp_path / "store.zarr"), tmp_path / "run", "setdiv")
     words = ("export", run, "--to", "hard-negatives", "--out")
     assert "lines of split 'train'" in call(*words, tmp_path / "n.jsonl").stdout
@@ -28,10 +27,8 @@ def test_negatives_are_the_highest_scores_that_are_wrong(tmp_path):
     names, texts, owner = list(gallery.file_names), list(gallery.texts), gallery.caption_image.tolist()
     scores = retriever.similarity(gallery.images, gallery.captions).tolist()
     twin = [names.index("0.png") if name == "3.png" else row for row, name in enumerate(names)]
-    told = [
-        {text for text, image in zip(texts, owner, strict=True) if twin[image] == twin[row]}
-        for row in range(len(names))
-    ]
+    owners = [(text, twin[image]) for text, image in zip(texts, owner, strict=True)]
+    told = [{text for text, image in owners if image == twin[row]} for row in range(len(names))]
     expected = {}
     for c, i in enumerate(owner):
         images = [(scores[row][c], names[row]) for row in range(len(names)) if texts[c] not in told[row]]
@@ -49,7 +46,7 @@ def test_negatives_are_the_highest_scores_that_are_wrong(tmp_path):
     assert "jsonl" in refused(*words, tmp_path / "n.json")
     assert "takes no --dims" in refused(*words, tmp_path / "m.jsonl", "--dims", 2, code=2)
     with pytest.raises(QueryError, match="hard negatives has no place for a correction of hubness"):
-        export_negatives(Retriever(made.run(), device="cpu", hubness=True), tmp_path / "m.jsonl")
+        export_negatives(Retriever(run, device="cpu", hubness=True), tmp_path / "m.jsonl")
     assert "the format that --out ends in: .parquet" in refused(*words[:2], "--to", "parquet", "--out", "e", code=2)
 
 

@@ -52,12 +52,12 @@ def with_captions(batches: Batches) -> np.ndarray:
 
 def blocks(batches: Batches, chosen: np.ndarray, image: Read, caption: Read) -> Iterator[Block]:
     """Yield the chosen images, which have captions, some at a time, on the CPU."""
-    first = np.searchsorted(batches.caption_image, np.arange(batches.images + 1))
+    count = np.bincount(batches.caption_image, minlength=batches.images)
+    first = count.cumsum() - count
     for images in np.split(chosen, range(BATCH, len(chosen), BATCH)):
-        count = first[images + 1] - first[images]
-        owner = torch.from_numpy(np.repeat(np.arange(len(images)), count))
+        owner = torch.from_numpy(np.repeat(np.arange(len(images)), count[images]))
         of_images = image(batches.image_source.fetch(images)())
-        of_captions = caption(batches.caption_source.fetch(ranges(first[images], count))())
+        of_captions = caption(batches.caption_source.fetch(ranges(first[images], count[images]))())
         yield Block([vectors.cpu() for vectors in of_images], [vectors.cpu() for vectors in of_captions], owner)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from command_line import refused, run
 from edited_runs import edited
+from plain_evaluation import plain_rsum
 from small_runs import make_pictures, make_run, make_store
 
 import xret
@@ -63,8 +64,19 @@ def test_validation_weighs_as_a_search_by_hand_does(folder, tmp_path):
     moved = str(shutil.copytree(folder / "s.zarr", tmp_path / "moved.zarr"))
     found = xret.average(runs, out=tmp_path / "a", weights="validation", store=moved, device="cpu")
     assert Run(tmp_path / "a").info.store == moved
-    assert sum(found.weights.values()) == pytest.approx(1)
     assert found.val_rsum >= max(found.of_each.values())
+    split = embed_split(Ranker(runs[0], device="cpu"), "val")
+    scaled = {run: (one := scores(run, "val")) / one.std(ddof=1) for run in runs}
+    total, taken, reached = np.zeros_like(split.similarity.numpy()), [], []
+    for _ in range(25):
+        of_each = {run: plain_rsum(total + one, split.caption_image.numpy()) for run, one in scaled.items()}
+        taken.append(max(runs, key=of_each.get))
+        total += scaled[taken[-1]]
+        reached.append(of_each[taken[-1]])
+    taken = taken[: 1 + int(np.argmax(reached))]
+    shares = {run: taken.count(run) / scores(run, "val").std(ddof=1) for run in {*taken}}
+    shares = {run: share / sum(shares.values()) for run, share in shares.items()}
+    assert found.weights == pytest.approx(shares, rel=1e-4)
     weighted = sum(weight * scores(name) for name, weight in found.weights.items())
     np.testing.assert_allclose(scores(tmp_path / "a"), weighted, atol=1e-6)
     assert rsum(tmp_path / "a") == pytest.approx(found.val_rsum)

@@ -1,6 +1,7 @@
 """Probabilities of answers: against draws from a known softmax, SciPy and values counted by hand."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -58,6 +59,8 @@ def test_reliability_counted_by_hand():
     assert (found.first, found.fits) == (pytest.approx(2.41 / 3), pytest.approx(2 / 3))
     assert found.wrong == pytest.approx(2 / 3)
     assert found.precise == pytest.approx(0.91)
+    nine = reliability(1, 1, torch.linspace(1, 0.1, 10)[None], torch.arange(10)[None] < 9, torch.zeros(1))
+    assert nine.precise == pytest.approx(0.1)  # 90% of all ten fit
     assert expected_error([(3, 0.2, 0.5), (0, 0.0, 0.0), (1, 0.9, 1.0)]) == pytest.approx((3 * 0.3 + 0.1) / 4)
 
 
@@ -130,6 +133,10 @@ def test_the_command_line_and_what_is_refused(trained):
     assert (
         sum(count for count, _, _ in found["reliability"]["text_to_image"][0]["bins"]) == 6 * 9
     )  # captions ask for all
-    assert "90% fit from" in run("eval", path, "--calibration").stdout
+    told = run("eval", path, "--calibration").stdout
+    bins = zip(*(found["reliability"][way][0]["bins"] for way in WAYS), strict=True)
+    cells = [re.findall(r"[\d.]+%|none", line[16:]) for line in told.splitlines()[-10:]]
+    assert cells == [[f"{100 * fits:.1f}%" if count else "none" for count, _, fits in both] for both in bins]
+    assert "90% fit from" in told
     assert "another split" in refused("eval", path, "--calibration", "--split", "val")
     assert "single run" in refused("eval", path, path, "--calibration")

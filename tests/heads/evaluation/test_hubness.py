@@ -70,6 +70,20 @@ def test_the_formula_by_blocks_or_at_once():
     np.testing.assert_allclose(found, -np.log(means) / 3)
 
 
+def test_what_a_head_has_learned_of_an_item_does_not_count(vsepp):
+    seen = score(vsepp, split="train")
+    similarity, own = seen.similarity.double().numpy(), seen.caption_image.numpy()
+    theirs = np.arange(len(similarity))[:, None] == own
+    rows = seen.batches.image_rows
+    for modality, side, owners, of_item, learned in (
+        ("images", seen.image, rows, similarity, theirs),
+        ("captions", seen.text, rows[own], similarity.T, theirs.T),
+    ):
+        found = hubness.learned_bias(seen.ranker, modality, [side.embedding], [2.0], owners=owners)[0]
+        means = [np.exp(2 * scores[~mine]).mean() for scores, mine in zip(of_item, learned, strict=True)]
+        np.testing.assert_allclose(found, -np.log(means) / 2, rtol=1e-5)
+
+
 def test_skewness_is_that_of_counts_in_a_loop(monkeypatch):
     scores = np.random.default_rng(1).normal(size=(40, 30)) + np.linspace(0, 2, 30)
     counts = np.zeros(30)

@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 import xret
 from xret.errors import RunError
 from xret.heads.evaluation.comparison import compare_runs
-from xret.heads.evaluation.own_model import digest_of
+from xret.heads.evaluation.own_model import METHODS, digest_of
 from xret.heads.evaluation.scoring import Ranker
 from xret.heads.report import write_report
 from xret.pipeline.encoders.origin import Origin
@@ -63,6 +63,12 @@ def test_it_has_the_table_of_its_own_similarities_and_stays_as_it_was(model, sto
     assert (model.training, model.dropout.training, model.text.training) == (True, True, False)
     corrected = xret.evaluate(model, store=store, hubness=True).hubness
     assert corrected.val_rsum["none"] == pytest.approx(xret.metrics.recalls(*matrix(model, store, "val")).rsum)
+
+
+def test_it_ranks_where_its_weights_are_unless_another_device_is_named(store, model):
+    model.to("meta")
+    assert [Ranker(model, store=store, device=name).device.type for name in ("auto", "cpu")] == ["meta", "cpu"]
+    assert Ranker(Holder(**dict.fromkeys(METHODS, len)), store=store, device="cpu").device.type == "cpu"
 
 
 def test_it_is_one_of_an_ensemble_and_is_compared(model, store, tmp_path):

@@ -81,7 +81,7 @@ def test_what_a_head_has_learned_of_an_item_does_not_count(vsepp):
     ):
         found = hubness.learned_bias(seen.ranker, modality, [side.embedding], [2.0], owners=owners)[0]
         means = [np.exp(2 * scores[~mine]).mean() for scores, mine in zip(of_item, learned, strict=True)]
-        np.testing.assert_allclose(found, -np.log(means) / 2, rtol=1e-5)
+        np.testing.assert_allclose(found, -np.log(means) / 2, atol=1e-5)
 
 
 def test_skewness_is_that_of_counts_in_a_loop(monkeypatch):

@@ -29,6 +29,14 @@ def _joint(model, config, **settings):
     return model(config(vision_config=VIT, text_config=text, **settings))
 
 
+def _paligemma():
+    """Of pictures and texts, but with one vector for each patch, which its language model reads."""
+    text = {**TEXT, "model_type": "gemma", "head_dim": 8, "num_key_value_heads": 1}
+    vision = {**VIT, "model_type": "siglip_vision_model", "projection_dim": 16}
+    config = hf.PaliGemmaConfig(vision_config=vision, text_config=text, projection_dim=16, image_token_index=5)
+    return hf.PaliGemmaForConditionalGeneration(config), hf.SiglipImageProcessor(**STRETCH)
+
+
 def _alone(name, processor, kind="Model", **settings):
     """Return what makes a model of a library's class and its image processor."""
     return lambda: (getattr(hf, f"{name}{kind}")(getattr(hf, f"{name}Config")(**settings)), processor())
@@ -44,6 +52,7 @@ IMAGE_FAMILIES = {
     "siglip": lambda: (_joint(hf.SiglipModel, hf.SiglipConfig), hf.SiglipImageProcessor(**STRETCH)),
     "siglip2": lambda: (_joint(hf.SiglipModel, hf.SiglipConfig), hf.SiglipImageProcessor(**STRETCH, resample=2)),
     "metaclip2": lambda: (_joint(hf.MetaClip2Model, hf.MetaClip2Config, projection_dim=24), _CROPPED()),
+    "paligemma": _paligemma,
     "dinov2": _alone("Dinov2", _BIT, **VIT, mlp_ratio=2),
     "oblong": _alone("Dinov2", _OBLONG, **VIT, mlp_ratio=2),
     "dinov2-registers": _alone("Dinov2WithRegisters", _BIT, **VIT, mlp_ratio=2, num_register_tokens=3),

@@ -53,7 +53,8 @@ class HubImageEncoder(Grid):
         self._what, self._pixels = what, noise(pixels.shape)
         found = self._first(self._pixels, spec.image_size is not None)
         before, _ = _layout(what, self.network, found, None, pixels.shape)
-        self._global = "projected" if self._joint else _pooling(found, lacks_pooler, before)
+        projected = self._joint and found.pooler_output.ndim == 2
+        self._global = "projected" if projected else _pooling(found, lacks_pooler, before)
         config = _vision(self.network.config)
         settings = {key: plain(value) for key in _SHAPING if (value := getattr(config, key, None)) is not None}
         self.identity: dict[str, Any] = {
@@ -169,6 +170,7 @@ def _layout(
 
 
 def _pooling(found: Any, lacks_pooler: bool, before: int) -> str:
-    if getattr(found, "pooler_output", None) is not None and not lacks_pooler:
+    pooled = getattr(found, "pooler_output", None)
+    if pooled is not None and pooled.ndim != 3 and not lacks_pooler:  # PaliGemma and others give a vector a patch
         return "pooler"
     return "class token" if before else "mean"

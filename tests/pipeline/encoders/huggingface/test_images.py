@@ -17,6 +17,7 @@ EXPECTED = {
     "siglip": ((4, 4), 0, "projected"),
     "siglip2": ((4, 4), 0, "projected"),
     "metaclip2": ((4, 4), 1, "projected"),
+    "paligemma": ((4, 4), 0, "mean"),
     "dinov2": ((4, 4), 1, "pooler"),
     "oblong": ((4, 6), 1, "pooler"),
     "dinov2-registers": ((4, 4), 4, "pooler"),
@@ -72,7 +73,9 @@ def test_features_are_those_of_the_documented_call(checkpoint, photographs, fami
     assert torch.equal(torch.stack([image for image, _ in decoded]), pixels)
     local, global_ = encoder.encode(pixels)
     close(local, rows_of(found.last_hidden_state, before))
-    close(global_, found.last_hidden_state[:, 0] if way == "class token" else found.pooler_output.flatten(1))
+    states = found.last_hidden_state
+    ways = {"class token": states[:, 0], "mean": states.mean(1)}
+    close(global_, ways[way] if way in ways else found.pooler_output.flatten(1))
     assert (encoder.name, encoder.grid) == (family, (height, width))
     assert (encoder.identity["tokens_left_out"], encoder.identity["global"]) == (before, way)
     assert (encoder.space is not None) == (way == "projected")

@@ -52,7 +52,7 @@ def check_parts(
     return list(_faults(dim, json.dumps([(path, name, arguments(block)) for path, _, name, block in of_each]), kinds))
 
 
-@lru_cache(64)
+@lru_cache(1024)
 @torch.no_grad()
 def _faults(dim: int, parts: str, kinds: tuple[type[Any], ...]) -> tuple[str, ...]:
     """Return the faults of parts, each a path, a name and arguments in JSON, with their classes."""

@@ -193,7 +193,7 @@ def damaged_chunks(features: FeatureSet) -> list[int]:
 def _is_finite(values: np.ndarray, name: str, arrays: dict[str, Any], features: FeatureSet) -> bool:
     good = np.asarray(arrays["status"]) == OK
     if name == "local" and features.modality == "captions":
-        good = np.arange(len(values)) < int(np.asarray(arrays["length"])[good].clip(0).sum())
+        good = np.arange(len(values)) < int(np.asarray(arrays["length"])[good].sum())
     return bool(np.isfinite(values[good]).all())
 
 

@@ -94,3 +94,21 @@ def test_what_failed_in_a_split_is_tried_again_and_nothing_else(tmp_path):
         assert np.flatnonzero(features.status == NOT_DONE).tolist() == [1, 9] == features.rows_left(["train"]).tolist()
         assert np.flatnonzero(features.status == FAILED).tolist() == [12, 21]
     assert {file.name for file in tmp_path.rglob("failed.*")} == {"failed.1.jsonl", "failed.2.jsonl"}
+
+
+def test_values_that_no_encoder_gives_are_damage_where_samples_are_good(tmp_path, capsys):
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr", train=4, val=0, test=0, text="tokens", broken=(3,)))
+    sets = cache.image_set(), cache.caption_set()
+    assert verify(cache.url).ok and "2/2 chunks" in capsys.readouterr().err
+    for features in sets:
+        good = np.flatnonzero(features.status == OK)
+        last = {"local": good[-1], "global": good[-1]}
+        if features is sets[1]:  # whose tokens stand side by side
+            last["local"] = features.length[good].sum() - 1
+        for name, row in last.items():
+            arrays = features.read_chunk(0)
+            arrays[name][row] = np.nan
+            features.write(0, arrays)
+            assert [damage.array for damage in verify(cache.url).damaged] == [f"{features.path}/{name}"]
+            features.write(0, features.read_chunk(0) | {name: np.nan_to_num(arrays[name])})
+    assert verify(cache.url).ok

@@ -68,9 +68,9 @@ def test_pictures_that_were_replaced_are_refused_and_those_with_another_time_are
     extract(manifest, url, replace(SMALL, visual=None))  # captions have no pictures
     (manifest.images / "3.jpg").write_bytes(kept[3])
     extract(manifest, url, IMAGES)
-    assert [one.samples for one in extract(manifest, url, IMAGES).sets] == [0]
+    assert [(one.samples, one.reused, one.chunks) for one in extract(manifest, url, IMAGES).sets] == [(0, 0, 0)]
     (manifest.images / "30.jpg").unlink()  # gone is not changed
-    assert [one.samples for one in extract(manifest, url, IMAGES).sets] == [0]
+    assert [(one.samples, one.reused, one.chunks) for one in extract(manifest, url, IMAGES).sets] == [(0, 0, 0)]
     (manifest.images / "30.jpg").write_bytes(kept[30])
     with pytest.raises(CacheError, match=r"\(30\.jpg\)"):
         extract(manifest, url, IMAGES)

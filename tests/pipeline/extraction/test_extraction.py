@@ -136,6 +136,8 @@ def test_splits_are_computed_when_asked_for_and_need_no_others_pictures(manifest
         (manifest.images / f"{number}.jpg").unlink()
     summary = extract(manifest, url, replace(SMALL, splits=("test",)))
     assert summary.sets[0].samples == 6
+    told = {"dataset", "store", "images", "captions", "sets", *summary.counts}  # what does not apply is left out
+    assert summary.to_json().keys() == told | ({"leaks"} if summary.leaks else set())
     assert ": 6/6 images" in capsys.readouterr().err
     images = FeatureCache.open(url).image_set()
     assert [images.complete(split) for split in ("train", "val", "test")] == [False, False, True]

@@ -67,11 +67,7 @@ class TokenEncoder(TextEncoder):
         """Let the local features be those of a layer."""
         layer = choose_layer(self._what, layer, self._last + 1)
         self._layer = None if layer == self._last else layer
-        ids = self.tokenize(["a", "a text of seven words or more"])
-        (states, pooled), (alone, _) = self.encode(ids), self.encode(ids[:1])
-        if np.linalg.norm(states[: len(alone)] - alone) > _NEAR * np.linalg.norm(alone):
-            sees = "sees the padding of a text beside a longer one, so that its features would depend on others"
-            raise EncoderError(f"{self._what}: the model {sees}; take another text encoder")
+        states, pooled = self.encode(self.tokenize(["a"]))
         self.channels, self.global_channels = states.shape[1], pooled.shape[1]
         name = "last_hidden_state" if self._layer is None else f"hidden_states.{layer}"
         self.identity = {**self.identity, "layer": name}
@@ -188,7 +184,15 @@ class HubTextEncoder(TokenEncoder):
         self.network.to(device=device).eval().requires_grad_(False)
         self.identity = self._identity(config, bert)
         self.versions = library_versions("torch", "transformers", "tokenizers") | checkpoint.commit()
+        self._require_unseen_padding()
         self.use_layer(spec.layer)
+
+    def _require_unseen_padding(self) -> None:
+        ids = self.tokenize(["a", "a text of seven words or more"])
+        (states, _), (alone, _) = self.encode(ids), self.encode(ids[:1])
+        if np.linalg.norm(states[: len(alone)] - alone) > _NEAR * np.linalg.norm(alone):
+            sees = "sees the padding of a text beside a longer one, so that its features would depend on others"
+            raise EncoderError(f"{self._what}: the model {sees}; take another text encoder")
 
     def _identity(self, config: Any, bert: bool) -> dict[str, Any]:
         settings = {key: value for key in _SHAPING if (value := getattr(config, key, None)) is not None}

@@ -11,10 +11,10 @@ import json
 import logging
 import math
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from torchvision.ops import box_area, box_iou
 from tqdm import tqdm
 
-from ...pipeline.data.images import image_size, open_image
+from ...pipeline.data.images import open_image
 from ...pipeline.data.manifest import bundled_manifests, load_manifest
 from ...pipeline.data.sources import FolderReader, PictureReader
 from ...pipeline.documents import json_items
@@ -45,7 +45,6 @@ IMAGES = 2000  # that triplets are made of; drawn at random from more
 PART = 256  # crops that are held decoded
 
 log = logging.getLogger("xret")
-T = TypeVar("T")
 Box = tuple[float, float, float, float]  # left, top, right, bottom in pixels
 
 
@@ -128,7 +127,7 @@ def _triplets(described: dict[str, Described], pictures: PictureReader, upright:
     """Return the triplets of images, and warn of those whose boxes are of another picture."""
     cases, odd = [], []
     for name, (regions, size_there) in described.items():
-        size = read_picture(image_size, pictures, name, upright)
+        size = read_picture(pictures, name, upright).size
         if size_there not in (None, size):
             odd.append(name)  # or it lies on a side
             continue
@@ -247,15 +246,15 @@ def triplet(regions: Sequence[Region], size: tuple[int, int], threshold: float) 
 def cut(pictures: PictureReader, upright: bool, parts: list[tuple[str, Region]]) -> Iterator[Image.Image]:
     """Cut regions out of their images, those of an image next to each other: the whole pixels that each touches."""
     for name, of_image in itertools.groupby(parts, key=itemgetter(0)):
-        image = read_picture(open_image, pictures, name, upright)
+        image = read_picture(pictures, name, upright)
         for _, (box, _) in of_image:
             yield image.crop((math.floor(box[0]), math.floor(box[1]), math.ceil(box[2]), math.ceil(box[3])))
 
 
-def read_picture(read: Callable[..., T], pictures: PictureReader, name: str, upright: bool) -> T:
-    """Return what `read` takes from an image as its feature set saw it, turned as EXIF says if `upright`."""
+def read_picture(pictures: PictureReader, name: str, upright: bool) -> Image.Image:
+    """Return an image as its feature set saw it, turned as EXIF says if `upright`."""
     try:
-        return read(pictures.open(name), upright=upright)
+        return open_image(pictures.open(name), upright=upright)
     except SampleError as error:
         raise unreadable(error) from error
 

@@ -71,16 +71,6 @@ def open_image(picture: AnyPicture, *, upright: bool = False, longest: int | Non
         raise SampleError(_named(picture), _reason(error)) from error
 
 
-def image_size(picture: Path | PictureFile, upright: bool = False) -> tuple[int, int]:
-    """Return the width and height that `open_image` gives a picture, mostly without decoding it; errors likewise."""
-    try:
-        with _open(_content(picture)) as image:
-            turned = upright and image.format != "TIFF" and _orientation(image) in _ON_A_SIDE
-            return image.size[::-1] if turned else image.size
-    except Exception as error:
-        raise SampleError(_named(picture), _reason(error)) from error
-
-
 def _as_rgb(image: Image.Image) -> Image.Image:
     tags = getattr(image, "tag_v2", {})  # of TIFF
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in _SIXTEEN_BITS):
@@ -110,7 +100,6 @@ def _orientation(image: Image.Image) -> int:
 
 
 _JPEG, _EXIF, _SCAN = b"\xff\xd8\xff", b"Exif\0", b"\xff\xda"  # a JPEG begins, its metadata and its pixels
-_ON_A_SIDE = (5, 6, 7, 8)  # orientations that change places of width and height
 _SIXTEEN_BITS = ("PNG", "PPM")  # formats whose greys of more than 8 bits Pillow widens to 32
 _PNG, _TEXTS = b"\x89PNG\r\n\x1a\n", (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 _ORIENTING = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")

@@ -30,7 +30,6 @@ from xret.heads.evaluation.scoring import Ranker, embed_split
 from xret.heads.recipes.recipe import load_recipe
 from xret.heads.runs.encoders import encode_captions_by_all, encode_images_by_all
 from xret.heads.training.train import train
-from xret.pipeline.data.images import image_size, open_image
 from xret.pipeline.data.sources import FolderReader
 from xret.pipeline.errors import CacheError, RunError
 
@@ -116,9 +115,8 @@ def test_crops_are_cut_out_of_the_picture_that_the_set_saw(tmp_path):
     save(tmp_path / "a.png", pixels, 6)
     reader = FolderReader(tmp_path)
     for upright, expected in ((False, pixels), (True, shown(pixels, 6))):
-        whole = read_picture(open_image, reader, "a.png", upright)
+        whole = read_picture(reader, "a.png", upright)
         np.testing.assert_array_equal(whole, expected)
-        assert read_picture(image_size, reader, "a.png", upright) == whole.size
         # Rounded to even, 1.5 and 2.5 would be the same edge, and encoders refuse a picture without pixels.
         (crop,) = cut(reader, upright, [("a.png", at(1.5, 0, 2.5, 40))])
         np.testing.assert_array_equal(crop, np.asarray(whole)[:40, 1:3])

@@ -25,7 +25,6 @@ from xret.pipeline.data.images import (
     PictureFile,
     digest_of,
     frame_names,
-    image_size,
     open_image,
     read_picture,
     stamp_of,
@@ -156,7 +155,6 @@ def test_texts_and_profiles_of_a_png_do_not_matter(tmp_path):
     profile = np.random.default_rng(0).bytes(2_000_000)
     Image.fromarray(pixels).save(tmp_path / "a.png", pnginfo=info, icc_profile=profile, exif=exif)
     assert np.array_equal(np.asarray(open_image(tmp_path / "a.png")), pixels)
-    assert image_size(tmp_path / "a.png") == (53, 37)
     assert open_image(tmp_path / "a.png", upright=True).size == (37, 53)
     xmp = PngInfo()
     xmp.add_itxt("XML:com.adobe.xmp", '<x xmlns:tiff="t"><tiff:Orientation>6</tiff:Orientation></x>')
@@ -212,8 +210,6 @@ def test_what_would_never_end_is_not_read(tmp_path, kind):
     else:
         path.symlink_to("/dev/zero")
     assert failure(path) == "this is a pipe or a device, and not a regular file"
-    with pytest.raises(SampleError, match="not a regular file"):
-        image_size(path)
 
 
 def test_a_file_too_large_for_a_picture_is_not_read(tmp_path):
@@ -225,13 +221,6 @@ def test_a_file_too_large_for_a_picture_is_not_read(tmp_path):
 def test_only_readers_of_rasters_are_asked(tmp_path):
     (tmp_path / "a.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n")
     assert "this is no JPEG" in failure(tmp_path / "a.jpg")  # Pillow would start Ghostscript
-
-
-def test_the_size_of_a_picture_needs_no_pixels(tmp_path):
-    (tmp_path / "a.png").write_bytes(png(40, 30, 8, 2, b""))
-    assert image_size(tmp_path / "a.png") == (40, 30)
-    with pytest.raises(SampleError, match="there is no such file"):
-        image_size(tmp_path / "b.png")
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".gif", ".webp", ".bmp"])
@@ -369,7 +358,6 @@ def test_each_orientation_is_applied_or_left_as_it_is(tmp_path, suffix, orientat
     stored = expected if suffix == ".tiff" else pixels  # Pillow turns TIFF by itself
     np.testing.assert_allclose(pixels_of(path).astype(int), stored, **close)
     for upright, kept in ((True, expected), (False, stored)):
-        assert image_size(path, upright) == (kept.shape[1], kept.shape[0])
         assert thumbnail(path, 999, upright).size == (kept.shape[1], kept.shape[0])
 
 
@@ -416,7 +404,6 @@ def test_a_damaged_orientation_is_none(damage):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_array_equal(pixels_of(file.getvalue(), upright=True), PIXELS)
-    assert image_size(PictureFile(file.getvalue(), "a"), upright=True) == (9, 5)
 
 
 def test_a_picture_is_known_by_its_bytes(tmp_path):

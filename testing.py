@@ -35,12 +35,18 @@ from .heads.modules.similarity import Similarity
 from .heads.recipes.schema import sizes
 from .heads.recipes.trial import try_aggregator, try_loss, try_similarity
 from .pipeline.encoders.base import TextEncoder, VisualEncoder, encode_layers
+from .pipeline.wording import reason
 
 __all__ = ["check_aggregator", "check_encoder", "check_loss", "check_similarity", "random_embeddings"]
 
 T = TypeVar("T")
-ROUNDED = "is rounded, so that gradients cannot be checked: compute in torch.promote_types(x.dtype, torch.float32)"
+PROMOTE = "compute in torch.promote_types(x.dtype, torch.float32)"
+EMBEDDINGS = "vector", "set", "gaussian", "sequence"
 TEXTS = "two dogs", "a red square", "a"
+OTHERS = (
+    "padding or another sample changes an embedding: masked_fill rows after length[b] by xret.nn.valid_rows (a product "
+    "keeps NaN), and count them nowhere"
+)
 DIM = 8
 LENGTH = (5, 2, 1)  # rows of the samples that aggregators get
 ROUGH = 0.08  # of the largest value: eight bits of mantissa, through several layers
@@ -58,7 +64,7 @@ def check_aggregator(part: type[Aggregator], *, idle: Sequence[str] = (), **para
         idle: how the names of weights end that need not learn.
         parameters: of its constructor.
     """
-    with _contract():
+    with _contract(part, Aggregator):
         try_aggregator(part, DIM, parameters)
         exact, rough = (_stirred(part(DIM, DIM, **parameters).eval()) for _ in range(2))
         exact.double().load_state_dict(rough.state_dict())
@@ -67,15 +73,18 @@ def check_aggregator(part: type[Aggregator], *, idle: Sequence[str] = (), **para
         _check_weights(exact, local, global_, idle)
         expected = _values(exact(local, torch.tensor(LENGTH), global_))
         other = _values(exact(local, torch.tensor(LENGTH), -global_))
-        assert exact.uses_global is not torch.equal(expected, other), "uses_global is wrong"
+        uses, changed = exact.uses_global, not torch.equal(expected, other)
+        assert uses is changed, (
+            f"uses_global is {uses}, but global features change {'the' if changed else 'no'} embedding"
+        )
         for dtype in (torch.float32, torch.bfloat16):  # the first in a block of mixed precision
             given = _leaves(_cast(dtype, [local, global_]))
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is torch.float32):
                 values = _values(rough.to(dtype)(given[0], torch.tensor(LENGTH), given[1]))
             apart = (values.double() - expected).abs().max() / expected.abs().max()
-            assert apart <= ROUGH, f"half precision is {apart:.0%} off"
+            assert apart <= ROUGH, f"{dtype} or mixed precision is {apart:.0%} off: {PROMOTE}"
             values.float().sum().backward()
-            assert all(t.grad is None or t.grad.isfinite().all() for t in given), "gradients of half precision"
+            assert all(t.grad is None or t.grad.isfinite().all() for t in given), f"gradients overflow: {PROMOTE}"
         later = _made_later(part, (DIM, DIM), parameters)
         later(local.float(), torch.tensor(LENGTH), global_.float())
 
@@ -86,7 +95,7 @@ def check_similarity(part: type[Similarity], **parameters: Any) -> None:
     Each pair is scored by itself, with the gradients of finite differences; embeddings of zeros are finite, and half
     precision is compared in float32. What it states of itself is true: `of_cosines`, `dot_product`, `points`.
     """
-    with _contract():
+    with _contract(part, Similarity):
         similarity = part(**parameters).eval()
         images, captions = (random_embeddings(similarity.embedding, count) for count in (4, 6))
         single = [_cast(torch.float32, side) for side in (images, captions)]
@@ -94,21 +103,22 @@ def check_similarity(part: type[Similarity], **parameters: Any) -> None:
         exact = part(**parameters).double().eval()
         exact.load_state_dict(similarity.state_dict())
         expected = exact(images, captions)
-        assert expected.dtype == torch.float64, f"float64 {ROUNDED}"
+        _require_exact(expected)
         _check_claims(exact, images, captions, expected)
-        assert gradcheck(lambda *_: exact(images, captions), _leaves(images, captions), fast_mode=True), "gradients"
+        _check_gradients(lambda: exact(images, captions), _leaves(images, captions))
         for dtype in (torch.bfloat16, torch.float16):
             half = [_cast(dtype, side) for side in (images, captions)]
             scores = similarity(*half)
-            assert scores.dtype == torch.float32, f"{dtype} is compared in {scores.dtype}"
+            assert scores.dtype == torch.float32, f"{dtype} is compared in {scores.dtype}: {PROMOTE}"
             reference = exact(*_cast(torch.float64, half))
             assert_close(scores.double(), reference, rtol=1e-5, atol=1e-5 * reference.abs().max().item())
         nothing = each(lambda t: torch.zeros_like(t) if t.is_floating_point() else t, single[0])
         leaves = _leaves(nothing)
         for side in (single[1], nothing):
             scores = similarity(nothing, side)
-            assert scores.isfinite().all(), "embeddings of zeros"
-            assert all(t.isfinite().all() for t in torch.autograd.grad(scores.sum(), leaves)), "gradients at zero"
+            assert scores.isfinite().all(), "embeddings of zeros give scores that are not finite"
+            slopes = torch.autograd.grad(scores.sum(), leaves)
+            assert all(t.isfinite().all() for t in slopes), "at zero gradients are not finite, as of a root or a norm"
         assert_close(_made_later(part, (), parameters, similarity)(*single), similarity(*single))
 
 
@@ -122,10 +132,10 @@ def check_loss(part: type[Loss], *, embedding: str = "set", whole: bool = True, 
     Args:
         part: the class.
         embedding: what it takes on either side: ``vector``, ``set``, ``gaussian`` or ``sequence``.
-        whole: whether its gradients are all that finite differences see; false: it takes something as constant.
+        whole: whether its gradients are all that finite differences see; false: it detaches something on purpose.
         parameters: of its constructor.
     """
-    with _contract():
+    with _contract(part, Loss):
         given = tuple(sizes(part, DIM, 7).values())
         loss = part(*given, **parameters).double().eval()
         loss.begin(100.0)
@@ -137,20 +147,24 @@ def check_loss(part: type[Loss], *, embedding: str = "set", whole: bool = True, 
             try_loss(part, parameters, similarity.float(), positives, *_cast(torch.float32, sides))
         leaves = _leaves(similarity, sides)
         value, images, captions = loss(similarity, positives, *sides), torch.randperm(4), torch.randperm(7)
-        assert value.dtype == torch.float64, f"float64 {ROUNDED}"
+        assert value.requires_grad, "the loss is not attached to the graph of its inputs, so that nothing learns"
+        _require_exact(value)
         if whole:
-            assert gradcheck(lambda *_: loss(similarity, positives, *sides), leaves, fast_mode=True), "gradients"
+            _check_gradients(
+                lambda: loss(similarity, positives, *sides), leaves, ": what it detaches on purpose, whole=False allows"
+            )
         turned = similarity[images][:, captions], positives[images][:, captions]
         moved = [_chosen(side, rows) for side, rows in zip(sides, (images, captions), strict=True)]
         assert_close(loss(*turned, *moved), value, msg="another order of the batch gives another loss")
         ignored = torch.rand(4, 7) < 0.3
         ignored &= ~positives
         lacking = loss(similarity.masked_fill(ignored, -torch.inf), positives, *sides)
-        assert _is_finite(lacking, leaves), "pairs of similarity -inf"
+        assert _is_finite(lacking, leaves), "loss or gradients are not finite where a pair has similarity -inf: mask it"
         for right in (torch.zeros(1, 1) > 0, torch.eye(1) > 0, torch.zeros(4, 4) > 0):
             some = [_chosen(side, torch.arange(len(right))) for side in sides]
             few = loss(similarity[: len(right), : len(right)], right, *some)
-            assert _is_finite(few, leaves), "batches of one pair, or without positives"
+            kind = "of one pair" if len(right) == 1 else "without positives"
+            assert _is_finite(few, leaves), f"loss or gradients of a batch {kind} are not finite: return 0, attached"
         with torch.autocast("cpu", dtype=torch.bfloat16):
             half = _cast(torch.bfloat16, sides)
             single = part(*given, **parameters).eval()
@@ -158,9 +172,11 @@ def check_loss(part: type[Loss], *, embedding: str = "set", whole: bool = True, 
             single.begin(100.0)
             value_of_half = single(similarity.float(), positives, *half)
         reference = loss(similarity, positives, *_cast(torch.float64, half))
-        assert_close(value_of_half.double(), reference, rtol=1e-4, atol=1e-5, msg="half precision")
+        wrong = "embeddings in bfloat16 give another loss: read them in float32, outside autocast"
+        assert_close(value_of_half.double(), reference, rtol=1e-4, atol=1e-5, msg=wrong)
         if (rest := loss.at_rest(7)) is not None:
-            assert_close(loss(torch.full((4, 7), 0.7).double(), positives, *sides).item(), rest, msg="at_rest is wrong")
+            equal = loss(torch.full((4, 7), 0.7).double(), positives, *sides).item()
+            assert_close(equal, rest, msg=f"at_rest is {rest:g}, and equal similarities give {equal:g}")
         if isinstance(loss, BlockLoss):
             vectors = torch.randn(4, DIM).double(), torch.randn(7, DIM).double()
             blocks = in_blocks(loss, *vectors, pairs_of(positives), pairs_of(ignored), 3)
@@ -170,33 +186,38 @@ def check_loss(part: type[Loss], *, embedding: str = "set", whole: bool = True, 
 
 
 def check_encoder(encoder: VisualEncoder | TextEncoder, texts: Sequence[str] = TEXTS) -> None:
-    """Check a loaded encoder, of `texts` or of drawn pictures.
+    """Check an encoder, of `texts` or of drawn pictures.
 
     Its identity is JSON that holds on every machine, its features have the declared shapes and are finite, and those of
     a picture or text do not depend on what is encoded beside it.
     """
     with _contract():
-        assert re.fullmatch(r"[\w.-]+", encoder.name), f"name {encoder.name!r}"
-        lacking = {"encoder", "weights", "preprocessing", "layer"} - set(encoder.identity)
+        right = re.fullmatch(r"[\w.-]+", encoder.name, flags=re.ASCII)
+        assert right, f"name {encoder.name!r} has other characters than letters, digits and ._-"
+        lacking = {"weights", "preprocessing", "layer"} - set(encoder.identity)
         assert not lacking, f"identity lacks {', '.join(sorted(lacking))}"
         said = json.dumps(encoder.identity)
-        assert json.loads(said) == encoder.identity, "identity is no JSON"
-        assert all(isinstance(version, str) for version in encoder.versions.values()), "versions are texts"
+        assert json.loads(said) == encoder.identity, "identity changes as JSON: write lists for tuples, texts as keys"
+        assert all(isinstance(version, str) for version in encoder.versions.values()), "a version is no text"
         for word in ("/", "cpu", "cuda", "version", "batch", *encoder.versions.values()):
             assert word not in said, f"identity has {word!r}, which need not hold elsewhere"
-        assert encoder.space is None or isinstance(encoder.space, str), "space is a text or None"
+        assert encoder.space is None or isinstance(encoder.space, str), "space is neither a text nor None"
         if hasattr(encoder, "views"):  # of an encoder that keeps the contract by itself
             return
         of_texts = hasattr(encoder, "tokenize")
         together, alone = (_texts_encoded if of_texts else _pictures_encoded)(encoder, texts)
         for x, y in zip(together, alone, strict=True):
-            assert np.isfinite(x).all() and np.asarray(x).dtype == np.float32, "features are finite float32"
+            assert np.isfinite(x).all(), "features are not finite"
+            assert {np.asarray(x).dtype, np.asarray(y).dtype} == {np.dtype("f4")}, "features are not float32"
             near = 1e-4 * max(1.0, float(np.abs(x).max(initial=0)))  # deep networks round by their largest values
-            assert_close(torch.tensor(x), torch.tensor(y), rtol=1e-3, atol=near, msg="others change the features")
+            beside = "what is encoded beside a picture or text changes its features"
+            assert_close(torch.tensor(x), torch.tensor(y), rtol=1e-3, atol=near, msg=beside)
 
 
 def random_embeddings(kind: str, count: int, width: int = 5) -> Embedding:
     """Draw embeddings of a kind, float64: ``vector``, ``set`` (of 2), ``gaussian`` or ``sequence`` (of 1 to 3 rows)."""
+    if kind not in EMBEDDINGS:
+        raise ValueError(f"there is no embedding '{kind}', but {', '.join(EMBEDDINGS)}")
     if kind == "gaussian":
         return Gaussian(torch.randn(count, width).double(), torch.randn(count, width).double())
     if kind == "sequence":
@@ -205,14 +226,32 @@ def random_embeddings(kind: str, count: int, width: int = 5) -> Embedding:
 
 
 @contextmanager
-def _contract() -> Iterator[None]:
-    """Draw from a seed, and let what a trial or torch refuses be a failed assertion."""
+def _contract(part: object = None, base: type | None = None) -> Iterator[None]:
+    """Draw from a seed, and let what a part, a trial or torch refuses be a failed assertion."""
+    if base is not None:
+        name = str(part).partition("\n")[0]
+        assert isinstance(part, type) and issubclass(part, base), (
+            f"{name} is no class that derives from {base.__name__}"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
             yield
-        except (ValueError, RuntimeError) as error:
+        except (ValueError, TypeError) as error:
             raise AssertionError(str(error)) from error
+        except RuntimeError as error:
+            dtypes = "" if base is None else f"; it gets float64 and half precision, too: {PROMOTE}"
+            raise AssertionError(f"{reason(error)}{dtypes}") from error
+
+
+def _require_exact(values: Tensor) -> None:
+    wanted = f"float64 is rounded to {values.dtype}, so that gradients cannot be checked: {PROMOTE}"
+    assert values.dtype == torch.float64, wanted
+
+
+def _check_gradients(compute: Callable[[], Tensor], leaves: Sequence[Tensor], hint: str = "") -> None:
+    right = gradcheck(lambda *_: compute(), leaves, fast_mode=True, raise_exception=False)
+    assert right, f"gradients are not those of finite differences{hint}"
 
 
 def _stirred(module: Any) -> Any:
@@ -227,7 +266,9 @@ def _made_later(part: type[nn.Module], sizes: Sequence[int], parameters: Any, li
     """Make a part without memory for its weights, which it gets afterwards."""
     with torch.device("meta"):
         module = part(*sizes, **parameters)
-    assert all(weight.is_meta for weight in module.parameters()), "a weight is not made on the device of the context"
+    assert all(weight.is_meta for weight in module.parameters()), "a weight is made on a fixed device: name none"
+    loose = [name for child in module.modules() for name, value in vars(child).items() if isinstance(value, Tensor)]
+    assert not loose, f"{', '.join(loose)}: a tensor that stays behind when the part moves to a GPU: register_buffer"
     module = module.to_empty(device="cpu").eval()
     if like is not None:
         module.load_state_dict(like.state_dict())
@@ -243,7 +284,7 @@ def _check_padding(module: Any, local: Tensor, global_: Tensor) -> None:
         padded = longer.masked_fill(padding[..., None], garbage).requires_grad_()
         result = module(padded, length, global_)
         for b, (n, single) in enumerate(zip(LENGTH, alone, strict=True)):
-            assert_close(_values(result, b), _values(single, 0), msg="padding or another sample changes the embedding")
+            assert_close(_values(result, b), _values(single, 0), msg=OTHERS)
             if result.attention is not None:
                 assert_close(result.attention[:, b, ..., :n], single.attention[:, 0])
                 assert not result.attention[:, b, ..., n:].any(), "padding has attention"
@@ -258,8 +299,9 @@ def _check_padding(module: Any, local: Tensor, global_: Tensor) -> None:
     learnt = [*_leaves(_cast(torch.float64, [local, global_])), *module.parameters()]
     none = _values(module(learnt[0], torch.tensor([0, 5, 3]), learnt[1]))
     none.sum().backward()
-    assert none.isfinite().all(), "a sample without rows is not finite"
-    assert all(t.grad is None or t.grad.isfinite().all() for t in learnt), "gradients without rows"
+    empty = "of a sample without rows are not finite: divide by length.clamp(min=1), let no softmax be over -inf alone"
+    assert none.isfinite().all(), f"values {empty}"
+    assert all(t.grad is None or t.grad.isfinite().all() for t in learnt), f"gradients {empty}"
 
 
 def _check_weights(module: Any, local: Tensor, global_: Tensor, idle: Sequence[str]) -> None:
@@ -269,7 +311,7 @@ def _check_weights(module: Any, local: Tensor, global_: Tensor, idle: Sequence[s
     module.eval()
     for name, weight in module.named_parameters():
         learns = weight.grad is not None and weight.grad.abs().max() > 1e-9
-        assert learns or name.endswith(tuple(idle)), f"{name} does not learn"
+        assert learns or name.endswith(tuple(idle)), f"{name} does not learn: use it, leave it out or name it in `idle`"
 
 
 def _check_claims(similarity: Any, images: Embedding, captions: Embedding, expected: Tensor) -> None:
@@ -284,14 +326,14 @@ def _check_claims(similarity: Any, images: Embedding, captions: Embedding, expec
 
     of_lengths, of_rotation = changed(lambda t: 3 * t), changed(lambda t: t @ turn)
     if similarity.of_cosines:
-        assert not of_lengths, "of_cosines, and lengths change scores"
-        assert not of_rotation, "of_cosines, and a rotation changes scores"
+        assert not of_lengths, "of_cosines is stated, but lengths of embeddings change scores"
+        assert not of_rotation, "of_cosines is stated, but a rotation of all embeddings changes scores"
     else:
         assert of_lengths or of_rotation, "neither lengths nor rotations change scores: state of_cosines = True"
     unit = [similarity.normalised(side) for side in (images, captions)]
     assert_close(similarity(*unit), expected, msg="`normalised` changes scores")
     if similarity.dot_product:
-        assert_close(unit[0] @ unit[1].T, expected, msg="dot_product, and scores are others")
+        assert_close(unit[0] @ unit[1].T, expected, msg="dot_product is stated, but scores are no dot products")
     count = _values(Aggregated(images)).flatten(0, -2).shape[0]
     for query in (True, False):
         points = similarity.points(images, query=query)
@@ -346,12 +388,14 @@ def _is_finite(value: Tensor, leaves: Sequence[Tensor]) -> bool:
 
 def _texts_encoded(encoder: Any, texts: Sequence[str]) -> tuple[list[Any], list[Any]]:
     ids = encoder.tokenize(texts)
-    assert len(ids) == len(texts) and all(ids), "tokenize gives a token of each text at least"
+    assert len(ids) == len(texts) and all(ids), "tokenize has to give at least one token of each text"
     if (whole := encoder.encode(ids)) is None:
+        assert encoder.channels is None, f"encode gives None, but channels is {encoder.channels}"
         return [], []
     states, globals_ = whole
-    assert states.shape == (sum(map(len, ids)), encoder.channels), f"states {states.shape}"
-    assert globals_.shape == (len(texts), encoder.global_channels), f"global features {globals_.shape}"
+    shapes = (sum(map(len, ids)), encoder.channels), (len(texts), encoder.global_channels)
+    for values, shape in zip(whole, shapes, strict=True):
+        assert values.shape == shape, f"encode gives {values.shape} in the place of {shape}"
     each_alone = [encoder.encode([text]) for text in ids]
     return [states, globals_], [np.concatenate(parts) for parts in zip(*each_alone, strict=True)]
 
@@ -366,7 +410,10 @@ def _pictures_encoded(encoder: Any, _: Sequence[str]) -> tuple[list[Any], list[A
             assert original == size, f"decode gives the size {original} of a picture of {size}"
             decoded.append(picture)
     of_regions = encoder.kind != "grid"
-    assert encoder.grid is None or encoder.grid[0] * encoder.grid[1] == encoder.rows, "grid has other cells than rows"
+    cells = None if encoder.grid is None else encoder.grid[0] * encoder.grid[1]
+    assert cells in (None, encoder.rows), f"grid {encoder.grid} has {cells} cells, but rows is {encoder.rows}"
+    shapes = set() if of_regions else {tuple(picture.shape) for picture in decoded}
+    assert len(shapes) < 2, f"decode gives pixels of several shapes, which make no batch: {sorted(shapes)}"
     (whole,) = encode_layers([encoder], decoded if of_regions else torch.stack(decoded))  # of the declared shapes
     alone = [encoder.encode([picture] if of_regions else picture[None]) for picture in decoded]
     if of_regions:

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from own_encoder import Askew, Letters, Quarters
 from torch import nn
 
 from xret.losses import Loss
 from xret.nn import Aggregated, Aggregator, valid_rows
 from xret.similarities import Similarity
-from xret.testing import check_aggregator, check_loss, check_similarity
+from xret.testing import check_aggregator, check_encoder, check_loss, check_similarity
 
 CHECKS = {Aggregator: check_aggregator, Similarity: check_similarity, Loss: check_loss}
 
@@ -46,6 +47,12 @@ class Early(Mean):
 
     def forward(self, local, length, global_):
         return Aggregated(self.scale * super().forward(local, length, global_).embedding)
+
+
+class Left(Mean):
+    def __init__(self, local_dim, dim):
+        super().__init__(local_dim, dim)
+        self.scale = torch.ones(1)
 
 
 class Dot(Similarity):
@@ -87,6 +94,19 @@ class Infinite(Loss):
         return (similarity * (~positives)).sum()
 
 
+class Detached(Loss):
+    def forward(self, similarity, positives, images, captions):
+        return similarity.detach().sum()
+
+
+class Constant(Loss):
+    def forward(self, similarity, positives, images, captions):
+        return (
+            similarity.masked_fill(~positives, 0).square().sum()
+            + 2 * similarity[positives].detach() @ similarity[positives]
+        )
+
+
 class Resting(Loss):
     def at_rest(self, pairs):
         return 3.0
@@ -98,23 +118,53 @@ class Resting(Loss):
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (Leaking, "padding or another sample changes the embedding"),
+        (nn.Linear, "derives from Aggregator"),
+        (Leaking, "padding or another sample"),
         (Idle, "unused does not learn"),
-        (Claiming, "uses_global is wrong"),
-        (Early, "not made on the device of the context"),
-        (Wrong, "lengths change scores"),
-        (Weighed, "a rotation changes scores"),
+        (Claiming, "uses_global is True"),
+        (Early, "on a fixed device"),
+        (Left, "scale: .* register_buffer"),
+        (Wrong, "lengths of embeddings"),
+        (Weighed, "a rotation of all"),
         (Half, "is compared in"),
         (Rounded, "float64 is rounded"),
         (First, "another order of the batch"),
         (Infinite, "similarity -inf"),
-        (Resting, "at_rest is wrong"),
+        (Detached, "not attached"),
+        (Constant, "whole=False"),
+        (Resting, "at_rest is 3"),
     ],
 )
 def test_a_breach_is_told(part, message):
-    check = next(check for base, check in CHECKS.items() if issubclass(part, base))
+    check = next((check for base, check in CHECKS.items() if issubclass(part, base)), check_aggregator)
     with pytest.raises(AssertionError, match=message):
         check(part)
+
+
+class Turned(Quarters):
+    def decode(self, path):
+        image, size = super().decode(path)
+        return image, size[::-1]
+
+
+class Double(Quarters):
+    def encode(self, pixels):
+        return tuple(features.astype(float) for features in super().encode(pixels))
+
+
+class Together(Quarters):
+    def encode(self, pixels):
+        local, global_ = super().encode(pixels)
+        return local - local.mean(0), global_
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [(Turned, "decode gives the size"), (Double, "not float32"), (Together, "beside a picture"), (Askew, "4 cells")],
+)
+def test_a_breach_of_an_encoder_is_told(part, message):
+    with pytest.raises(AssertionError, match=message):
+        check_encoder(part("none", 60, "cpu"))
 
 
 def test_what_keeps_the_contract_passes_and_draws_nothing():
@@ -123,6 +173,9 @@ def test_what_keeps_the_contract_passes_and_draws_nothing():
     torch.manual_seed(3)
     check_aggregator(Mean)
     check_similarity(Dot)
+    check_loss(Constant, whole=False)
+    check_encoder(Quarters("none", 60, "cpu"))
+    check_encoder(Letters(None, "cpu"))
     check_similarity(type("Unclaimed", (Weighed,), {"of_cosines": False}))
     assert torch.rand(1) == expected
 

@@ -135,7 +135,7 @@ def require_declared(encoder: Any, batch: Any, encoded: Any) -> None:
         ]
     for what, found, declared in shapes:
         if found != declared:
-            name = encoder.identity["encoder"]
+            name = encoder.identity.get("encoder", encoder.name)
             raise EncoderError(
                 f"'{name}' gives {what} features of shape {found} and declares {declared}; correct the encoder"
             )

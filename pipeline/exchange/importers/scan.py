@@ -37,7 +37,7 @@ class ScanRegions(RegionTable):
         file_names = _read_names(mapping) if mapping.exists() else {}
         self._places: list[tuple[Path, int, int]] = []  # file, first row and number of equal rows of each image
         self.keys: list[str] = []
-        self.splits: list[str | None] = []
+        self.splits: list[str] = []
         self._captions: list[tuple[str, list[str]]] = []
         files = [mapping] if file_names else []
         for path in paths:

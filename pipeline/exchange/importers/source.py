@@ -51,7 +51,7 @@ class Table(ABC):
     """Features of a source that was looked through once. Entries are counted from 0."""
 
     keys: Sequence[str]  # what the source calls each entry; `pick` says which of several with one key is used
-    splits: Sequence[str | None] = ()  # the split of each entry; None where the source does not say
+    splits: Sequence[str] = ()  # the split of each entry; empty where the source does not say
     rows: int = 0  # regions of an entry, the most that there are; 0: a vector each
     channels: int  # width of a feature
     extras: tuple[str, ...] = ()  # which of ``boxes``, ``classes``, ``scores`` there are

@@ -76,21 +76,23 @@ class CheckedModel:
 
     def similarity(self, images: Embedding, captions: Embedding) -> Tensor:
         """Return their similarity ``[I, C]``."""
-        with _evaluating(self._model):
-            scores: Tensor = self.compare(images, captions)
-        wanted = [shape_of(images)[0], shape_of(captions)[0]]
-        if list(scores.shape) != wanted:
-            raise RunError(f"similarity gives {list(scores.shape)} in the place of {wanted}, images by captions")
+        given = [list(shape_of(side)) for side in (images, captions)]
+        with _evaluating(self._model, f"similarity, of images {given[0]} and captions {given[1]}"):
+            scores: Any = self.compare(images, captions)
+        shape, wanted = _shape(scores), [given[0][0], given[1][0]]
+        if shape != wanted:
+            raise RunError(f"similarity gives {shape} in the place of {wanted}, images by captions")
         return scores
 
     def _embed(self, method: str, features: Features) -> Aggregated:
-        with _evaluating(self._model):
+        kept = {"local": features.local, "global_": features.global_}
+        shown = [f"{name} {list(t.shape)} in {t.dtype}" for name, t in kept.items() if t is not None]
+        with _evaluating(self._model, f"{method}, of features as the store has them: {' and '.join(shown) or 'ids'}"):
             aggregated = getattr(self._model, method)(features)
         aggregated = aggregated if isinstance(aggregated, Aggregated) else Aggregated(aggregated)
         n, rows = len(features.rows), aggregated.embedding
         if not isinstance(rows, Embedding) or shape_of(rows)[0] != n or (isinstance(rows, Tensor) and rows.ndim < 2):
-            given = list(rows.shape) if isinstance(rows, Tensor) else type(rows).__name__
-            raise RunError(f"{method} gives {given} for {n} samples; return [{n}, D] or [{n}, K, D]")
+            raise RunError(f"{method} gives {_shape(rows)} for {n} samples; return [{n}, D] or [{n}, K, D]")
         return aggregated
 
 
@@ -105,14 +107,21 @@ class _Compare(Similarity):
         return self._compare(images, captions)
 
 
+def _shape(given: object) -> object:
+    return list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+
+
 @contextmanager
-def _evaluating(model: Embedder) -> Iterator[None]:
-    """Put a module into evaluation mode, and each of its parts back as it was."""
+def _evaluating(model: Embedder, call: str) -> Iterator[None]:
+    """Put a module into evaluation mode, and each of its parts back as it was; name the call in what it raises."""
     modes = {part: part.training for part in model.modules()} if isinstance(model, nn.Module) else {}
     for part in modes:
         part.training = False
     try:
         yield
+    except Exception as error:
+        error.add_note(f"raised by {type(model).__name__}.{call}")
+        raise
     finally:
         for part, mode in modes.items():
             part.training = mode

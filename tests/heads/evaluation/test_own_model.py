@@ -1,5 +1,7 @@
 """A user-defined model in the place of a run, against its own matrix of all pairs."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -93,12 +95,31 @@ def test_it_is_one_of_an_ensemble_and_is_compared(model, store, tmp_path):
             lambda images, captions: images[:, :1],
             r"similarity gives \[12, 1\] in the place of \[12, 29\]",
         ),
+        ("similarity", lambda images, captions: (images @ captions.T).numpy(), "similarity gives ndarray"),
     ],
 )
 def test_what_has_another_shape_is_refused(model, store, method, wrong, message):
     vars(model)[method] = wrong
     with pytest.raises(RunError, match=message):
         xret.evaluate(model, store=store, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "note"),
+    [
+        (
+            "embed_images",
+            lambda features: nn.Linear(8, 6)(features.global_),
+            r"Linear.embed_images, .* global_ \[12, \d+\] in torch.float16",
+        ),
+        ("similarity", lambda images, captions: images @ captions, r"of images \[12, 6\] and captions \[29, 6\]"),
+    ],
+)
+def test_what_a_model_raises_is_kept_and_located(model, store, method, wrong, note):
+    vars(model)[method] = wrong
+    with pytest.raises(RuntimeError) as caught:
+        xret.evaluate(model, store=store, device="cpu")
+    assert re.search(note, "".join(caught.value.__notes__))
 
 
 def test_a_direction_is_that_of_one_evaluation(model, store):

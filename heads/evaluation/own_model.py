@@ -78,10 +78,10 @@ class CheckedModel:
         """Return their similarity ``[I, C]``."""
         given = [list(shape_of(side)) for side in (images, captions)]
         with _evaluating(self._model, f"similarity, of images {given[0]} and captions {given[1]}"):
-            scores: Any = self.compare(images, captions)
-        shape, wanted = _shape(scores), [given[0][0], given[1][0]]
-        if shape != wanted:
-            raise RunError(f"similarity gives {shape} in the place of {wanted}, images by captions")
+            scores: object = self.compare(images, captions)
+        wanted = [given[0][0], given[1][0]]
+        if not isinstance(scores, Tensor) or list(scores.shape) != wanted:
+            raise RunError(f"similarity gives {_shape(scores)} in the place of {wanted}, images by captions")
         return scores
 
     def _embed(self, method: str, features: Features) -> Aggregated:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
+from ..pipeline import errors
 from ..pipeline.errors import XretError
 from ..pipeline.wording import printable
 from .cache import cache
@@ -79,6 +80,7 @@ class Commands(click.Group):
         logger.handlers = [Lines()]
         if _name(self, words) in _COMPUTE:
             keep_freed_memory()
+        errors.on_command_line = True
         try:
             return super().invoke(ctx)
         except XretError as error:
@@ -95,6 +97,8 @@ class Commands(click.Group):
         except KeyboardInterrupt:
             warnings.filterwarnings("ignore", ".* was never awaited", RuntimeWarning)  # what Zarr was about to write
             failure = Interrupted(f"stopped by Ctrl-C; run again `{shlex.join(_again(self, words))}`")
+        finally:
+            errors.on_command_line = False
         return _end(failure, as_json=bool(ctx.params.get("as_json")))
 
 

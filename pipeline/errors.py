@@ -1,14 +1,32 @@
-"""What can go wrong. Every message says what, where and what to do, in one sentence."""
+"""What can go wrong. Every message says what, where and what to do, in one sentence.
+
+It names options as the command line has them. Where no command runs, ``--data-root DIR`` reads ```data_root=DIR```, as
+arguments of Python are named. What stands in backticks stays.
+"""
 
 import difflib
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+on_command_line = False  # whether a command runs
+_OPTION = re.compile(r"`[^`]*`|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ((?:hf:)?[A-Z]{2}\w*(?:,\w+)*)(?![\w=]))?")
+_ARGUMENTS = {"set": "settings", "baseline": "baselines", "save": "files", "not": "unlike"}  # with another name
+
 
 class XretError(Exception):
     """A failure that the message explains to the user: the command line prints it and exits with 1."""
+
+    def __str__(self) -> str:
+        def argument(match: re.Match[str]) -> str:
+            if match[1] is None:
+                return match[0]
+            name = _ARGUMENTS.get(match[1], match[1].replace("-", "_"))
+            return f"`{name}={match[2]}`" if match[2] else f"`{name}`"
+
+        return super().__str__() if on_command_line else _OPTION.sub(argument, super().__str__())
 
 
 class ManifestError(XretError, ValueError):

@@ -3,8 +3,6 @@
 import re
 from collections.abc import Sequence
 
-import click
-
 # Control characters, by which a text could command a terminal, turns of direction, and halves of pairs.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -12,13 +10,6 @@ _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\
 def printable(text: str) -> str:
     """Return a text that may come from a stranger as a terminal can show it on one line: its white space as spaces."""
     return _UNPRINTABLE.sub(lambda match: " " if match[0].isspace() else repr(match[0])[1:-1], text)
-
-
-def option(name: str, value: str = "") -> str:
-    """Return an option as a command line has it while a command runs, and else as an argument in Python."""
-    if click.get_current_context(silent=True) is not None:
-        return f"--{name} {value}".rstrip()
-    return f"{name.replace('-', '_')}={value}".rstrip("=")
 
 
 def reason(error: BaseException) -> str:

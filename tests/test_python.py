@@ -117,7 +117,7 @@ def test_what_the_command_line_refuses_is_refused_in_one_sentence(store, tmp_pat
         xret.train(store, recipe="vsepp", out=tmp_path / "run", settings={"model.dimm": 8})
     with pytest.raises(RecipeError, match="jobs must be at least 1"):
         xret.ablate(store, recipe="linear", vary={"model.dim": [8]}, out=tmp_path / "run", jobs=0)
-    with pytest.raises(RecipeError, match="give --recipe with one --vary or more, or --grid"):
+    with pytest.raises(RecipeError, match="give `recipe` with one `vary` or more, or `grid`"):
         xret.ablate(store, recipe="vsepp", out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(CacheError, match="there is no store"):

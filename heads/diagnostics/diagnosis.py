@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...pipeline.device import within_memory
 from ...pipeline.errors import RunError, XretError
-from ...pipeline.wording import option, printable
+from ...pipeline.wording import printable
 from ..evaluation.metrics import Ties, require_ties
 from ..evaluation.number_table import NumberTable
 from ..evaluation.own_model import Embedder
@@ -59,8 +59,7 @@ def diagnose(
     """
     require_ties(ties)
     if data_root is not None and visual_genome is not None:
-        both = f"{option('data-root')} and {option('visual-genome')}"
-        raise RunError(f"{both} are two places that crops are cut from; leave one out")
+        raise RunError("--data-root and --visual-genome are two places that crops are cut from; leave one out")
     seen = embed_split(Ranker(run, store=store, features=features, device=device, trust=trust), split)
     head = seen.ranker.run is not None and seen.ranker.run.info.average is None
     root, genome = (None if folder is None else Path(folder) for folder in (data_root, visual_genome))

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from ...pipeline.errors import RunError
 from ...pipeline.openmp import waiting_well
-from ...pipeline.wording import option
 from ..model import in_one_space
 from ..modules.similarity.sets import Direction
 from ..runs.features import Sets
@@ -104,8 +103,7 @@ def open_rankers(
     """Open runs, stores and models; arguments as of `evaluate`, RunError where one is for none of them."""
     stores = [isinstance(item, str | Path) and is_store(item) for item in given]
     if store is not None and all(stores):
-        which = option("store")
-        raise RunError(f"{which} is another store for a run, and none is evaluated; name that store itself")
+        raise RunError("--store is another store for a run, and none is evaluated; name that store itself")
     runs_alone = all(isinstance(item, str | Path) for item in given) and not any(stores)
 
     def opened(item: str | Path | Embedder, frozen: bool) -> Ranker:

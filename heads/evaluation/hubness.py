@@ -16,7 +16,6 @@ from torch import Tensor
 from ...pipeline.errors import RunError
 from ...pipeline.reading.prefetch import read_ahead
 from ...pipeline.store import FeatureCache
-from ...pipeline.wording import option
 from ..modules.embedding import Embedding
 from ..modules.similarity import in_blocks
 from .metrics import BLOCK
@@ -64,7 +63,7 @@ def skewness(similarity: Tensor, k: int = 10) -> float:
 
 def require_bank(cache: FeatureCache, split: str | None = None) -> None:
     """Raise RunError where a store has no training queries or nothing to choose on, or `split` is theirs."""
-    takes = f"{option('hubness')} takes its queries from split '{LEARN}' and its scale from split '{CHOOSE}'"
+    takes = f"--hubness takes its queries from split '{LEARN}' and its scale from split '{CHOOSE}'"
     if split in (LEARN, CHOOSE):
         raise RunError(f"{takes}, which cannot show what it brings; evaluate another split, or without")
     if missing := [name for name in (LEARN, CHOOSE) if name not in cache.splits]:

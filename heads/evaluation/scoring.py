@@ -26,7 +26,6 @@ from ...pipeline.reading.dataset import fields_there
 from ...pipeline.reading.features import Features
 from ...pipeline.reading.joined_sets import parts_of
 from ...pipeline.store import FeatureCache
-from ...pipeline.wording import option
 from ..model import Model, in_one_space
 from ..modules.aggregators import Aggregated
 from ..modules.embedding import Embedding, Gaussian, Joint, Sequence, concatenate, each, tensors_of
@@ -68,8 +67,7 @@ class Ranker:
         self._store, self._trust = store, trust
         if isinstance(ranks, str | Path):
             if features != "auto":
-                way = f"leave {option('features')} out"
-                raise RunError(f"{ranks} is a run and reads the feature sets that it was trained on; {way}")
+                raise RunError(f"{ranks} is a run and reads the sets that it was trained on; leave --features out")
             self.run, self.device = Run(ranks, trust), pick_device(device)
             self.name, self.title = str(self.run.path), self.run.recipe.name
             return
@@ -81,8 +79,8 @@ class Ranker:
         self.device = weights[0].device if weights and device == "auto" else pick_device(device)
         self.cache = FeatureCache.open(store)
         image, _, text = features.partition(",")
-        key = option("features", "IMAGE,TEXT")
-        self.sets = sets_named(self.cache, image.strip(), text.strip() or "auto", (key, key))
+        keys = ("--features IMAGE,TEXT",) * 2
+        self.sets = sets_named(self.cache, image.strip(), text.strip() or "auto", keys)
         self._given = ranks
         self.model = cast(Model, CheckedModel(ranks, *fields_there(*self.sets)))
 

@@ -15,7 +15,7 @@ from ...pipeline.extraction.extraction import extract
 from ...pipeline.extraction.options import build_options
 from ...pipeline.store import FeatureCache
 from ...pipeline.store.store import splits_at
-from ...pipeline.wording import counted, in_time, option
+from ...pipeline.wording import counted, in_time
 from ..evaluation.scoring import is_store
 from ..runs.features import Sets
 
@@ -45,7 +45,7 @@ def find_source(
     """
     url, path, root = str(out / "features.zarr"), Path(data), None if data_root is None else Path(data_root)
     if is_store(data):
-        for given, what in ((captions, "captions"), (encoder, option("encoder"))):
+        for given, what in ((captions, "captions"), (encoder, "--encoder")):
             if given is not None:
                 raise RunError(f"{data} is a store, which has features and captions already; leave {what} out")
         return Source(str(data), None, str(data), root)
@@ -54,7 +54,7 @@ def find_source(
         manifest = load_manifest(data, root)
         return Source(str(data), manifest, url, manifest.images)
     if root is not None:
-        raise ManifestError(f"{option('data-root')} is for the paths of a manifest, and {data} is none; leave it out")
+        raise ManifestError(f"--data-root is for the paths of a manifest, and {data} is none; leave it out")
     file = Path(captions)
     for there, what in ((path.is_dir(), f"folder {data}"), (file.is_file(), f"file {captions}")):
         if not there:
@@ -141,7 +141,7 @@ def encode(source: Source, splits: dict[str, int], encoder: str | None, **how: A
         if encoder is not None:
             raise
         raise EncoderError(
-            f"{str(error).rstrip('.')}; without a network give {option('encoder', 'hf:DIR')}, a folder with the files"
+            f"{str(error).rstrip('.')}; without a network give --encoder hf:DIR, a folder with the files"
             " of a CLIP or SigLIP model, or a store of `xret extract` with other encoders in the place of the pictures"
         ) from error
 
@@ -159,5 +159,5 @@ def require_different_pictures(cache: FeatureCache) -> None:
 def choose_sets(cache: FeatureCache, features: str) -> Sets:
     """Return the image set and the caption set whose names begin as ``IMAGE,TEXT``; CacheError: none or several do."""
     image, _, text = features.partition(",")
-    key = option("features", "IMAGE,TEXT")
+    key = "--features IMAGE,TEXT"
     return cache.image_set(image.strip() or "auto", key), cache.caption_set(text.strip() or "auto", key)

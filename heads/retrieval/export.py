@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from ...pipeline.errors import QueryError, RunError
 from ...pipeline.files import locked, making, making_file, require_new
-from ...pipeline.wording import counted, option, some_of
+from ...pipeline.wording import counted, some_of
 from ..average import NO_VECTOR
 from ..evaluation.scoring import MODALITIES, Modality
 from ..modules.embedding import Embedding, concatenate, kind_of, tensors_of
@@ -67,8 +67,8 @@ def export_embeddings(
     require_new(out, folder=folder)
     smaller = dims is not None or dtype != "float32"
     if since and (smaller or retriever.hubness):
-        words = f"{option('dims')}, {option('dtype')} and {option('hubness')}"
-        raise RunError(f"{words} fit numbers to the whole store, and {option('since')} adds to others; leave one out")
+        fit = "--dims, --dtype and --hubness fit numbers to the whole store"
+        raise RunError(f"{fit}, and --since adds to others; leave one out")
     if smaller:
         require_smaller(retriever, dtype)
     if out.suffix == ".parquet":
@@ -207,7 +207,7 @@ def _new_blocks(
         if ids:
             raise RunError(
                 f"{_listed(name, ids)} of {place} had another text, picture or embedding under the same"
-                f" id; write all without {option('since')} (new captions of a picture belong behind its old ones)"
+                " id; write all without --since (new captions of a picture belong behind its old ones)"
             )
 
 

@@ -21,7 +21,7 @@ from ...pipeline.device import cores, within_memory
 from ...pipeline.errors import OutputError, QueryError, SampleError
 from ...pipeline.files import making_file, walk
 from ...pipeline.progress import hidden
-from ...pipeline.wording import counted, option, printable, some_of
+from ...pipeline.wording import counted, printable, some_of
 from ..evaluation.scoring import Modality, Ranker, embed_all
 from ..modules.embedding import Embedding, concatenate, each, embedding_of, tensors_of
 from ..runs.encoders import BATCH, Encoders, encode_decoded
@@ -54,8 +54,7 @@ class PictureFolder(Searched):
     def __init__(self, ranker: Ranker, folder: Path, encoders: Callable[[], Encoders]) -> None:
         self._ranker, self._folder, self._encoders, origins = ranker, folder, encoders, ranker.origins("image")
         if any(origin.kind == "frames" for origin in origins):
-            remedy = f"leave {option('images')} out"
-            raise QueryError(f"{ranker.name} searches videos, and a folder of pictures holds none; {remedy}")
+            raise QueryError(f"{ranker.name} searches videos, and a folder of pictures holds none; leave --images out")
         self.unreadable: dict[str, str] = {}
         stamps = self._stamps()
         key = "\n".join((ranker.digest, *(origin.fingerprint for origin in origins), str(folder.resolve())))
@@ -85,7 +84,7 @@ class PictureFolder(Searched):
 
     def _stamps(self) -> dict[str, Stamp]:
         if not self._folder.is_dir():
-            raise QueryError(f"there is no folder {self._folder}; give one that holds pictures as {option('images')}")
+            raise QueryError(f"there is no folder {self._folder}; give one that holds pictures as --images")
         stamps: dict[str, Stamp] = {}
         others: list[str] = []
 

@@ -24,7 +24,6 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from ...pipeline.errors import RunError, require_packages
-from ...pipeline.wording import option
 from ..evaluation.scoring import Modality
 from ..modules.embedding import Embedding, Sequence, each, embedding_of, kind_of, shape_of, tensors_of
 from ..modules.padding import valid_rows
@@ -279,7 +278,7 @@ def open_index(folder: Path, modality: Modality, facts: dict[str, Any], similari
     differing = [name for name, value in facts.items() if record.get(name) != value]
     if "split" in differing and record.get("store") == facts["store"]:
         split = record.get("split")
-        choice = f"choose it with {option('split', split)}" if split else f"leave {option('split')} out"
+        choice = f"choose it with --split {split}" if split else "leave --split out"
         raise RunError(f"{folder} is an index of {f'split {split!r}' if split else 'all pictures'}; {choice}")
     if differing:
         raise RunError(

@@ -111,11 +111,11 @@ def exportable(retriever: Retriever, to: str = "onnx") -> Exportable:
     name = retriever.name
     retriever.require_uncorrected(f"an export to {to}")
     packages = {package: package for package in ("onnx", "onnxruntime", "onnxscript")}
-    require_packages(f"--to {to} needs", packages, "onnx")
+    require_packages(f"`--to {to}` needs", packages, "onnx")
     from .onnx_search import pixels as prepared
 
     if retriever.run is None:
-        raise RunError(f"{name} is no run; --to {to} takes one that xret trained")
+        raise RunError(f"{name} is no run; `--to {to}` takes one that xret trained")
     if retriever.model.compare.embedding == "joint":
         raise RunError(NO_VECTOR)
     recipe = retriever.run.recipe
@@ -124,10 +124,10 @@ def exportable(retriever: Retriever, to: str = "onnx") -> Exportable:
             raise RunError(f"{name} compares all rows of a picture with all words: aggregator.{side} gives no vectors")
     for encoders in (retriever.image_encoders, retriever.text_encoders):
         if len(encoders) > 1:
-            raise RunError(f"{name} reads {len(encoders)} feature sets of a side; --to {to} takes one of each")
+            raise RunError(f"{name} reads {len(encoders)} feature sets of a side; `--to {to}` takes one of each")
     (image, _), (text, _) = *retriever.image_encoders, *retriever.text_encoders
     if not hasattr(image, "features"):
-        raise RunError(f"{name} reads {image.kind} features of {image.name}; --to {to} takes grids of pictures")
+        raise RunError(f"{name} reads {image.kind} features of {image.name}; `--to {to}` takes grids of pictures")
     how = _preprocessing(image, example_picture(*_PICTURES[0]))
     pictures = [example_picture(*size) for size in (*_PICTURES, *_odd(how))]
     pixels = torch.from_numpy(np.stack([prepared(picture, how) for picture in pictures]))
@@ -213,7 +213,7 @@ def _preprocessing(encoder: Any, picture: Image.Image) -> dict[str, Any]:
     height, width = encoder.prepare(picture).shape[1:]
     settings = encoder.identity["preprocessing"]
     if "pad" in settings or not {"resize", "stretch"} & settings.keys():
-        raise RunError(f"{encoder.name} pads pictures or does not resize them, which --to onnx cannot write")
+        raise RunError(f"{encoder.name} pads pictures or does not resize them, which `--to onnx` cannot write")
     resample = settings.get("resample")
     if resample is None:
         resample = Image.Resampling[settings["interpolation"].upper()]

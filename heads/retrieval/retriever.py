@@ -20,7 +20,7 @@ from ...pipeline.device import within_memory
 from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, QueryError
 from ...pipeline.reading.joined_sets import digest_of_pictures
-from ...pipeline.wording import option, some_of
+from ...pipeline.wording import some_of
 from ..evaluation.calibration import Calibration, calibrations
 from ..evaluation.evaluation import choose_scale
 from ..evaluation.hubness import learned_bias, require_bank
@@ -95,16 +95,15 @@ class Retriever(Ranker):
         super().__init__(ranks, store=store, features=features, device=device, trust=trust)
         if text_weights is not None and not self._reads_states:
             raise EncoderError(
-                f"{run} reads texts by its own vocabulary and takes no text weights; leave out {option('text-weights')}"
+                f"{run} reads texts by its own vocabulary and takes no text weights; leave out --text-weights"
                 f" '{text_weights}'"
             )
         for name, given in (("index", index), ("split", split), ("data-root", data_root)):
             if given is not None and images is not None:
-                way = f"leave that or {option('images')} out"
-                raise QueryError(f"a folder of pictures takes no {option(name)}, which is of a store; {way}")
+                way = "leave that or --images out"
+                raise QueryError(f"a folder of pictures takes no --{name}, which is of a store; {way}")
         if index is not None and hubness:
-            how = option("hubness")
-            raise QueryError(f"an index says by itself whether hubness is corrected; leave {how} to `xret index`")
+            raise QueryError("an index says by itself whether hubness is corrected; leave --hubness to `xret index`")
         self.split, self.hubness, self._biases = split, hubness, dict[Modality, Tensor]()
         self.weights: dict[BranchName, str | None] = {"image": visual_weights, "text": text_weights}
         self.data_root = None if data_root is None else Path(data_root)
@@ -116,7 +115,7 @@ class Retriever(Ranker):
     def gallery(self) -> Gallery:
         """The images and captions of the split, or of all; errors as for `Gallery`, QueryError with `images`."""
         if self._images is not None:
-            raise QueryError(f"{self._images} is searched, which is no store; leave {option('images')} out")
+            raise QueryError(f"{self._images} is searched, which is no store; leave --images out")
         return Gallery(self, self.split, self.data_root)
 
     @cached_property
@@ -205,7 +204,7 @@ class Retriever(Ranker):
     def require_uncorrected(self, what: str) -> None:
         """Raise QueryError where hubness is corrected, and what is written of the run has no place for that."""
         if self.hubness:
-            raise QueryError(f"{what} has no place for a correction of hubness; leave {option('hubness')} out")
+            raise QueryError(f"{what} has no place for a correction of hubness; leave --hubness out")
 
     def comparison(self, answers: Modality) -> Compare:
         """Return the run's similarity as a function of Q queries and N answers of a modality, to [Q, N]."""

@@ -42,7 +42,7 @@ def export_sentences(retriever: Retriever, out: str | Path) -> dict[str, Any]:
     require_new(out, folder=True)
     retriever.require_uncorrected("a model of sentence-transformers")
     require_packages(
-        "--to sentence-transformers needs", {"sentence-transformers": "sentence_transformers"}, "sentences"
+        "`--to sentence-transformers` needs", {"sentence-transformers": "sentence_transformers"}, "sentences"
     )
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Normalize, Router

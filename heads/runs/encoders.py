@@ -22,7 +22,6 @@ from ...pipeline.encoders.words import WordsEncoder
 from ...pipeline.errors import EncoderError, RunError, SampleError
 from ...pipeline.reading.features import Features, pad, pad_ids, side_by_side
 from ...pipeline.store.regions import Regions, lay_out
-from ...pipeline.wording import option
 from .info import BRANCHES, BranchName
 from .run import Run
 
@@ -79,7 +78,7 @@ def weights_of_each(given: str | None, origins: Sequence[Origin], branch: Branch
         return [given] * len(names)
     named = [name.strip() or None for name in given.split(",")]
     if len(named) != len(names):
-        named_by = option("visual-weights" if branch == "image" else "text-weights")
+        named_by = "--visual-weights" if branch == "image" else "--text-weights"
         raise EncoderError(
             f"the run reads {len(names)} feature sets ({', '.join(names)}), and {named_by} names weights of "
             f"{len(named)}; give one for each, separated by commas; one may be empty"

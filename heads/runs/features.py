@@ -15,7 +15,6 @@ from ...pipeline.reading.batches import Batches, stored_batches
 from ...pipeline.reading.dataset import Field, fields_there
 from ...pipeline.reading.joined_sets import Captions, Images, joined
 from ...pipeline.store import OK, CaptionSet, FeatureCache, ImageSet
-from ...pipeline.wording import option
 from ..model import Model
 from ..recipes.blocks import Recipe
 from .info import BranchName, RunInfo
@@ -59,7 +58,7 @@ def open_store(run: Run, store: str | Path | None) -> FeatureCache:
         cache = FeatureCache.open(run.info.store)
     except (CacheError, StoreError) as error:
         raise RunError(
-            f"the store of {run.path} is not there or not usable ({error}); name where it is now with {option('store')}"
+            f"the store of {run.path} is not there or not usable ({error}); name where it is now with --store"
         ) from error
     if cache.manifest_sha256 != run.info.manifest_sha256:
         _log.warning("%s holds other samples than those that %s was trained on", cache.url, run.path)

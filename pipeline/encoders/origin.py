@@ -6,7 +6,6 @@ from typing import Any
 from ..errors import EncoderError
 from ..store import FeatureSet
 from ..store.create import fingerprint
-from ..wording import option
 from .base import TextEncoder, VisualEncoder
 from .registry import is_own, load_text, load_visual
 from .spec import EncoderSpec
@@ -76,11 +75,11 @@ class Origin:
         if weights is None and spec.missing:
             raise EncoderError(
                 f"'{self.name}' was made with the weights {spec.source}, which are not there; give their place as"
-                f" {option(named_by)}"
+                f" --{named_by}"
             )
         if is_own(spec.name) and not trust:
             made = f"'{self.name}' was made by {spec.name}, a program of its own"
-            raise EncoderError(f"{made}; to run it, give {option('trust')}")
+            raise EncoderError(f"{made}; to run it, give --trust")
         return replace(spec, trust=trust)
 
     def _require(self, identity: dict[str, Any], weights: str | None, named_by: str) -> None:
@@ -90,7 +89,7 @@ class Origin:
             made = self.spec.source if self.spec is not None and self.spec.source else "the published ones"
             raise EncoderError(
                 f"'{weights or made}' is not what '{self.name}' was made with (its {', '.join(differing)} differ); give"
-                f" its own weights, {made}, as {option(named_by)}"
+                f" its own weights, {made}, as --{named_by}"
             )
 
 

@@ -98,5 +98,5 @@ def _shared(pixels: list[Tensor]) -> Tensor:
     except RuntimeError as error:
         raise CacheError(
             f"the shared memory is too small for the pictures that are read ahead ({reason(error)}); give the container"
-            " more, as by docker run --shm-size 8g, or take fewer --workers or a smaller --batch-size"
+            " more, as by `docker run --shm-size 8g`, or take fewer --workers or a smaller --batch-size"
         ) from error

@@ -12,7 +12,7 @@ from ..data.manifest import Manifest, bundled_manifests, load_manifest
 from ..data.sources import FOLDER, PictureReader, find_source, is_url, missing_from
 from ..errors import CacheError, ManifestError, SampleError
 from ..store import OK, FeatureCache, ImageSet
-from ..wording import option, printable
+from ..wording import printable
 
 _LOOKED_FOR = 100  # images of which one has to be in a folder; single ones may be missing
 _COMPARED = 8  # of which the files are compared with those that features were made of
@@ -35,9 +35,7 @@ def image_folder(cache: FeatureCache, data_root: Path | None) -> Path:
     if cache.dataset in bundled_manifests():
         return load_manifest(cache.dataset, data_root).images
     tried = f"{names[0]} is not in {', '.join(map(str, folders))}" if folders else "no folder was given"
-    raise CacheError(
-        f"the images of '{cache.dataset}' are missing: {tried}; give their folder as {option('data-root', 'DIR')}"
-    )
+    raise CacheError(f"the images of '{cache.dataset}' are missing: {tried}; give their folder as --data-root DIR")
 
 
 def manifests_in(folder: Path | None, dataset: str) -> Iterator[Manifest]:
@@ -59,8 +57,8 @@ def find_pictures(cache: FeatureCache, data_root: Path | None) -> PictureReader:
     pictures = cache.open_pictures(folder := image_folder(cache, data_root), 0, cache.images)
     if changed := _changed(cache, pictures):
         log.warning(
-            "%s in %s is another file than the one that %s has features of; check %s.",
-            *(printable(changed), folder, cache.url, option("data-root")),
+            "%s in %s is another file than the one that %s has features of; check --data-root.",
+            *(printable(changed), folder, cache.url),
         )
     return pictures
 
@@ -93,10 +91,10 @@ def _folder_of_files(cache: FeatureCache, data_root: Path | None) -> Path:
     what = "of the manifest that names it" if outside else "that this name starts from"
     raise CacheError(
         f"the images of '{cache.dataset}' are missing: {(outside or names)[0]} {where}; give the folder {what} as"
-        f" {option('data-root', 'DIR')}"
+        f" --data-root DIR"
     )
 
 
 def unreadable(error: SampleError) -> SampleError:
     """Return the error of an image that was extracted and cannot be read now, with what to do."""
-    return SampleError(error.sample, f"{error.reason}; put the extracted file back, or check {option('data-root')}")
+    return SampleError(error.sample, f"{error.reason}; put the extracted file back, or check --data-root")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import CacheError
 from ..store import NOT_DONE, OK, FeatureSet
-from ..wording import counted, option
+from ..wording import counted
 from .joined_sets import Captions, Images, parts_of
 from .placement import Placement
 from .prefetch import RUN
@@ -203,7 +203,7 @@ def require_complete(features: FeatureSet, split: str) -> None:
         raise CacheError(
             f"{features.cache.url}: split '{split}' of '{features.name}' lacks {len(missing)} of"
             f" {counted(len(features.chunks_of(split)), 'chunk')}; run `xret extract` or `xret import` again with"
-            f" {option('splits', split)}, or choose another split"
+            f" --splits {split}, or choose another split"
         )
 
 

@@ -30,7 +30,8 @@ def test_the_command_prints_the_table(run):
     assert json.loads(call("eval", run, "--device", "cpu", "--json").stdout) == found.to_dict()
 
 
-def test_diagnostics_below_the_table(run):
+def test_diagnostics_below_the_table(run, monkeypatch):
+    monkeypatch.setattr("xret.pipeline.errors.on_command_line", True)
     found, words = diagnose(run, device="cpu"), ("eval", run, "--diagnostics", "--device", "cpu")
     lines = call(*words).stdout.splitlines()
     assert lines[lines.index("") + 1 :] == str(found).splitlines()

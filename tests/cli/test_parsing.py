@@ -34,7 +34,7 @@ def test_what_stands_in_the_way_is_said(tmp_path, option):
     (tmp_path / "file").touch()
     below = call(option, tmp_path / "file" / "b" / "c").exception
     assert isinstance(below, XretError)
-    assert str(below).endswith(f"because {tmp_path / 'file'} is a file; choose another {option}")
+    assert str(below).endswith(f"because {tmp_path / 'file'} is a file; choose another `{option[2:]}`")
 
 
 def test_a_folder_is_no_file(tmp_path):

@@ -43,14 +43,14 @@ def test_places_that_cannot_be_written(tmp_path, monkeypatch):
         files.require_writable(path, "--out")
     files.require_new(tmp_path / "a" / "b", folder=True)
     for path, sentence in (
-        (file / "x", "x cannot be made, because .*file is a file; choose another --out$"),
-        (link, "link is a link to nothing; remove it, or choose another --out$"),
-        (closed / "x" / "y", "x/y cannot be written: permission denied: .*closed; choose another --out"),
+        (file / "x", "x cannot be made, because .*file is a file; choose another `out`$"),
+        (link, "link is a link to nothing; remove it, or choose another `out`$"),
+        (closed / "x" / "y", "x/y cannot be written: permission denied: .*closed; choose another `out`"),
     ):
         with pytest.raises(OutputError, match=sentence):
             files.require_writable(path, "--out")
     for path, folder, sentence in (
-        (file, False, "exists already; name another --out, or remove it"),
+        (file, False, "exists already; name another `out`, or remove it"),
         (tmp_path, True, "exists already"),
         (tmp_path, False, "is a folder, and a file is written"),
     ):
@@ -95,8 +95,8 @@ def put(path, data, *failure):
 
 def test_where_nothing_can_be_written_it_is_the_callers_error(tmp_path, monkeypatch):
     files.write_text(tmp_path / "file", "mine")
-    with pytest.raises(RunError, match=r"file/x cannot be written: Not a directory; choose another --out$"):
-        put(tmp_path / "file" / "x", b"", RunError, "choose another --out")
+    with pytest.raises(RunError, match=r"file/x cannot be written: Not a directory; choose another `out`$"):
+        put(tmp_path / "file" / "x", b"", RunError, "choose another `out`")
     with pytest.raises(NotADirectoryError):
         put(tmp_path / "file" / "x", b"")
     with pytest.raises(CacheError, match=r"^another error$"), files.writing(tmp_path / "x", RunError):

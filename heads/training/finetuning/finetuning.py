@@ -29,7 +29,6 @@ from ....pipeline.files import remove, writing
 from ....pipeline.reading.joined_sets import parts_of
 from ....pipeline.reading.pictures import find_pictures
 from ....pipeline.reading.split import Split
-from ....pipeline.wording import option
 from ...model import Model, build_losses, term_of
 from ...recipes.blocks import Recipe
 from ...recipes.recipe import changed
@@ -103,7 +102,7 @@ def finetune(
     recipe, put_back = _recipe(base, before, settings or {}, [reattach] if isinstance(reattach, str) else reattach)
     for side, weights, name in (("image", visual_weights, "visual-weights"), ("text", text_weights, "text-weights")):
         if weights is not None and side not in put_back:
-            way = f"leave {option(name)} out, or name {side} in {option('reattach')}"
+            way = f"leave --{name} out, or name {side} in --reattach"
             raise RecipeError(f"the backbone of {side}s is not put back, and takes no weights; {way}")
     cache = open_store(base, store)
     require_splits(cache)

@@ -24,7 +24,6 @@ from ....pipeline.reading.batches import Batch, Batches
 from ....pipeline.reading.features import Features
 from ....pipeline.reading.pictures import unreadable
 from ....pipeline.store import CaptionSet, ImageSet
-from ....pipeline.wording import option
 from ...model import Branch, Model
 from ...modules.aggregators import Aggregated
 from ...recipes.blocks import Finetune, Recipe
@@ -102,7 +101,7 @@ def _check_images(encoder: Any, features: ImageSet, rows: np.ndarray, pictures: 
         if np.linalg.norm(found - cached) > _DIFFERENCE * np.linalg.norm(cached):
             raise CacheError(
                 f"{name} has other features than '{features.name}' holds for it, so it is not the file that"
-                f" was extracted; give the right {option('data-root')}"
+                f" was extracted; give the right --data-root"
             )
 
 

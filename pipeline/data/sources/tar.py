@@ -69,7 +69,7 @@ def _fault(sample: _Sample, key: str) -> str | None:
     if "wrong" in sample:
         return str(sample["wrong"][1])
     if "link" in sample:
-        advice = "pack the file itself, as tar --dereference --hard-dereference does"
+        advice = "pack the file itself, as `tar --dereference --hard-dereference` does"
         return f"{sample['link'][0]}: it is a link, or sparse; {advice}"
     if "picture" in sample:
         advice = f"it has no captions; add {key}.txt or {key}.json with 'caption', or take the picture out"

@@ -276,7 +276,7 @@ def test_a_folder_belongs_to_one_ablation(stores, whole, tmp_path):
         (varied(recipe="vse-infty"), r"recipes is \['vsepp'\] there and \['vse-infty'\] now"),
         ({"grid": "vse-infty-table4", "settings": NARROW}, "grid is None there and vse-infty-table4 now"),
     ):
-        with pytest.raises(RunError, match=f"belongs to another ablation: .*{said}.*; take another --out"):
+        with pytest.raises(RunError, match=f"belongs to another ablation: .*{said}.*; take another `out`"):
             ablated(stores("frames") if "grid" in plan else stores(), plan, out)
     other = make_store(tmp_path / "other.zarr", train=10, val=4, test=4)
     with pytest.raises(RunError, match="belongs to another ablation: manifest_sha256 is"):

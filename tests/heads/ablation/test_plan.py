@@ -65,9 +65,9 @@ def test_all_faults_are_said_at_once():
         "loss.triplet.margn is not a key (did you mean 'loss.triplet.margin'?)",
         "did you mean 'cosine'?",
         "schedule.step must be a whole number, not 'x'",
-        "--vary names a key or a value twice",
+        "`vary` names a key or a value twice",
         "data.batchsize is not a key",
-        "model.dim is given to --vary and to --set: leave one out",
+        "model.dim is given to `vary` and to `settings`: leave one out",
     ):
         assert str(caught.value).count(fault) == 1, str(caught.value)
 
@@ -79,7 +79,7 @@ def test_all_faults_are_said_at_once():
         ({"optimizer.lr": [1, "1.0"]}, "names a key or a value twice"),
         ({"aggregator.image": ["max"], "aggregator.image.name": ["average"]}, "names a key or a value twice"),
         ({"optimizer.lr": []}, "names a key without a value"),
-        ({}, "give --recipe with one --vary or more, or --grid"),
+        ({}, "give `recipe` with one `vary` or more, or `grid`"),
     ],
 )
 def test_what_cannot_be_varied(vary, said):

@@ -127,7 +127,7 @@ def test_the_file_with_the_regions_is_found_and_read(tmp_path):
     (scenes.parent / "broken.yaml").write_text("name: [")
     for root in (scenes.parent, scenes.parent / "images"):
         assert sorted(regions_in("scenes", root)) == [f"scene_{number:05}.jpg" for number in range(4)]
-    with pytest.raises(CacheError, match=r"no manifest of 'birds' .*: check --data-root"):
+    with pytest.raises(CacheError, match=r"no manifest of 'birds' .*: check `data_root`"):
         regions_in("birds", scenes.parent)
 
 
@@ -239,7 +239,7 @@ def test_crops_of_visual_genome_need_no_store(scenes, genome, caplog):
     fewer = diagnose(run, device="cpu", visual_genome=genome).tables["crops"].rows
     assert [row[1] for row in fewer] < [row[1] for row in own["crops"].rows]
     assert "1 image left out" in caplog.text
-    with pytest.raises(RunError, match="data_root and visual_genome are two places"):
+    with pytest.raises(RunError, match="`data_root` and `visual_genome` are two places"):
         diagnose(run, device="cpu", visual_genome=genome, data_root=scenes / "scenes")
 
 
@@ -271,9 +271,9 @@ def test_why_there_are_no_crops_is_said_and_the_rest_is_there(scenes, tmp_path):
     run = scenes / "vsepp"
     found = diagnose(run, device="cpu")
     assert "crops" not in found.tables
-    assert found.reasons["crops"].endswith("or Visual Genome's with --visual-genome DIR")
+    assert found.reasons["crops"].endswith("or Visual Genome's with `visual_genome=DIR`")
     assert found.tables["cost"].rows[0][1] == 16
-    assert "check --data-root" in diagnose(run, device="cpu", data_root=tmp_path).reasons["crops"]
+    assert "check `data_root`" in diagnose(run, device="cpu", data_root=tmp_path).reasons["crops"]
     shutil.copytree(scenes / "scenes", tmp_path / "scenes")
     document = json.loads((scenes / "scenes" / "dataset_scenes.json").read_text())
     for image in document["images"]:

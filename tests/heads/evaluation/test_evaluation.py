@@ -208,17 +208,17 @@ def test_features_that_are_not_those_of_the_run_are_refused(setdiv, store, folde
 
 
 def test_a_store_or_features_for_none_of_them_are_refused(setdiv, store):
-    with pytest.raises(RunError, match="store is another store for a run"):
+    with pytest.raises(RunError, match="`store` is another store for a run"):
         evaluate(store, store=store)
     for look in (evaluate, compare_runs, diagnose, xret.load):
         runs = (setdiv, setdiv) if look is compare_runs else (setdiv,)
-        with pytest.raises(RunError, match="reads the feature sets that it was trained on; leave features out"):
+        with pytest.raises(RunError, match="reads the sets that it was trained on; leave `features` out"):
             look(*runs, features="grid,words")
 
 
 def test_a_store_that_was_moved_is_asked_for(vsepp, store, tmp_path):
     run, gone = run_on(vsepp, str(tmp_path / "gone.zarr"), tmp_path / "run"), str(tmp_path / "gone.zarr")
-    with pytest.raises(RunError, match=r"not usable \(.*no feature store.*; name where it is now with store"):
+    with pytest.raises(RunError, match=r"not usable \(.*no feature store.*; name where it is now with `store`"):
         evaluate([run], device="cpu")
     assert evaluate([run], store=store, device="cpu").results
     with pytest.raises(CacheError, match="there is no feature store"):
@@ -293,5 +293,5 @@ def test_an_ensemble_takes_each_run_with_the_views_it_has(run_of, vsepp):
 
 def test_a_set_of_one_view_is_refused(vsepp):
     for ask, runs in ((evaluate, [vsepp]), (compare_runs, [vsepp, vsepp])):
-        with pytest.raises(RunError, match=r"'grid@.*has one view of each image.*leave --views out"):
+        with pytest.raises(RunError, match=r"'grid@.*has one view of each image.*leave `views` out"):
             ask(*runs, views=True, device="cpu")

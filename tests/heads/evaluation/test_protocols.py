@@ -281,14 +281,14 @@ def test_judged_protocols_read_the_numbers_of_the_store(setdiv, store, tmp_path,
 @pytest.mark.parametrize(
     ("protocol", "sentence"),
     [
-        ("1k-folds", "needs exactly 5,000 images and split .test. has 12; take --protocol full"),
+        ("1k-folds", "needs exactly 5,000 images and split .test. has 12; take `protocol` full"),
         (
             "5k-folds",
             r"no protocol '5k-folds' \(did you mean '1k-folds'\?\): full, 1k-folds, .*; or write module:Class",
         ),
         ("full:instances.json", "protocol full takes nothing after its name; leave out ':instances.json'"),
         ("nowhere:Mine", "protocol nowhere:Mine: there is no module 'nowhere'"),
-        ("pmrp", "--protocol pmrp:instances_val2014"),
+        ("pmrp", "`protocol` pmrp:instances_val2014"),
         ("pmrp:nowhere.json", "nowhere"),
     ],
 )

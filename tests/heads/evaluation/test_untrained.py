@@ -106,7 +106,7 @@ def test_without_a_common_space_there_is_nothing_to_compare(folder):
 def test_of_several_pairs_one_is_chosen(folder):
     store = make_store(folder / "several.zarr", text="tokens", space=SPACE)
     make_store(store, text="tokens", space=SPACE, weights="b")
-    with pytest.raises(RunError, match=r"several image and caption sets in one space.*choose by --features IMAGE,TEXT"):
+    with pytest.raises(RunError, match=r"several image and caption sets in one space.*choose by `features=IMAGE,TEXT`"):
         evaluate(store, device="cpu")
     for name in FeatureCache.open(store).set_names("images"):
         assert evaluate(store, features=name, device="cpu").runs[0].startswith(f"untrained {name} and ")

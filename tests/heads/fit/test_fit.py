@@ -134,7 +134,7 @@ def test_of_several_sets_two_are_chosen(tmp_path, monkeypatch):
 
     monkeypatch.setattr("xret.heads.fit.fit.evaluate", evaluated)
     store = make_store(tmp_path / "s.zarr", train=24, image=("grid", "roi"), text=("tokens", "words"))
-    with pytest.raises(CacheError, match="choose one with features=IMAGE,TEXT"):
+    with pytest.raises(CacheError, match="choose one with `features=IMAGE,TEXT`"):
         fit(store, out=tmp_path / "out", device="cpu")
     found = fit(store, out=tmp_path / "out", features="roi,states", device="cpu", minutes=0)
     assert [(row.name, row.corrected) for row in found.rows] == [("cca", 77.7), ("linear", 77.7), ("mlp", 77.7)]
@@ -208,8 +208,8 @@ def test_what_is_no_data_is_refused_with_what_to_name(store, fitted, clip, tmp_p
         ([pictures, tmp_path / "none.csv"], {}, "there is no file"),
         ([file, file], {}, "or a manifest alone"),
         ([store, file], {}, "leave captions out"),
-        ([pictures, file], {"data_root": tmp_path}, "data_root is for the paths of a manifest"),
-        ([store], {"encoder": clip}, "leave encoder out"),
+        ([pictures, file], {"data_root": tmp_path}, "`data_root` is for the paths of a manifest"),
+        ([store], {"encoder": clip}, "leave `encoder` out"),
     ):
         with pytest.raises((ManifestError, RunError), match=sentence):
             fit(*arguments, out="out", **options)
@@ -244,7 +244,9 @@ def test_few_pictures_are_fitted_with_a_word_of_what_they_cannot_tell(clip, tmp_
 def test_without_a_network_it_says_what_to_give(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(data, "ENCODER", "hf:nobody/has-this")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(EncoderError, match="without a network give encoder=hf:DIR, a folder with the files of a CLIP"):
+    with pytest.raises(
+        EncoderError, match="without a network give `encoder=hf:DIR`, a folder with the files of a CLIP"
+    ):
         fit(*photos(tmp_path, 60), out=tmp_path / "out", device="cpu")
 
 

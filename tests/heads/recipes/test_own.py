@@ -340,7 +340,7 @@ def test_code_of_the_hub_needs_trust_but_where_it_was_trained(folder, monkeypatc
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(folder / "published"))
     assert xret.load("someone/own", device="cpu").run.recipe.similarity["name"] == "mine:Dot"
     monkeypatch.setenv("XDG_STATE_HOME", str(folder / "of another user"))
-    with pytest.raises(xret.errors.RunError, match=r"mine\.py, and run it with --trust"):
+    with pytest.raises(xret.errors.RunError, match=r"mine\.py, and run it with `trust`"):
         xret.load("someone/own")
     assert xret.load("someone/own", trust=True, device="cpu").run.recipe.similarity["name"] == "mine:Dot"
 

@@ -185,11 +185,11 @@ def test_a_folder_that_cannot_be_searched_is_one_sentence(run, photos, tmp_path)
     (tmp_path / "bad/a.png").write_bytes(b"no picture")
     for folder, sentence in (
         (tmp_path / "none", r"there is no picture that can be read in .*none or below it: pictures end in \.apng, "),
-        (tmp_path / "absent", "there is no folder .*absent; give one that holds pictures as images"),
+        (tmp_path / "absent", "there is no folder .*absent; give one that holds pictures as `images`"),
         (tmp_path / "bad", r"no picture that can be read in .*bad or below it: a\.png \(this is no JPEG"),
     ):
         with pytest.raises(QueryError, match=sentence):
             search(run, folder)
     for name, given in (("index", tmp_path), ("split", "test")):
-        with pytest.raises(QueryError, match=f"a folder of pictures takes no {name}"):
+        with pytest.raises(QueryError, match=f"a folder of pictures takes no `{name}`"):
             Retriever(run, images=photos, **{name: given}, device="cpu")

@@ -57,7 +57,7 @@ def test_files_are_found_below_the_folder_of_the_images_and_nowhere_else(run, tm
     (tmp_path / "images").mkdir()
     (tmp_path / "images/0.jpg").touch()
     assert open_gallery(run, data_root=tmp_path).picture(3) == tmp_path / "images/63.jpg"
-    with pytest.raises(CacheError, match="give their folder as data_root=DIR"):
+    with pytest.raises(CacheError, match="give their folder as `data_root=DIR`"):
         open_gallery(run).picture(0)
     with pytest.raises(CacheError, match="outside of the image folder"):
         open_gallery(run, make_store(tmp_path / "s.zarr", mark="../"), data_root=tmp_path)

@@ -44,7 +44,7 @@ def test_a_saved_run_embeds_alike_without_its_store(made, runs, tmp_path, name, 
     pictures, texts = [made.images / "3.png"], ["red beside blue"]
     torch.testing.assert_close(loaded.encode_images(pictures), retriever.encode_images(pictures))
     torch.testing.assert_close(loaded.encode_text(texts), retriever.encode_text(texts))
-    with pytest.raises(RunError, match="name where it is now with store"):
+    with pytest.raises(RunError, match="name where it is now with `store`"):
         loaded.search("red")
     assert xret.load(saved, store=made.store(name), **options).search("red")
     with pytest.raises(RunError, match="saved exists"):
@@ -67,7 +67,7 @@ def test_a_hub_id_of_the_text_encoder_is_written_down_and_a_path_is_not(made, ru
     assert "text_weights" not in (saved / "README.md").read_text()
     saved = save(runs["tokens"], tmp_path / "again", text_weights=str(made.folder / "bert"))
     assert without_path(saved, made.folder)
-    with pytest.raises(EncoderError, match=r"the weights \./bert, which are not there; give their .* text_weights"):
+    with pytest.raises(EncoderError, match=r"the weights \./bert, which are not there; give their .* `text_weights`"):
         xret.load(saved, images=made.images).search("red")
 
 

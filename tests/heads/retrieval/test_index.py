@@ -206,8 +206,8 @@ def test_an_index_of_something_else_or_a_damaged_one_is_refused(made, folder, tm
     index_run(Retriever(run, split="test", device="cpu"), tmp_path / "test")
     for sentence, options in (
         (r"of something else \(weights differ\)", {"index": folder / "scan.index"}),
-        ("of all pictures; leave split out", {"index": index, "split": "val"}),
-        ("of split 'test'; choose it with split=test", {"index": tmp_path / "test"}),
+        ("of all pictures; leave `split` out", {"index": index, "split": "val"}),
+        ("of split 'test'; choose it with `split` test", {"index": tmp_path / "test"}),
         ("is not an index; make one with", {"index": tmp_path / "none"}),
     ):
         with pytest.raises(RunError, match=sentence):

@@ -63,7 +63,9 @@ def test_it_is_searched_with_new_texts_and_pictures(loaded, made):
     torch.testing.assert_close(
         [hit.score for hit in hits], expected.sort(descending=True).values[:3].tolist(), rtol=1e-3, atol=1e-3
     )
-    assert len(loaded(images=made.images, split=None, data_root=None)[1].search("red beside blue", 30)) == 22  # kept nowhere
+    assert (
+        len(loaded(images=made.images, split=None, data_root=None)[1].search("red beside blue", 30)) == 22
+    )  # kept nowhere
     assert len(loaded(hubness=True)[1].search(text, 3)) == 3
 
 

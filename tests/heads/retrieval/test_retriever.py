@@ -76,7 +76,7 @@ def test_weights_are_found_where_they_were_and_others_are_refused(made, tmp_path
     other = save_bert(tmp_path / "other", seed=1)
     with pytest.raises(EncoderError, match=r"other' is not what 'bert@\w+' was made with \(its weights differ\)"):
         open_run(made, bert_run, text_weights=str(other)).encode_text(["red"])
-    with pytest.raises(EncoderError, match=r"'random:1' is not what .* as visual_weights"):
+    with pytest.raises(EncoderError, match=r"'random:1' is not what .* as `visual_weights`"):
         open_run(made, bert_run, visual_weights="random:1").encode_images(["x.png"])
 
 
@@ -210,9 +210,9 @@ def test_queries_that_make_no_sense_end_in_a_sentence(made, tmp_path):
         (
             lambda: Retriever(made.run(), images=made.images, data_root=made.pictures),
             QueryError,
-            "takes no data_root, which is of a store",
+            "takes no `data_root`, which is of a store",
         ),
-        (lambda: Retriever(made.run(), images=made.images).gallery, QueryError, "is no store; leave images out"),
+        (lambda: Retriever(made.run(), images=made.images).gallery, QueryError, "is no store; leave `images` out"),
     ):
         with pytest.raises(error, match=sentence):
             call()

@@ -59,7 +59,7 @@ def test_an_index_has_the_biases_itself_and_learns_them_in_parts(corrected, tmp_
     assert [(hit.id, round(hit.score, 4)) for hit in found] == [
         (hit.id, round(hit.score, 4)) for hit in retriever.search(text, 5)
     ]
-    with pytest.raises(QueryError, match="leave hubness"):
+    with pytest.raises(QueryError, match="leave `hubness`"):
         Retriever(retriever.run.path, index=tmp_path / "index", hubness=True)
 
 

@@ -165,6 +165,6 @@ def test_what_cannot_be_joined_ends_in_a_sentence(store, tmp_path, settings, err
 
 def test_a_variant_takes_sets_of_its_papers_kinds_alone(store, tmp_path):
     name, sets = "setdiv/f30k-butd-bigru", ["data.image=roi", "data.text=[words, states]"]
-    with pytest.raises(RecipeError, match=r"kind 'words', not 'tokens'; .*--set data\.text_kind=null"):
+    with pytest.raises(RecipeError, match=r"kind 'words', not 'tokens'; .*`settings` data\.text_kind=null"):
         train(store, small(name, *sets), tmp_path / "run", device="cpu")
     train(store, small(name, *sets, "data.text_kind=null"), tmp_path / "run", device="cpu")

@@ -187,9 +187,9 @@ def test_a_head_comes_near_its_teacher_and_goes_on_as_if_never_stopped(store, un
 def test_a_teacher_adds_its_term_and_is_asked_for(store, uninterrupted, tmp_path):
     train(store, recipe_of("vsepp", 1), tmp_path / "run", distil=uninterrupted, device="cpu")
     assert set(Run(tmp_path / "run").recipe.terms) == {"triplet", "distillation"}
-    with pytest.raises(RecipeError, match="needs a teacher: name a run by --distil"):
+    with pytest.raises(RecipeError, match="needs a teacher: name a run by `distil`"):
         train(store, recipe_of("vsepp", 1, "loss.distillation.weight=1"), tmp_path / "none", device="cpu")
-    with pytest.raises(RunError, match="was begun with --distil"):
+    with pytest.raises(RunError, match="was begun with `distil`"):
         train(store, recipe_of("vsepp", 2), tmp_path / "run", distil=tmp_path / "run", resume=True, device="cpu")
     other = make_store(tmp_path / "other.zarr", weights="b")
     how = ["--recipe", "vsepp", "--device", "cpu", "--out", tmp_path / "o"]

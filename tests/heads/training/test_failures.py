@@ -159,7 +159,7 @@ def test_a_loss_that_is_not_finite_leaves_nothing(store, tmp_path, resume):
     with pytest.raises(RunError, match=r"the loss is not finite in epoch 1, step 2: loss nan.*optimizer\.lr=100000"):
         train(store, recipe_of("setdiv", 2, *DIVERGING), tmp_path / "run", device="cpu", resume=resume)
     recipe = recipe_of("setdiv", 2, *DIVERGING, "data.batch_size=100")  # one step
-    with pytest.raises(RunError, match=r"not finite in the validation of epoch 1; .* --set optimizer\.lr=100000"):
+    with pytest.raises(RunError, match=r"not finite in the validation of epoch 1; .* `settings` optimizer\.lr=100000"):
         train(store, recipe, tmp_path / "run", device="cpu")
     assert list(tmp_path.iterdir()) == []
 

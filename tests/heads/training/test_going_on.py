@@ -118,7 +118,7 @@ def test_weights_that_do_not_fit_wholly_are_refused(store, tmp_path, base):
     for url, settings, sentence in (
         (store, ["model.dim=6", ALIKE], rf"the weights of {base} do not fit: .*is \[8, .* there and \[6, "),
         (store, [], " there and absent now"),  # the statistics that the other run standardises by
-        (other, [ALIKE], r"base knows other words than the captions of .*other\.zarr; --init-from takes"),
+        (other, [ALIKE], r"base knows other words than the captions of .*other\.zarr; `init_from` takes"),
     ):
         with pytest.raises(RunError, match=sentence):
             train(url, recipe_of(1, *settings), tmp_path / "run", device="cpu", init_from=base)
@@ -134,7 +134,7 @@ def test_other_features_are_named_and_another_beginning_is_refused(store, tmp_pa
     train(other, recipe_of(1, ALIKE), tmp_path / "run", device="cpu", init_from=base)
     assert f"--init-from: {base} has learnt from other features (grid@" in caplog.text
     train(store, recipe_of(1, ALIKE), tmp_path / "plain", device="cpu")
-    with pytest.raises(RunError, match=r"run was begun with --init-from .*base; resume it so"):
+    with pytest.raises(RunError, match=r"run was begun with `init_from` .*base; resume it so"):
         train(other, recipe_of(1, ALIKE), tmp_path / "run", device="cpu", resume=True, init_from=tmp_path / "plain")
-    with pytest.raises(RunError, match=r"plain was begun without --init-from; resume it so"):
+    with pytest.raises(RunError, match=r"plain was begun without `init_from`; resume it so"):
         train(store, recipe_of(1, ALIKE), tmp_path / "plain", device="cpu", resume=True, init_from=base)

@@ -98,7 +98,7 @@ def test_a_complete_run_is_left_alone(store, uninterrupted):
 
 
 def test_what_is_there_is_not_overwritten(store, uninterrupted, tmp_path):
-    with pytest.raises(RunError, match="exists; take another --out, or continue that run with --resume"):
+    with pytest.raises(RunError, match="exists; take another `out`, or continue that run with `resume`"):
         train(store, recipe_of(), uninterrupted, device="cpu")
     (tmp_path / "folder").mkdir()
     with pytest.raises(RunError, match=r"is no run: it has no run\.json"):

@@ -78,10 +78,10 @@ def test_own_keys_are_added_or_replace():
 
 def test_what_is_set_is_not_varied():
     assert "optimizer.lr" not in space_of(settings={"optimizer.lr": 0.1})
-    assert "is given to --space and to --set" in refusal({"optimizer.lr": "1:2"}, {"optimizer.lr": 1})
+    assert "is given to `space` and to `settings`" in refusal({"optimizer.lr": "1:2"}, {"optimizer.lr": 1})
     everything = dict.fromkeys(("optimizer.lr", "optimizer.weight_decay", "loss.triplet.margin"), 0.1)
     everything |= {f"adapter.{kind}.dropout": 0.1 for kind in ("grid", "words")}
-    assert refusal({}, everything).startswith("nothing is left to vary: give --space KEY=LOW:HIGH")
+    assert refusal({}, everything).startswith("nothing is left to vary: give `space` KEY=LOW:HIGH")
 
 
 def test_a_part_that_is_varied_takes_its_keys_out():
@@ -128,7 +128,7 @@ def test_the_first_trial_is_moved_into_the_space():
         ("optimizer.lr", "0:1:log", "optimizer.lr=0:1:log: "),
         ("optimizer.lr", "a:b", "optimizer.lr must be a number"),
         ("optimizer.lr", "1:2:lin", "a range has the form"),
-        ("optimizer.lr", "0.1", "one value is for --set"),
+        ("optimizer.lr", "0.1", "one value is for `settings`"),
         ("model.dim", "8,8", "with different values"),
         ("model.dim", "1.5:3", "model.dim must be"),
         ("data.unit", "1:2", "data.unit must be one of image, caption"),

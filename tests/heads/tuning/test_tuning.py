@@ -237,7 +237,7 @@ def test_a_folder_belongs_to_one_tuning(stores, whole, tmp_path):
         ({"recipe": "vse-infty"}, "name is vsepp there and vse-infty now"),
         ({"seed": 1}, "seed is 0 there and 1 now"),
     ):
-        with pytest.raises(RunError, match=f"belongs to another tuning: .*{said}.*take another --out"):
+        with pytest.raises(RunError, match=f"belongs to another tuning: .*{said}.*take another `out`"):
             tuned(stores(), out, **options)
     with pytest.raises(RunError, match="sets is"):
         tuned(make_store(tmp_path / "s.zarr", train=12, val=4, test=4, weights="b"), out)

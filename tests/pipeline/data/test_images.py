@@ -52,7 +52,7 @@ def failure(path: Path) -> str:
         open_image(path)
     error = caught.value
     assert error.sample == str(path)
-    assert str(error) == f"{path}: {error.reason}"
+    assert error.args == (f"{path}: {error.reason}",)
     assert str(path.parent) not in error.reason  # it is stored in the cache, whose bytes know no machine
     assert "\n" not in error.reason
     return error.reason

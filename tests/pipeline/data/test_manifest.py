@@ -124,7 +124,7 @@ def test_absent_images_and_captions_are_named_with_the_way_out(tmp_path):
     (tmp_path / "captions.json").unlink()
     message = refusal(path)
     assert f"the caption file {tmp_path / 'captions.json'} is missing" in message
-    assert "--data-root" in message
+    assert "`data_root`" in message
     assert "image folder" not in message
     nowhere = tmp_path / "nowhere.yaml"
     nowhere.write_text("name: a\ndataset: images\n")
@@ -156,7 +156,7 @@ def test_every_bundled_manifest_keeps_its_promise(tmp_path):
         absent = refusal(path.stem, tmp_path)  # syntactically good: only the data is missed
         assert f"the image folder {tmp_path / values['images']} is missing" in absent
         assert f"the caption file {tmp_path / values['captions']} is missing" in absent
-        assert "--data-root" in absent
+        assert "`data_root`" in absent
 
         (tmp_path / values["images"]).mkdir(parents=True)
         (tmp_path / values["captions"]).write_text("{}")

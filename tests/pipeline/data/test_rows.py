@@ -142,7 +142,7 @@ def test_exactly_what_is_wrong_is_left_out(tmp_path, form, wrong, caplog):
     data = rows(split=SPLITS)
     data[2]["caption"] = wrong
     source = write_source(form, tmp_path, data)
-    assert refusal(source).endswith(", or go on with --on-error skip.")
+    assert refusal(source).endswith(", or go on with `on_error` skip.")
     samples = read_samples(source, skip=True)
     expected = [("0.jpg", "a dog 0"), ("1.jpg", "a dog 1"), ("3.jpg", "a dog 3")]
     if wrong == ["a", 3] and form not in ("karpathy", "coco"):  # the good one of a list stays

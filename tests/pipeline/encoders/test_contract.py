@@ -297,7 +297,7 @@ def test_states_and_global_features_of_captions_are_as_many_as_declared(tmp_path
 
 @cases("visual", {"own": VISUAL["a user's class"]})
 def test_a_program_is_not_run_because_a_store_names_it(extracted):
-    with pytest.raises(EncoderError, match=r"made by own_encoder:Quarters, a program of its own; .*give trust"):
+    with pytest.raises(EncoderError, match=r"made by own_encoder:Quarters, a program of its own; .*give `trust`"):
         Origin.of(extracted[0].image_set()).load_images(None, "cpu")
 
 
@@ -327,7 +327,7 @@ def test_global_features_beyond_the_dtype_are_refused(side, projection, tmp_path
     weights[f"{projection}.weight"] *= 1e6
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     options = build_options(**{"visual": None, "text": None, side: f"hf:{folder}"}, device="cpu", splits=("train",))
-    with pytest.raises(CacheError, match="is beyond float16; extract with --dtype float32"):
+    with pytest.raises(CacheError, match="is beyond float16; extract with `dtype` float32"):
         extract(load_manifest(tiny_dataset(train=3)), str(tmp_path / "s.zarr"), options)
 
 

@@ -146,7 +146,7 @@ def test_without_a_network_imagenet_says_where_to_put_a_file(tmp_path, monkeypat
 
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    sentence = r"resnet152.*no route.*--visual-weights FILE.*checkpoints/resnet152-"
+    sentence = r"resnet152.*no route.*`visual_weights=FILE`.*checkpoints/resnet152-"
     refused(sentence, image_encoder, "resnet152", "imagenet")
     assert capsys.readouterr().out == ""  # torch's "Downloading" would spoil what --json prints
     refused("no ImageNet weights of vit_h_14", image_encoder, "vit_h_14", "imagenet")
@@ -162,7 +162,7 @@ def test_without_a_network_imagenet_says_where_to_put_a_file(tmp_path, monkeypat
         ("resnet18", "random:-1", 64, "SEED"),
         ("resnet18", "", 64, "no file"),
         ("resnet18", "absent.pth", 64, "'absent.pth' are no file"),
-        ("resnet18", "random:0", 32, "a single cell.*larger --image-size"),
+        ("resnet18", "random:0", 32, "a single cell.*larger `image_size`"),
         ("alexnet", "random:0", 16, "cannot be loaded for images of 16 pixels"),
         ("maxvit_t", "random:0", 100, "cannot be loaded for images of 100 pixels"),
         ("vit_b_32", "random:0", 100, "cannot be loaded for images of 100 pixels"),

@@ -41,7 +41,7 @@ def test_other_weights_are_refused_and_missing_ones_named(tmp_path, monkeypatch)
         origin.load_images("random:1", "cpu")
     (tmp_path / "w.safetensors").rename(tmp_path / "moved.safetensors")
     for known in (origin, Origin.from_json(origin.without_folders().to_json())):
-        with pytest.raises(EncoderError, match=r"w\.safetensors, which are not there; give .* as visual_weights"):
+        with pytest.raises(EncoderError, match=r"w\.safetensors, which are not there; give .* as `visual_weights`"):
             known.load_images(None, "cpu")
         assert known.load_images("moved.safetensors", "cpu").identity == expected
 

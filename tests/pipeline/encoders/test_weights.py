@@ -126,7 +126,7 @@ def test_several_state_dicts_are_told_apart_by_their_names(tmp_path):
 def test_a_trusted_pickle_may_hold_arrays_of_numpy(tmp_path, protocol):
     arrays = {name: value.numpy() for name, value in STATE.items()}
     (tmp_path / "x.pkl").write_bytes(pickle.dumps({"model": arrays, "author": "someone"}, protocol))
-    sentence = r"pickled objects.*give --trust if you know where it comes from$"
+    sentence = r"pickled objects.*give `trust` if you know where it comes from$"
     refused(sentence, read_weights, tmp_path / "x.pkl")
     read = read_weights(tmp_path / "x.pkl", trust=True)
     assert set(read) == set(STATE)

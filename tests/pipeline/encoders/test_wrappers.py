@@ -105,10 +105,10 @@ def test_windows_are_those_of_torchvision(size):
     ("options", "sentence"),
     [
         ({"views": "dihedral:9"}, "a square has eight turns and mirrorings; ask for at most 8"),
-        ({"views": "blur:2"}, "--views blur:2: give crop-flip:N or dihedral:N, with two or more views N"),
+        ({"views": "blur:2"}, "`views` blur:2: give crop-flip:N or dihedral:N, with two or more views N"),
         ({"views": "dihedral:1"}, "with two or more views N"),
         ({"views": "dihedral:many"}, "with two or more views N"),
-        ({"views": "dihedral:2", "frames": 3}, "--frames takes the global feature of each frame; leave --pool"),
+        ({"views": "dihedral:2", "frames": 3}, "`frames` takes the global feature of each frame; leave `pool`"),
     ],
 )
 def test_what_has_no_views_is_refused(options, sentence):
@@ -119,7 +119,7 @@ def test_what_has_no_views_is_refused(options, sentence):
 def test_only_squares_are_turned(tmp_path):
     pixels, _ = load(views="dihedral:2", pool=(2, 1)).decode_views(picture(tmp_path / "p.png"), "7")
     assert torch.equal(pixels[1], pixels[0].rot90(1, (1, 2)))
-    with pytest.raises(EncoderError, match="--views dihedral:2 turns squares, and 'oblong' sees none"):
+    with pytest.raises(EncoderError, match="`views` dihedral:2 turns squares, and 'oblong' sees none"):
         image_encoder("own_encoder:Oblong", views="dihedral:2")
 
 

@@ -130,7 +130,7 @@ def test_two_models_have_no_common_space_and_may_differ_in_width(tmp_path):
     pairs = Pairs(splits := 30)
     pairs.captions = pairs.captions[:, :8]
     source = pairs.folder(tmp_path / "e", splits=["train", "test"] * (splits // 2))
-    refused(r"are 16 wide and the captions' 8.*--encoder IMAGES,CAPTIONS", source, tmp_path / "s")
+    refused(r"are 16 wide and the captions' 8.*`encoder=IMAGES,CAPTIONS`", source, tmp_path / "s")
     _, cache = bring(source, tmp_path / "s", encoder=("dinov2", "minilm"))
     assert cache.image_set("dinov2").space is cache.caption_set("minilm").space is None
     assert cache.caption_set().global_(np.arange(3)).shape == (3, 8)
@@ -145,7 +145,7 @@ def test_a_manifest_says_which_samples_count(tmp_path):
     assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
     assert (summary.dataset, summary.matched_by, summary.unmatched) == ("own", "id", 10)
     manifest_of(tmp_path, [*rows, (pairs.names[0], "another caption", "train"), ("else.jpg", "none", "test")])
-    with pytest.raises(SourceError, match=r"lacks 1 of 11 images of split 'test' of 'own', .*'else.jpg'; --on-error"):
+    with pytest.raises(SourceError, match=r"lacks 1 of 11 images of split 'test' of 'own', .*'else.jpg'; `on_error`"):
         bring(source, tmp_path / "t", manifest=manifest)
     summary, cache = bring(source, tmp_path / "t", manifest=manifest, on_error="skip")
     assert [one.failed for one in summary.sets] == [1, 2]
@@ -231,7 +231,7 @@ FAULTS = {
     ),
     "a null": (
         change("metadata", 1, lambda t: t.set_column(1, "caption", pa.array(["a"] * 19 + [None]))),
-        r"metadata_01.parquet: row 19 \('00003/000000039.jpg'\): it has no caption.*or go on with --on-error skip",
+        r"metadata_01.parquet: row 19 \('00003/000000039.jpg'\): it has no caption.*or go on with `on_error` skip",
     ),
     "one name": (
         change("metadata", 1, lambda t: t.set_column(0, "image_path", pa.array(["x.jpg"] * 20))),
@@ -280,7 +280,7 @@ def test_the_shards_of_datacomp(tmp_path, caplog):
     pairs = Pairs()
     pairs.names = [f"{k * 7919:032x}" for k in range(120)]
     source = pairs.datacomp(tmp_path / "e")
-    refused("b32_txt.*; name those of images and captions, as --arrays image=l14_img", source, tmp_path / "s")
+    refused("b32_txt.*; name those of images and captions, as `arrays` image=l14_img", source, tmp_path / "s")
     l14, b32 = ({"image": f"{model}_img", "text": f"{model}_txt"} for model in ("l14", "b32"))
     bring(source, tmp_path / "s", arrays=l14, encoder=("ViT-L/14",))
     assert_holds(cache := FeatureCache.open(tmp_path / "s"), pairs.names, pairs.texts, pairs.images, pairs.captions)
@@ -390,9 +390,9 @@ def test_faults_of_a_folder(tmp_path, name, text, sentence):
 
 def test_options_that_are_missing_or_of_no_use(tmp_path, monkeypatch):
     source = Pairs(30).clip_retrieval(tmp_path / "e")
-    with pytest.raises(SourceError, match="needs the name of the model that made the features, as --encoder ViT-B/32"):
+    with pytest.raises(SourceError, match="needs the name of the model that made the features, as `encoder` ViT-B/32"):
         bring(source, tmp_path / "s", encoder=())
-    refused("--arrays names arrays of .npz and .parquet", source, tmp_path / "s", arrays={"image": "x"})
+    refused("`arrays` names arrays of .npz and .parquet", source, tmp_path / "s", arrays={"image": "x"})
     refused("no image in split dev", source, tmp_path / "s", splits=("dev",), error=CacheError)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     refused(r"needs pyarrow; install with `pip install 'xret\[parquet\]'`", source, tmp_path / "s")
@@ -440,7 +440,7 @@ def test_rows_without_a_caption_are_left_out_with_their_features(tmp_path, caplo
     pairs.texts[7] = pairs.texts[80] = None
     place = tmp_path / "e"
     source = pairs.clip_retrieval(place) if form == "clip-retrieval" else pairs.folder(place, index="jsonl")
-    refused("--on-error skip", source, tmp_path / "s", error=(SourceError, ManifestError))
+    refused("`on_error` skip", source, tmp_path / "s", error=(SourceError, ManifestError))
     _, cache = bring(source, tmp_path / "s", on_error="skip")
     assert cache.images == cache.captions == 118
     assert_holds(cache, pairs.names, texts, pairs.images, pairs.captions)
@@ -484,5 +484,5 @@ def test_values_that_float16_would_lose(tmp_path, scale, dtype):
     pairs = Pairs(30, np.float64)
     pairs.images = (pairs.images * scale).astype(dtype)
     source = pairs.folder(tmp_path / "e")
-    with pytest.raises((CacheError, SourceError), match="--dtype float32" if scale == 1e-9 else "no features"):
+    with pytest.raises((CacheError, SourceError), match="`dtype` float32" if scale == 1e-9 else "no features"):
         bring(source, tmp_path / "s")

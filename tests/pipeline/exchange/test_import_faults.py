@@ -25,7 +25,7 @@ def damage_features(world, format_, value, image=4):
 @pytest.mark.parametrize(("format_", "value"), [*zip(WRITERS, cycle([np.nan, np.inf, -np.inf]), strict=False)])
 def test_values_that_are_no_numbers(world, format_, value):
     source, name = damage_features(world, format_, value), f"val2014/{world.images[4]['filename']}"
-    sentence = f"{name}: its features hold NaN or infinity; .* --on-error skip"
+    sentence = f"{name}: its features hold NaN or infinity; .* `on_error` skip"
     refused(sentence, world, source, format_, error=SampleError)
     assert verify(str(world.folder / "s.zarr")).chunks == 0
     summary, cache = bring(world, source, format_, on_error="skip")
@@ -36,7 +36,7 @@ def test_values_that_are_no_numbers(world, format_, value):
 
 def test_values_beyond_float16_name_the_way_out(tmp_path, world):
     source = damage_features(world, "butd-tsv", -7e4)
-    sentence = r"a value of 7e\+04 is beyond float16; import with --dtype float32"
+    sentence = r"a value of 7e\+04 is beyond float16; import with `dtype` float32"
     for on_error in ("fail", "skip"):
         refused(sentence, world, source, "butd-tsv", on_error=on_error, error=CacheError)
     _, cache = bring(world, source, "butd-tsv", tmp_path / "wide.zarr", dtype="float32")
@@ -89,7 +89,7 @@ FAULTS_OF_SCAN = {
     r"is int64 6 x 4 x 16, not floats in 2 or 3 dimensions; check": lambda f: np.save(
         f / "dev_ims.npy", np.zeros((6, 4, 16), int)
     ),
-    r"is float64 6, not floats in 2 or 3 dimensions; check --source": lambda f: np.save(f / "dev_ims.npy", np.zeros(6)),
+    r"is float64 6, not floats in 2 or 3 dimensions; check `source`": lambda f: np.save(f / "dev_ims.npy", np.zeros(6)),
     r"has 3 channels where train_ims\.npy has 16": lambda f: np.save(f / "dev_ims.npy", np.zeros((6, 4, 3))),
     r"dev_caps\.txt is missing": lambda f: (f / "dev_caps.txt").unlink(),
     r"dev_ids\.txt is missing": lambda f: (f / "dev_ids.txt").unlink(),
@@ -132,9 +132,9 @@ def test_a_source_that_is_not_what_was_said(tmp_path, world):
         (empty, "scan", {}, "holds none of train_ims.npy"),
         (h5, "hdf5", {}, "has no array for local"),
         (tmp_path / "absent", "scan", {}, "absent is not there; give the file or folder"),
-        (butd, "butd-tsv", local, "--arrays names the arrays of an HDF5 file, but --from is butd-tsv"),
+        (butd, "butd-tsv", local, "`arrays` names the arrays of an HDF5 file, but `from` is butd-tsv"),
         (butd, "hdf5", local, "cannot be read as HDF5 .*signature"),
-        (h5, "hdf5", {}, r"has no array for local; name it with --arrays: it holds count \(int64 32\), name \("),
+        (h5, "hdf5", {}, r"has no array for local; name it with `arrays`: it holds count \(int64 32\), name \("),
         (h5, "hdf5", local, "has no array for id"),
         (h5, "hdf5", {**local, "box": "b"}, r"'box' is unknown \(did you mean 'boxes'\?\)"),
         (h5, "hdf5", {**local, "id": "names"}, "has no array 'names' for id; .* holds count"),
@@ -183,8 +183,8 @@ def test_another_store_and_a_split_of_damaged_images(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "sentence"),
     [
-        (lambda local: local * 1e-9, CacheError, "too small for float16; import with --dtype float32"),
-        (lambda local: local * 1e-7, CacheError, "too small for float16; import with --dtype float32"),
+        (lambda local: local * 1e-9, CacheError, "too small for float16; import with `dtype` float32"),
+        (lambda local: local * 1e-7, CacheError, "too small for float16; import with `dtype` float32"),
         (lambda local: local.byteswap(), SourceError, "are no features"),
         (lambda local: local.astype(np.float16).astype(np.float32).byteswap(), SourceError, "are no features"),
         (lambda local: local * 0, SampleError, "all zeros"),

@@ -241,7 +241,7 @@ def test_splits_are_written_when_asked_for(world, capsys):
     assert ": 6/6 images" in capsys.readouterr().err
     assert [cache.image_set().complete(split) for split in cache.splits] == [False, True, False]
     source = world.scan("half", splits=("train", "dev"))
-    with pytest.raises(SourceError, match=r"half lacks 6 of 6 images of split 'test' .*; choose others with --splits"):
+    with pytest.raises(SourceError, match=r"half lacks 6 of 6 images of split 'test' .*; choose others with `splits`"):
         bring(world, source, "scan", on_error="skip")
     with pytest.raises(CacheError, match="has no image in split other; it has train, val, test"):
         bring(world, source, "scan", splits=("other",))

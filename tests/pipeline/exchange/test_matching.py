@@ -18,7 +18,7 @@ def test_images_that_the_source_lacks_are_refused_or_recorded(world):
     gone = [world.of("train")[3], world.of("test")[0]]
     source = world.tsv(images=[image for image in world.images if image not in gone])
     name = f"val2014/{gone[0]['filename']}"
-    refused(rf"lacks 1 of 20 images of split 'train' of 'world', .* '{name}'; --on-", world, source, "butd-tsv")
+    refused(rf"lacks 1 of 20 images of split 'train' of 'world', .* '{name}'; `on_error`", world, source, "butd-tsv")
     assert not (world.folder / "s.zarr").exists()
     summary, cache = bring(world, source, "butd-tsv", on_error="skip")
     images = cache.image_set()

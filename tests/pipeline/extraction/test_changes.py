@@ -35,7 +35,7 @@ def test_features_of_the_same_pictures_and_captions_are_copied(manifest, tmp_pat
     one, other = (FeatureCache.open(tmp_path / name) for name in ("new.zarr", "plain.zarr"))
     assert np.allclose(one.image_set().local(np.arange(32)), other.image_set().local(np.arange(32)), atol=2e-3)
     assert np.allclose(one.caption_set().local(np.arange(80)), other.caption_set().local(np.arange(80)), atol=2e-3)
-    with pytest.raises(CacheError, match=r"holds other samples .* --reuse"):
+    with pytest.raises(CacheError, match=r"holds other samples .* `reuse`"):
         extract(manifest, tmp_path / "old.zarr", how)
 
 
@@ -62,7 +62,7 @@ def test_pictures_that_were_replaced_are_refused_and_those_with_another_time_are
     replace_pictures(manifest, 3, 30)  # of train, and of test, which has no features yet
     os.utime(manifest.images / "5.jpg", (1, 1))
     for how in (replace(IMAGES, splits=("train",)), IMAGES, OTHER):
-        with pytest.raises(CacheError, match=r"1 picture of 32 changed .*\(3\.jpg\); .*--reuse"):
+        with pytest.raises(CacheError, match=r"1 picture of 32 changed .*\(3\.jpg\); .*`reuse`"):
             extract(manifest, url, how)
     assert files(url) == before
     extract(manifest, url, replace(SMALL, visual=None))  # captions have no pictures
@@ -85,7 +85,7 @@ def test_a_second_set_of_other_pictures_is_refused_as_it_is_read(manifest, tmp_p
     then = picture.stat()
     picture.write_bytes(picture.read_bytes()[:-1] + b"\1")
     os.utime(picture, ns=(then.st_atime_ns, then.st_mtime_ns))
-    with pytest.raises(CacheError, match=r"another picture '25\.jpg'.*--reuse"):
+    with pytest.raises(CacheError, match=r"another picture '25\.jpg'.*`reuse`"):
         extract(manifest, url, replace(OTHER, on_error="skip"))
     picture.unlink()  # a file that is lost is a failure
     (images,) = extract(manifest, url, replace(OTHER, on_error="skip")).sets

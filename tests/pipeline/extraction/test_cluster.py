@@ -61,7 +61,7 @@ def test_trust_reaches_who_reads_the_weights_and_no_store(address, manifest, tmp
     load_visual(SMALL.visual, "cpu").save(tmp_path / "w.safetensors")
     torch.save({"model": load_file(tmp_path / "w.safetensors"), "args": Namespace()}, tmp_path / "w.pth")
     options = replace(SMALL, text=None, visual=replace(SMALL.visual, weights=str(tmp_path / "w.pth")))
-    with pytest.raises(EncoderError, match="give --trust"):
+    with pytest.raises(EncoderError, match="give `trust`"):
         extract(manifest, tmp_path / "s.zarr", options)
     trusting = replace(options, visual=replace(options.visual, trust=True))
     for store, workers in (("here", None), ("there", address)):

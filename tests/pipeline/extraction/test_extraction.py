@@ -232,9 +232,9 @@ def test_a_gpu_stores_what_its_encoder_gives(dtype, tiny_dataset, tmp_path):
         ({"text_weights": "minilm"}, EncoderError, "'words' does not take weights"),
         ({"splits": "dev"}, CacheError, "no image in split dev"),
         ({"encoder": "resnet18"}, EncoderError, "give a model of pictures and texts"),
-        ({"encoder": "hf:x", "visual": "resnet18"}, CacheError, "in the place of --visual"),
-        ({"visual": "none", "visual_weights": None}, EncoderError, "--visual is none, which takes no image_size"),
-        ({"text": None, "prompt": "a {}"}, EncoderError, "--text is none, which takes no prompt"),
+        ({"encoder": "hf:x", "visual": "resnet18"}, CacheError, "in the place of `visual`"),
+        ({"visual": "none", "visual_weights": None}, EncoderError, "`visual` is none, which takes no image_size"),
+        ({"text": None, "prompt": "a {}"}, EncoderError, "`text` is none, which takes no prompt"),
         ({"visul": "resnet18"}, TypeError, "visul"),
         ({"workers": "tcp://127.0.0.1:9"}, CacheError, "no Dask scheduler answers"),
     ],
@@ -379,5 +379,5 @@ def test_regions_lie_in_the_store_as_the_encoder_gave_them(colours, tiny_dataset
 def test_a_value_of_regions_beyond_the_dtype_names_the_picture(colours, tiny_dataset, tmp_path, monkeypatch):
     large = Regions(np.full((1, 3), 1e5, np.float32), *(np.zeros(shape) for shape in ((1, 4), (1,), (1,))))
     monkeypatch.setattr(ColourRegions, "regions", staticmethod(lambda *_: large))
-    with pytest.raises(CacheError, match=r"'\d+\.jpg': a value of 1e\+05 is beyond float16; .*--dtype float32"):
+    with pytest.raises(CacheError, match=r"'\d+\.jpg': a value of 1e\+05 is beyond float16; .*`dtype` float32"):
         extract(load_manifest(tiny_dataset()), str(tmp_path / "s.zarr"), colours)

@@ -18,7 +18,7 @@ from xret.pipeline.store.inspect import verify
 def test_a_broken_picture_stops_or_is_recorded_and_repaired(manifest, tmp_path):
     url, good = tmp_path / "s.zarr", (manifest.images / "4.jpg").read_bytes()
     (manifest.images / "4.jpg").write_bytes(b"no picture")
-    with pytest.raises(SampleError, match=r"4\.jpg.*--on-error skip"):
+    with pytest.raises(SampleError, match=r"4\.jpg.*`on_error` skip"):
         extract(manifest, url, IMAGES)
     (images,) = extract(manifest, url, replace(IMAGES, on_error="skip")).sets
     assert images.failed == 1 and "4.jpg" in images.reasons[0]
@@ -110,8 +110,8 @@ def test_a_split_of_which_nothing_can_be_read_is_refused_and_tried_again(manifes
     assert (images.failed, images.samples) == (0, len(good))
 
 
-NAN, LARGE = "the encoder gave NaN or infinity", "beyond float16; extract with --dtype float32"
-TINY = "values of 1e-08 at most are too small for float16; extract with --dtype float32"
+NAN, LARGE = "the encoder gave NaN or infinity", "beyond float16; extract with `dtype` float32"
+TINY = "values of 1e-08 at most are too small for float16; extract with `dtype` float32"
 
 
 @pytest.mark.parametrize(

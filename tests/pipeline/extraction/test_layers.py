@@ -170,7 +170,7 @@ def test_features_are_copied_where_the_other_store_has_every_layer(layers, reuse
         ({"layers": ()}, "give whole numbers"),
         ({"layers": ("0",)}, "give whole numbers"),
         ({"visual": "resnet18", "image_size": 64, "layers": (-1, 1)}, "'resnet18' does not take layer"),
-        ({"layers": (-1, 0), "frames": 2}, "leave --pool, --views and --layers out"),
+        ({"layers": (-1, 0), "frames": 2}, "leave `pool`, `views` and `layers` out"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(how, sentence, manifest, tmp_path):

@@ -33,7 +33,7 @@ def put(folder):
 
 def test_where_images_are(tmp_path):
     own, images, elsewhere = store_of(tmp_path, "own"), tmp_path / "data" / "images", tmp_path / "else" / "photos"
-    with pytest.raises(CacheError, match=r"no folder was given; give their folder as data_root=DIR"):
+    with pytest.raises(CacheError, match=r"no folder was given; give their folder as `data_root=DIR`"):
         image_folder(own, None)
     with pytest.raises(CacheError, match=r"a/0\.jpg is not in .*, .*images; give"):
         image_folder(own, tmp_path)
@@ -73,7 +73,7 @@ def test_a_bundled_manifest_that_was_copied_with_its_name_finds_its_pictures(tmp
 
 def test_the_bundled_manifest_is_asked_where_there_is_no_copy(tmp_path):
     store = store_of(tmp_path, "flickr8k")
-    with pytest.raises(ManifestError, match="--data-root"):
+    with pytest.raises(ManifestError, match="`data_root`"):
         image_folder(store, tmp_path)
     put(tmp_path / "flickr8k" / "images")
     (tmp_path / "flickr8k" / "dataset_flickr8k.json").touch()

@@ -333,7 +333,7 @@ def test_other_samples_or_something_else_are_refused(own, tmp_path):
     from dataclasses import replace
 
     with (
-        pytest.raises(CacheError, match=r"holds other samples .* --reuse"),
+        pytest.raises(CacheError, match=r"holds other samples .* `reuse`"),
         open_for_writing(own, replace(_samples(own), digest="0" * 64), ()),
     ):
         pass
@@ -389,7 +389,7 @@ def test_a_begun_chunk_that_is_damaged_is_not_completed(tmp_path, how):
     images = cache.image_set()
     file = tmp_path / "s.zarr" / images.path / "size" / "c.1.0"
     file.unlink() if how == "lost" else file.write_bytes(bytes(file.stat().st_size))
-    with pytest.raises(CacheError, match=rf"{file} is (missing|damaged); .* --repair"):
+    with pytest.raises(CacheError, match=rf"{file} is (missing|damaged); .* `repair`"):
         images.read_chunk(1)
 
 

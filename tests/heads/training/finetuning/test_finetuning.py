@@ -251,22 +251,22 @@ def fail(tune, made, error, match, *words, text="words", **named):
 
 def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     for error, match, *words in (
-        (CacheError, r"no states of a text encoder .*take --reattach image", ["text"]),
-        (RecipeError, r"--reattach takes image, text or image,text, not 'pixels'", ["pixels"]),
-        (RecipeError, r"says of no backbone that it learns; say which .*--reattach", []),
+        (CacheError, r"no states of a text encoder .*take `reattach` image", ["text"]),
+        (RecipeError, r"`reattach` takes image, text or image,text, not 'pixels'", ["pixels"]),
+        (RecipeError, r"says of no backbone that it learns; say which .*`reattach`", []),
         (RecipeError, r"cannot change: aggregator\.image", ["image"], "aggregator.image=gpo"),
         (RecipeError, r"augment\.mask_words > 0 is False there and True", ["image"], "augment.mask_words=0.1"),
         (RecipeError, r"cannot change: data\.image is", ["image"], "data.image=resnet152"),
         (RunError, r"end of its schedule, epoch 2; .*schedule.epochs=12", ["image"], "schedule.epochs=2"),
     ):
         fail(tune, made, error, match, *words)
-    weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with \(its weights differ\); .* as visual"
+    weights = r"'random:1' is not what 'mobilenet_v3_small@\w+' was made with \(its weights differ\); .* as `visual"
     fail(tune, made, EncoderError, weights, ["image"], visual_weights="random:1")
-    other, weights = str(save_bert(tmp_path / "other", seed=1)), r"its weights differ\); .* text_weights"
+    other, weights = str(save_bert(tmp_path / "other", seed=1)), r"its weights differ\); .* `text_weights`"
     fail(tune, made, EncoderError, weights, ["text"], text="bert", text_weights=other)
-    idle = r"images is not put back, and takes no weights; leave visual_weights out, or name image in reattach"
+    idle = r"images is not put back, and takes no weights; leave `visual_weights` out, or name image in `reattach`"
     fail(tune, made, RecipeError, idle, ["text"], text="bert", visual_weights="random:1")
-    fail(tune, made, CacheError, r"give their folder as data_root=DIR", ["image"], data_root=tmp_path)
+    fail(tune, made, CacheError, r"give their folder as `data_root=DIR`", ["image"], data_root=tmp_path)
     fail(tune, made, CacheError, r"no folder was given; .*data_root", ["image"], data_root=None)
     assert not (tmp_path / "tuned").exists()
 
@@ -290,7 +290,7 @@ def test_missing_and_other_images_are_a_sentence(made, tune, pictures, tmp_path)
     fail(tune, made, CacheError, r"0\.jpg has other features than 'mobilenet_v3_small@", ["image"], data_root=copied)
     shutil.copy(pictures / "images" / "0.jpg", copied / "images" / "0.jpg")
     (copied / "images" / "1.jpg").unlink()
-    sentence = r"1\.jpg: there is no such file; put the extracted file back, or check data_root"
+    sentence = r"1\.jpg: there is no such file; put the extracted file back, or check `data_root`"
     fail(tune, made, SampleError, sentence, ["image"], data_root=copied)
     assert not (tmp_path / "tuned").exists()
 

@@ -31,5 +31,5 @@ def test_what_cannot_be_put_back_says_why(kind, spec, tmp_path):
     features = SimpleNamespace(
         kind=kind, identity={}, dtype="float16", name="set@1", cache=SimpleNamespace(url="s"), attributes={"spec": spec}
     )
-    with pytest.raises(CacheError, match=r"cannot be trained: .*--reattach text"):
+    with pytest.raises(CacheError, match=r"cannot be trained: .*`reattach` text"):
         put_back_images(features, np.arange(3), tmp_path, None, "cpu", None)

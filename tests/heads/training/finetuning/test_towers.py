@@ -268,7 +268,7 @@ def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
 
     words = {"data_root": made.manifest.parent, "out": tmp_path / "tuned", "settings": {"schedule.epochs": 3}}
     other = save_text_model(tmp_path / "other", "clip", seed=1)
-    with pytest.raises(EncoderError, match=r"was made with \(its weights differ\); .* as visual_weights"):
+    with pytest.raises(EncoderError, match=r"was made with \(its weights differ\); .* as `visual_weights`"):
         xret.finetune(made.head("clip"), reattach=["image"], device="cpu", visual_weights=str(other), **words)
     masks = r"cannot mask words; set finetune\.mask_words=0"
     fails(EncoderError, masks, "open_clip", ["text"], **{"finetune.mask_words": 0.1})

@@ -50,7 +50,7 @@ def test_a_tar_that_is_none_or_goes_on(data):
     write_tar(file, {"a.png": "x"}, "w:gz")
     refused(path, "this cannot be read")
     file.unlink()
-    refused(path, r"shard-00\.tar: there is no such file; .*--data-root")
+    refused(path, r"shard-00\.tar: there is no such file; .*`data_root`")
     file.mkdir()
     refused(path, "this is not a file")
 
@@ -93,7 +93,7 @@ def test_links_are_left_out(data, tmp_path):
         (folder / f"000{number}.txt").write_text("a link")
     subprocess.run(["tar", "cf", data.folder / "a.tar", "-C", folder, "--sort=name", "."], check=True)
     path = data.manifest("tar", tar={"test": "a.tar"})
-    refused(path, r"a\.tar: 000100\.png: it is a link, or sparse; .*--hard-dereference does, or go on with --on-error")
+    refused(path, r"a\.tar: 000100\.png: it is a link, or sparse; .*--hard-dereference` does, or go on with `on_error`")
     samples = read_samples(load_manifest(path), skip=True)
     assert [image.file_name for image in samples.images] == [name for name, *_ in data.rows]
     assert [one.split(": ")[1] for one in samples.left_out] == ["000100.png", "000101.png"]
@@ -123,7 +123,7 @@ GOOD = pa.array([b"x", b"y"], pa.binary())
         ({"image": GOOD, "caption": ["c", "d"], "split": [0, 1]}, "row 0: the split 'split' is empty or no text"),
         ({"image": GOOD, "caption": ["c", "d"], "split": ["train", None]}, "row 1: the split 'split' is empty"),
         ({"image": GOOD, "de": ["c", "d"]}, "there is no column 'caption'; it has 'image', 'de': name"),
-        ({"image": GOOD, "caption": ["c", None]}, r"part-0\.parquet: row 1: it has no caption; .*--on-error skip"),
+        ({"image": GOOD, "caption": ["c", None]}, r"part-0\.parquet: row 1: it has no caption; .*`on_error` skip"),
         ({"image": GOOD[:0], "caption": pa.array([], pa.string())}, "no images with captions"),
     ],
 )

@@ -82,6 +82,6 @@ def test_the_rule_is_that_of_loops(count, classes, seed, levels, fewest, more):
 
 @pytest.mark.parametrize("regions", [(0, 5), (6, 5), (1, 301), (-1, -1)])
 def test_numbers_that_make_no_sense_are_refused(regions):
-    sentence = rf"--regions {regions[0]}-{regions[1]}: .* from 1 to 300.* have 36 or 10-100"
+    sentence = rf"`regions` {regions[0]}-{regions[1]}: .* from 1 to 300.* have 36 or 10-100"
     refused(sentence, Selection, *regions, 300, 0.2, 0.3)
     assert Selection(1, 300, 300, 0.2, 0.3).most == 300

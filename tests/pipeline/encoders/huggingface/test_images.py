@@ -182,7 +182,7 @@ def test_a_program_of_the_checkpoint_needs_trust(copy, tmp_path, monkeypatch):
         "class OwnConfig(transformers.ViTConfig):\n    model_type = 'own_vit'\n"
         "class OwnModel(transformers.ViTModel):\n    config_class = OwnConfig\n"
     )
-    refused("come with a program of their own; read it, and give --trust", load, folder)
+    refused("come with a program of their own; read it, and give `trust`", load, folder)
     assert load(folder, trust=True).identity["model"]["class"] == "OwnModel"
 
 
@@ -190,9 +190,9 @@ def test_a_program_of_the_checkpoint_needs_trust(copy, tmp_path, monkeypatch):
     ("family", "options", "sentence"),
     [
         ("vit", {"layer": 3}, "has no layer 3; choose one from 0 to 2"),
-        ("vit", {"image_size": 4}, "leave --image-size out"),
-        ("vit", {"whole": True}, "takes whole pictures by itself; leave --whole out"),
-        ("convnext", {"whole": True}, "the processor crops by a rule of its own, or not at all; leave --whole out"),
+        ("vit", {"image_size": 4}, "leave `image_size` out"),
+        ("vit", {"whole": True}, "takes whole pictures by itself; leave `whole` out"),
+        ("convnext", {"whole": True}, "the processor crops by a rule of its own, or not at all; leave `whole` out"),
         ("convnext", {"whole": True, "image_size": 384}, "crops by a rule of its own, or not at all"),
     ],
 )
@@ -203,9 +203,9 @@ def test_options_that_do_not_fit(checkpoint, family, options, sentence):
 @pytest.mark.parametrize(
     ("settings", "options", "sentence"),
     [
-        ({"do_resize": False}, {"whole": True}, "by a rule of its own, or not at all; leave --whole out"),
-        ({"do_resize": False}, {"image_size": 64}, "the processor resizes nothing; leave --image-size out"),
-        ({"size": {"height": 32, "width": 32}}, {"whole": True}, "takes whole pictures by itself; leave --whole out"),
+        ({"do_resize": False}, {"whole": True}, "by a rule of its own, or not at all; leave `whole` out"),
+        ({"do_resize": False}, {"image_size": 64}, "the processor resizes nothing; leave `image_size` out"),
+        ({"size": {"height": 32, "width": 32}}, {"whole": True}, "takes whole pictures by itself; leave `whole` out"),
         ({"do_center_crop": False, "size": {"height": 32, "width": 32}}, {"whole": True}, "takes whole pictures by it"),
         ({"do_center_crop": False}, {}, "does not bring all pictures to one shape"),
     ],

@@ -181,11 +181,11 @@ def test_a_folder_that_changes_its_texts_or_has_other_modules_is_refused(tmp_pat
     folder = save_sentence_model(tmp_path / "sentences", "mean", False)
     about = {"prompts": {"query": "two ", "other": "one "}, "default_prompt_name": "query"}
     change(folder / "config_sentence_transformers.json", **about)
-    refused(r"see 'two ' before every text; give --prompt 'two \{\}', another prompt, or", load, folder)
+    refused(r"see 'two ' before every text; give `prompt` 'two \{\}', another prompt, or", load, folder)
     encoder = load(folder, prompt="two {}")
     close(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1]))
     change(folder / "1_Pooling" / "config.json", include_prompt=False)
-    refused(r"leave the tokens of a prompt out of the vector.*--prompt '\{\}'", load, folder, prompt="two {}")
+    refused(r"leave the tokens of a prompt out of the vector.*`prompt` '\{\}'", load, folder, prompt="two {}")
     encoder = load(folder, prompt="{}")
     close(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1], prompt=""))
     change(folder / "sentence_bert_config.json", do_lower_case=True)

@@ -154,7 +154,7 @@ def test_a_tag_fetches_the_hubs_weights_and_says_how_pictures_are_prepared(vit, 
     assert encoder.name == "small-ViT-own" and encoder.identity["preprocessing"]["stretch"] == 32
     assert image_tower("small-ViT/own", vit).identity == encoder.identity != image_tower("small-ViT", vit).identity
     assert text_tower("small-ViT/own", "imagenet").space == encoder.space
-    sentence = "takes whole pictures by itself; leave --whole out"
+    sentence = "takes whole pictures by itself; leave `whole` out"
     refused(sentence, image_tower, "small-ViT/own", "imagenet", whole=True)
 
 

@@ -199,10 +199,10 @@ def test_a_tag_fetches_the_hubs_file(file_of, photographs, monkeypatch, tmp_path
     [
         ("vit_bas_patch16_224", "random:0", {}, r"no model 'vit_bas_patch16_224' \(did you mean 'vit_base_patch16_"),
         ("test_vit.r160_in2k", "random:0", {}, "Invalid pretrained tag .r160_in2k"),
-        ("test_vit4", None, {}, "timm has no weights of timm:test_vit4; give --visual-weights FILE"),
+        ("test_vit4", None, {}, "timm has no weights of timm:test_vit4; give `visual_weights=FILE`"),
         ("test_vit", "absent.pth", {}, "'absent.pth' are no file, nor 'imagenet'"),
         ("test_vit", "random:0", {"layer": 6}, "no layer 6; choose one from 0 to 5, or from -1, the last, down to -6"),
-        ("test_resnet", "random:0", {"image_size": 32}, "a single cell of an image; choose a larger --image-size"),
+        ("test_resnet", "random:0", {"image_size": 32}, "a single cell of an image; choose a larger `image_size`"),
         ("test_vit", "random:0", {"image_size": 8}, "cannot be loaded for images of 8 pixels"),
     ],
 )

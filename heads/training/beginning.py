@@ -36,6 +36,7 @@ from ..runs.run import Run
 from .objective import Objective
 
 _WHOLE = "--init-from takes all weights of a run or none: train with its recipe.yaml on features like its own"
+_BEGUN_WITH = "adapter.words.vectors", "model.residual"  # what weights hold from their first step on
 _BATCH = 256  # samples that are read together for statistics
 _ENOUGH = 1 << 20  # samples of a split that statistics are taken of; of more, as many batches evenly between them
 _LINES = 10_000  # of word vectors between two reports of progress
@@ -49,7 +50,7 @@ def begin(objective: Objective, base: Run | None, split: Batches, val: Batches, 
         look_at_data(objective.model, split)
         fit_residual(objective.model, objective.recipe, split, val, logging.INFO if alone else logging.DEBUG)
     else:
-        take_weights(objective.model, base, split)
+        take_weights(objective.model, base, split, objective.recipe)
         take_losses(objective.losses, objective.recipe, base)
 
 
@@ -83,8 +84,14 @@ def _of_set(parts: Callable[[int, int], Iterator[Features]], number: int) -> Ite
     return (features.parts[number] for features in parts(_BATCH, _ENOUGH))
 
 
-def take_weights(model: Model, base: Run, split: Batches) -> None:
-    """Give a new model all weights of another run's best epoch; RunError if they do not fit, or words are others."""
+def take_weights(model: Model, base: Run, split: Batches, recipe: Recipe) -> None:
+    """Give a new model all weights of another run's best epoch; RunError if they do not fit, or words are others.
+
+    RunError, too, where the recipe names word vectors or a residual that these weights did not begin with.
+    """
+    named = {key: recipe.flat()[key] for key in _BEGUN_WITH if recipe.flat().get(key)}
+    if said := difference({key: base.recipe.flat().get(key) for key in named}, named):
+        raise RunError(f"the weights of {base.path} began otherwise: {said}; {_WHOLE}")
     if base.vocabulary != split.caption_set.vocabulary:
         raise RunError(f"{base.path} knows other words than the captions of {split.caption_set.cache.url}; {_WHOLE}")
     there, here = base.model(torch.device("cpu")).state_dict(), model.state_dict()

@@ -118,6 +118,7 @@ def test_weights_that_do_not_fit_wholly_are_refused(store, tmp_path, base):
     for url, settings, sentence in (
         (store, ["model.dim=6", ALIKE], rf"the weights of {base} do not fit: .*is \[8, .* there and \[6, "),
         (store, [], " there and absent now"),  # the statistics that the other run standardises by
+        (store, [ALIKE, "adapter.words.vectors=glove.txt"], r"began otherwise: .* is None there and glove\.txt now"),
         (other, [ALIKE], r"base knows other words than the captions of .*other\.zarr; `init_from` takes"),
     ):
         with pytest.raises(RunError, match=sentence):

@@ -101,11 +101,16 @@ def _require_close(name: str, side: str, theirs: Any, ours: Any) -> None:
 
 def _text(_name: str, encoder: Any, branch: Branch, folder: Path) -> list[Any]:
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Dense
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     cached = branch.adapter.global_ == "cached"
     if cached and (folder / "modules.json").exists():
-        return list(SentenceTransformer(str(folder), device="cpu"))
+        model = SentenceTransformer(str(folder), device="cpu")
+        first, model.truncate_dim = model.truncate_dim, None  # which the library does after all modules
+        width = model.get_embedding_dimension()
+        cut = [] if first is None else [Dense(width, first, False, nn.Identity(), torch.eye(first, width))]
+        return [*model, *cut]
     how: dict[str, Any] = {"max_seq_length": encoder.max_length}
     if encoder.identity.get("global") == "projected":
         if cached:

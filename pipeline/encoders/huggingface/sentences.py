@@ -36,14 +36,16 @@ class Pooling:
         self._modules: list[Any] = [module.eval().requires_grad_(False) for module in made]
         kinds = ["-".join(type(part).__name__.lower() for part in module.modules()) for module in made[1:]]
         weights = nn.ModuleList(made).state_dict()  # of dense layers
-        self.described = ", ".join([*map(str, modes), *kinds, *([digest(weights)] if weights else [])])
+        self._dims: int | None = (files["config_sentence_transformers.json"] or {}).get("truncate_dim")
+        cut = [] if self._dims is None else [f"first {self._dims}"]
+        self.described = ", ".join([*map(str, modes), *kinds, *([digest(weights)] if weights else []), *cut])
 
     def pool(self, states: Tensor, inside: Tensor) -> Tensor:
         """Return the vectors [B,D] of states [B,W,C]; `inside`, bool [B,W], is false for padding."""
         features = {"token_embeddings": states, "attention_mask": inside.long()}
         for module in self._modules:
             features = module.to(states.device)(features)
-        return features["sentence_embedding"]
+        return features["sentence_embedding"][:, : self._dims]
 
     def save(self, folder: Path) -> None:
         """Write the files from which `read_pooling` reads it again."""
@@ -68,9 +70,10 @@ def read_pooling(checkpoint: Checkpoint, prompt: str | None) -> Pooling | None:
         return None
     kinds = [str(module.get("type", "")) for module in files["modules.json"]]
     ours = all(kind.startswith("sentence_transformers.") for kind in kinds)
-    lowers = (files["sentence_bert_config.json"] or {}).get("do_lower_case")
-    if not ours or lowers or len(kinds) < 2 or not kinds[0].endswith(".Transformer"):
-        what = "texts in lower case" if lowers else f"modules of {', '.join(kinds)}"
+    settings = files["sentence_bert_config.json"] or {}
+    changes = [key for key in ("do_lower_case", "processing_kwargs") if settings.get(key)]
+    if not ours or changes or len(kinds) < 2 or not kinds[0].endswith(".Transformer"):
+        what = " and ".join(changes) or f"modules of {', '.join(kinds)}"
         raise EncoderError(f"{checkpoint} want {what}, which xret does not run; use --text bert, which pools by itself")
     about = files["config_sentence_transformers.json"] or {}
     wanted = (about.get("prompts") or {}).get(about.get("default_prompt_name"))

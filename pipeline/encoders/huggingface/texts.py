@@ -189,8 +189,9 @@ class HubTextEncoder(TokenEncoder):
 
     def _require_unseen_padding(self) -> None:
         ids = self.tokenize(["a", "a text of seven words or more"])
-        (states, _), (alone, _) = self.encode(ids), self.encode(ids[:1])
-        if np.linalg.norm(states[: len(alone)] - alone) > _NEAR * np.linalg.norm(alone):
+        (states, pooled), (alone, pooled_alone) = self.encode(ids), self.encode(ids[:1])
+        pairs = (states[: len(alone)], alone), (pooled[:1], pooled_alone)
+        if any(np.linalg.norm(beside - own) > _NEAR * np.linalg.norm(own) for beside, own in pairs):
             sees = "sees the padding of a text beside a longer one, so that its features would depend on others"
             raise EncoderError(f"{self._what}: the model {sees}; take another text encoder")
 

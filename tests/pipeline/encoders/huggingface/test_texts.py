@@ -189,8 +189,12 @@ def test_a_folder_that_changes_its_texts_or_has_other_modules_is_refused(tmp_pat
     encoder = load(folder, prompt="{}")
     close(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1], prompt=""))
     change(folder / "sentence_bert_config.json", do_lower_case=True)
-    refused("want texts in lower case, which xret does not run", load, folder, prompt="{}")
+    refused("want do_lower_case, which xret does not run", load, folder, prompt="{}")
     change(folder / "sentence_bert_config.json", do_lower_case=False)
+    change(folder / "config_sentence_transformers.json", truncate_dim=5)
+    cut = load(folder, prompt="{}")
+    close(cut.encode(cut.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1], prompt=""))
+    assert cut.global_channels == 5 and cut.identity != encoder.identity
     modules = json.loads((folder / "modules.json").read_text())
     modules[1]["type"] = "os.path.join"
     (folder / "modules.json").write_text(json.dumps(modules))

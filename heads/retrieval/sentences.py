@@ -106,7 +106,7 @@ def _text(_name: str, encoder: Any, branch: Branch, folder: Path) -> list[Any]:
 
     cached = branch.adapter.global_ == "cached"
     if cached and (folder / "modules.json").exists():
-        model = SentenceTransformer(str(folder), device="cpu")
+        model: Any = SentenceTransformer(str(folder), device="cpu")
         first, model.truncate_dim = model.truncate_dim, None  # which the library does after all modules
         width = model.get_embedding_dimension()
         cut = [] if first is None else [Dense(width, first, False, nn.Identity(), torch.eye(first, width))]

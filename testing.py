@@ -147,7 +147,6 @@ def check_loss(part: type[Loss], *, embedding: str = "set", whole: bool = True, 
             try_loss(part, parameters, similarity.float(), positives, *_cast(torch.float32, sides))
         leaves = _leaves(similarity, sides)
         value, images, captions = loss(similarity, positives, *sides), torch.randperm(4), torch.randperm(7)
-        assert value.requires_grad, "the loss is not attached to the graph of its inputs, so that nothing learns"
         _require_exact(value)
         if whole:
             _check_gradients(

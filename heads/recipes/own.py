@@ -1,4 +1,4 @@
-"""Parts of one's own: ``module:Class`` in a recipe, where a bundled part's name may stand.
+"""User-defined parts: ``module:Class`` wherever a recipe names a part.
 
 The module is a file beside the recipe (or a run's `recipe.yaml`) or in the working folder, or it is installed. A
 resolved recipe holds the digest of its file as ``code``; a run keeps a copy of a file beside its `recipe.yaml`.
@@ -28,7 +28,7 @@ _here: set[str] = set()  # what this process has trained with, where no note can
 
 
 def part_of(registry: Registry[P], name: str, sources: Sources) -> type[P]:
-    """Return the part that a recipe names, bundled or of one's own; RecipeError where it is no such part."""
+    """Return the part that a recipe names, bundled or user-defined; RecipeError where it is no such part."""
     module, own, kind = name.partition(":")
     if not own:
         return registry[name]
@@ -56,12 +56,12 @@ def sources_of(names: Iterable[str], folders: Sequence[Path], known: Sources) ->
         if module in found:
             continue
         if not all(map(str.isidentifier, name.replace(":", ".").split("."))):
-            raise RecipeError(f"'{name}' is no part of one's own; write module:Class, such as mine:Focal")
+            raise RecipeError(f"'{name}' names no part; write module:Class, such as mine:Focal")
         found[module] = _find(module, folders)
         if not found[module] and not _is_installed(module):
             raise RecipeError(
-                f"there is no module '{module}' for its part of one's own: put {file_of(module)} beside the recipe or"
-                " into the folder that you work in, or install it"
+                f"there is no module '{module}': put {file_of(module)} beside the recipe or into the working folder, or"
+                " install it"
             )
     return found
 
@@ -102,7 +102,7 @@ def digest_of(module: str, file: str) -> str:
         spec = None if file else importlib.util.find_spec(module)
         return sha256(Path(file or (spec and spec.origin) or "").read_bytes()).hexdigest()
     except OSError as error:
-        raise RecipeError(f"the module '{module}' of a part of one's own cannot be read ({reason(error)})") from error
+        raise RecipeError(f"the module '{module}' cannot be read ({reason(error)})") from error
 
 
 def file_of(module: str) -> Path:
@@ -140,7 +140,10 @@ def _module(module: str, file: str, digest: str) -> ModuleType:
         spec.loader.exec_module(made)
     except Exception as error:  # whatever its lines do
         sys.modules.pop(name, None)
-        raise RecipeError(f"{file or module} cannot be imported ({raised(error)})") from error
+        lacking = error.name if isinstance(error, ImportError) else None
+        beside = lacking and _find(lacking, [Path(file).parent])
+        advice = f"; a run keeps one file of a part: move what it needs of {lacking} into it" if beside else ""
+        raise RecipeError(f"{file or module} cannot be imported ({raised(error)}){advice}") from error
     return made
 
 

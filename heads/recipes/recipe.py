@@ -100,7 +100,7 @@ def without_effect(settings: Settings, recipe: Recipe) -> dict[str, str]:
 
 
 def _with(values: dict[str, Any], settings: Settings | Sequence[str], name: str, **where: Any) -> Recipe:
-    """Lay settings over nested values and resolve them; `where` parts of one's own are, see `resolve`."""
+    """Lay settings over nested values and resolve them; `where` user-defined parts are, see `resolve`."""
     asked, title = nested(settings), f"recipe '{name}'"
     terms, known = asked.get("loss"), values.get("loss")
     if isinstance(terms, dict) and isinstance(known, Mapping | None):
@@ -142,7 +142,7 @@ def resolve(
 ) -> Recipe:
     """Check nested values against the parts' parameters and write out every default; RecipeError with every fault.
 
-    The error begins with `title`. Modules of parts of one's own are looked for in `folders` first, but for `sources`,
+    The error begins with `title`. Modules of user-defined parts are looked for in `folders` first, but for `sources`,
     which were found already.
     """
     faults: list[str] = []
@@ -150,7 +150,7 @@ def resolve(
     try:
         found = sources_of(own_names(values), folders, sources or {})
         schema = _schema(values, found)
-    except RecipeError as error:  # of a part of one's own: what its block may hold is not known
+    except RecipeError as error:  # of a user-defined part: what its block may hold is not known
         raise refused(title, [str(error)]) from error
     complete = check(values, schema, faults)
     if not faults:
@@ -206,7 +206,7 @@ def _contradictions(recipe: Recipe) -> list[str]:
 
 
 def own_names(values: Mapping[str, Any]) -> list[str]:
-    """Return the names of parts of one's own."""
+    """Return the names of user-defined parts."""
     terms = get(values, "loss")
     named = [*(get(values, f"{path}.name") for path in PARTS), *(terms if isinstance(terms, Mapping) else ())]
     return [name for name in named if isinstance(name, str) and ":" in name]

@@ -51,7 +51,7 @@ def nested(settings: Settings | Sequence[str]) -> dict[str, Any]:
 
 
 def _steps(key: str) -> list[str]:
-    """Return the parts of a dotted key; a loss of one's own, ``loss.package.module:Class.weight``, is one of them."""
+    """Return the parts of a dotted key; a user-defined loss, ``loss.package.module:Class.weight``, is one of them."""
     head, colon, tail = key.partition(":")
     if not colon:
         return key.split(".")

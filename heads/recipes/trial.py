@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from ...pipeline.device import drawing
 from ...pipeline.wording import raised, reason
@@ -181,11 +182,17 @@ def try_similarity(part: type[Any], given: Mapping[str, Any], images: Embedding,
 
 
 def try_loss(part: type[Any], given: Mapping[str, Any], *samples: Any) -> None:
-    """Compute a loss; ValueError where it is no finite scalar."""
-    place, value = _place(part), _called(_made(part, (), given), *samples)
+    """Compute a loss; ValueError where it is no finite scalar, or no gradient comes through it."""
+    place, made = _place(part), _made(part, (), given)
+    with torch.enable_grad():
+        value = _called(made, *(tree_map_only(Tensor, _learnt, sample) for sample in samples))
     if not isinstance(value, Tensor) or value.ndim:
         gave = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ValueError(f"{place}.forward must give a scalar, and gave {gave}")
+    if not value.requires_grad:
+        raise ValueError(
+            f"{place}.forward gives a loss that is not attached to its inputs, so that nothing would learn"
+        )
     _require_finite(place, value)
 
 
@@ -244,6 +251,10 @@ def _require_own(place: str, embedding: Embedding, alone: Embedding) -> None:
             f"{place}.forward reads padding or other samples: the embedding of sample b is made of its first "
             "length[b] rows alone (xret.nn.valid_rows)"
         )
+
+
+def _learnt(values: Tensor) -> Tensor:
+    return values.detach().requires_grad_(values.is_floating_point()).clone()  # of a leaf nothing may be overwritten
 
 
 def _drawn(values: Tensor) -> Tensor:

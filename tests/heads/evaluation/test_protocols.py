@@ -329,6 +329,10 @@ def test_a_protocol_of_the_users_own(setdiv, folder, tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(text.replace("k='2'", "k"))
     with pytest.raises(RunError, match="protocol mine:Recall needs more: mine:Recall:ARGUMENT"):
         evaluate([setdiv], store=there, protocol="mine:Recall", device="cpu")
+    for wrong in ("dict(both=both)", "Table(both[0], {'R@1': 3.0})", "Table(*[{'R@1': 'many'}] * 2)"):
+        (tmp_path / "mine.py").write_text(text.replace("Table(*both)", wrong))
+        with pytest.raises(RunError, match=r"mine:Recall must return an xret\.metrics\.Table that has numbers"):
+            evaluate([setdiv], store=there, protocol="mine:Recall", device="cpu")
     (tmp_path / "mine.py").write_text(text.replace("(Protocol)", ""))
     with pytest.raises(RunError, match=r"Recall is no protocol: it must derive from xret\.metrics\.Protocol"):
         evaluate([setdiv], store=there, protocol="mine:Recall", device="cpu")

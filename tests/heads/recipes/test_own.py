@@ -316,6 +316,11 @@ WRONG = {
         made("L", "Loss", ["def forward(self, similarity, *_):", "    return similarity"], "loss.wrong:L.weight=1"),
         "must give a scalar",
     ),
+    "a loss without a gradient": (
+        made("L", "Loss", ["def forward(self, similarity, *_):", "    return torch.ones(())"], "loss.wrong:L.weight=1"),
+        "is not attached to its inputs",
+    ),
+    "a file beside it": (("import beside", "aggregator.image=wrong:A"), "move what it needs of beside into it"),
     "an adapter of rows alone": (made("Z", "Adapter", ADAPTER, "adapter.grid=wrong:Z"), "must return xret.nn.Adapted"),
 }
 
@@ -324,6 +329,7 @@ WRONG = {
 def test_what_cannot_work_is_said_before_training(folder, case):
     (source, setting), message = WRONG[case]
     (folder / "wrong.py").write_text(source)
+    (folder / "beside.py").touch()
     words = ["train-head", "s.zarr", "--recipe", "vsepp", "--out", "run", "--set", "model.dim=8", "--set", setting]
     said = refused(*words, "--device", "cpu")
     assert re.search(message, said), said

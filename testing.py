@@ -35,6 +35,7 @@ from .heads.modules.similarity import Similarity
 from .heads.recipes.schema import sizes
 from .heads.recipes.trial import try_aggregator, try_loss, try_similarity
 from .pipeline.encoders.base import TextEncoder, VisualEncoder, encode_layers
+from .pipeline.encoders.own import IDENTITY
 from .pipeline.wording import reason
 
 __all__ = ["check_aggregator", "check_encoder", "check_loss", "check_similarity", "random_embeddings"]
@@ -193,7 +194,7 @@ def check_encoder(encoder: VisualEncoder | TextEncoder, texts: Sequence[str] = T
     with _contract():
         right = re.fullmatch(r"[\w.-]+", encoder.name, flags=re.ASCII)
         assert right, f"name {encoder.name!r} has other characters than letters, digits and ._-"
-        lacking = {"weights", "preprocessing", "layer"} - set(encoder.identity)
+        lacking = {*IDENTITY} - set(encoder.identity)
         assert not lacking, f"identity lacks {', '.join(sorted(lacking))}"
         said = json.dumps(encoder.identity)
         assert json.loads(said) == encoder.identity, "identity changes as JSON: write lists for tuples, texts as keys"

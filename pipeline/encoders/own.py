@@ -13,6 +13,7 @@ from .base import Encoder, TextEncoder, VisualEncoder
 from .registry import unknown
 from .spec import EncoderSpec
 
+IDENTITY = ("layer", "preprocessing", "weights")  # what an encoder's identity has at least
 IMAGE_SIZE = 224  # side of the square input by default, pixels
 
 
@@ -59,13 +60,14 @@ def _checked(
     explained = f"`{contract.__name__}` in xret's pipeline/encoders/base.py"
     methods = [name for name, value in vars(contract).items() if isfunction(value) and not name.startswith("_")]
     needed = {*methods, *more, *Encoder.__annotations__, *contract.__annotations__} - {"spec"}
-    if missing := sorted(part for part in needed if not hasattr(encoder, part)):
+    missing = sorted(part for part in needed if not hasattr(encoder, part))
+    missing += [f"identity['{key}']" for key in IDENTITY if key not in getattr(encoder, "identity", IDENTITY)]
+    if missing:
         raise EncoderError(f"'{spec.name}' lacks {', '.join(missing)}, see {explained}")
     grid = getattr(encoder, "grid", None)
     right = {name: getattr(encoder, name) in allowed for name, allowed in values.items()} | {
         "name": bool(re.fullmatch(r"[\w.-]+", str(encoder.name), flags=re.ASCII)),
         "grid": encoder.kind != "grid" or (grid and grid[0] * grid[1] == encoder.rows),
-        "identity": {"weights", "preprocessing", "layer"} <= set(encoder.identity),
     }
     for what in (what for what, kept in right.items() if not kept):
         raise EncoderError(f"'{spec.name}': its {what} is {getattr(encoder, what)!r}, which {explained} does not allow")

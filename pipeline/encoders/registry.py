@@ -139,6 +139,7 @@ def _building(spec: EncoderSpec) -> Iterator[None]:
         size = f" for images of {spec.image_size} pixels" if spec.image_size else ""
         what = f"{spec.name}, weights {spec.weights}," if spec.weights else spec.name
         advice = "leave --image-size out, or choose another" if size else "check its weights, or the connection"
+        advice = "correct the class" if is_own(spec.name) else advice
         raise EncoderError(f"{what} cannot be loaded{size} ({raised(error)}); {advice}") from error
 
 

@@ -50,6 +50,14 @@ class Unfinished:
             raise ZeroDivisionError("it is broken")
 
 
+class Nameless(Quarters):
+    """Does not say which layer it is of."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        del self.identity["layer"]
+
+
 class Askew(Quarters):
     """A grid that does not hold its rows."""
 

@@ -266,9 +266,15 @@ def test_one_tower_is_no_other(tmp_path):
     [
         ("no_such_module:Encoder", "w", {}, "no encoder 'no_such_module:Encoder'.*lists them; a class of your own"),
         ("own_encoder:Absent", "w", {}, "a class of your own, .*Absent"),
-        ("own_encoder:Unfinished", "broken", {}, "Unfinished, .* cannot be loaded .ZeroDivisionError: it is broken"),
+        (
+            "own_encoder:Unfinished",
+            "broken",
+            {},
+            "Unfinished, .* cannot be loaded .Zero.* it is broken.; correct the class",
+        ),
         ("own_encoder:Unfinished", "w", {}, "lacks channels, decode, encode, extras, .*, see `VisualEncoder`"),
         ("own_encoder:Askew", "w", {}, r"its grid is \(2, 2\), which `VisualEncoder` .* does not allow"),
+        ("own_encoder:Nameless", "w", {}, r"Nameless' lacks identity\['layer'\], see `VisualEncoder`"),
         ("own_encoder:Quarters", "w", {"views": "dihedral:2"}, "'own_encoder:Quarters' lacks prepare"),
     ],
 )

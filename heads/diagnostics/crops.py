@@ -87,18 +87,7 @@ def crop_tables(
         CacheError: the pictures or regions are missing, or no image has two regions that are small enough.
         SampleError: an image cannot be read.
     """
-    if visual_genome is not None:
-        described, pictures = read_visual_genome(visual_genome)
-    elif data_root is not None:
-        cache, inside = seen.ranker.cache, set(seen.file_names)
-        regions = regions_in(cache.dataset, data_root).items()
-        described = {name: Described(some) for name, some in regions if name in inside}
-        pictures = find_pictures(cache, data_root)
-    else:
-        raise CacheError(
-            "crops are cut out of the images; name their folder with --data-root DIR, or Visual Genome's with"
-            " --visual-genome DIR"
-        )
+    described, pictures = _described(seen, data_root, visual_genome)
     names = sorted(described)
     device = str(seen.ranker.device)
     if len(names) > IMAGES:
@@ -121,6 +110,22 @@ def crop_tables(
     at = {part: row for row, part in enumerate(parts)}
     rows = [[at[case.file_name, part] for part in (case.a, case.c)] for case in triplets]
     return _tables(seen, triplets, images, captions, rows, ties)
+
+
+def _described(
+    seen: Scored, data_root: Path | None, visual_genome: Path | None
+) -> tuple[dict[str, Described], PictureReader]:
+    """Return the regions of images by file name, and what reads the images."""
+    if visual_genome is not None:
+        return read_visual_genome(visual_genome)
+    if data_root is None:
+        raise CacheError(
+            "crops are cut out of the images; name their folder with --data-root DIR, or Visual Genome's with"
+            " --visual-genome DIR"
+        )
+    cache, inside = seen.ranker.cache, set(seen.file_names)
+    regions = regions_in(cache.dataset, data_root).items()
+    return {name: Described(some) for name, some in regions if name in inside}, find_pictures(cache, data_root)
 
 
 def _triplets(described: dict[str, Described], pictures: PictureReader, upright: bool) -> list[Found]:

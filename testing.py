@@ -400,7 +400,7 @@ def _texts_encoded(encoder: Any, texts: Sequence[str]) -> tuple[list[Any], list[
     return [states, globals_], [np.concatenate(parts) for parts in zip(*each_alone, strict=True)]
 
 
-def _pictures_encoded(encoder: Any, _: Sequence[str]) -> tuple[list[Any], list[Any]]:
+def _decoded(encoder: Any) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         decoded = []
         for number, size in enumerate(((180, 140), (90, 200), (64, 64))):
@@ -409,11 +409,15 @@ def _pictures_encoded(encoder: Any, _: Sequence[str]) -> tuple[list[Any], list[A
             picture, original = encoder.decode(path)
             assert original == size, f"decode gives the size {original} of a picture of {size}"
             decoded.append(picture)
-    of_regions = encoder.kind != "grid"
+    shapes = {tuple(picture.shape) for picture in decoded if encoder.kind == "grid"}
+    assert len(shapes) < 2, f"decode gives pixels of several shapes, which make no batch: {sorted(shapes)}"
+    return decoded
+
+
+def _pictures_encoded(encoder: Any, _: Sequence[str]) -> tuple[list[Any], list[Any]]:
+    decoded, of_regions = _decoded(encoder), encoder.kind != "grid"
     cells = None if encoder.grid is None else encoder.grid[0] * encoder.grid[1]
     assert cells in (None, encoder.rows), f"grid {encoder.grid} has {cells} cells, but rows is {encoder.rows}"
-    shapes = set() if of_regions else {tuple(picture.shape) for picture in decoded}
-    assert len(shapes) < 2, f"decode gives pixels of several shapes, which make no batch: {sorted(shapes)}"
     (whole,) = encode_layers([encoder], decoded if of_regions else torch.stack(decoded))  # of the declared shapes
     alone = [encoder.encode([picture] if of_regions else picture[None]) for picture in decoded]
     if of_regions:

@@ -23,10 +23,10 @@ from ..runs.features import Sets
 from ..runs.info import pictures_of
 from .calibration import judge_calibration
 from .hubness import CHOOSE, MULTIPLES, biases_of, require_bank, skewness
-from .metrics import Table, Ties, chance_rsum, recall_table, require_ties
+from .metrics import Ties, chance_rsum, recall_table, require_ties
 from .own_model import Embedder
 from .paper_rows import ROWS, row_of
-from .protocols import Protocol, load_protocol
+from .protocols import Protocol, load_protocol, require_table
 from .result import Evaluation, Hubness, Result
 from .scoring import Frozen, Ranker, Scored, embed_split, is_store, open_frozen
 
@@ -272,11 +272,7 @@ def _of_each(protocols: Iterable[str], make: Callable[[str], T]) -> dict[str, T]
 
 def _result(protocol: str, measure: Protocol, scores: Scored, rankers: Several[Ranker], ties: Ties) -> Result:
     table, images, captions = measure(scores, ties), len(scores.ids), len(scores.texts)
-    ways = [table.image_to_text, table.text_to_image] if isinstance(table, Table) else []
-    numbers = all(isinstance(value, float | int) for way in ways for value in way.values())
-    if not ways or not numbers or [*ways[0]] != [*ways[1]]:
-        wanted = "an xret.metrics.Table that has numbers of the same names for both directions"
-        raise RunError(f"protocol {protocol} must return {wanted}, and returned {table}")
+    require_table(protocol, table)
     run = rankers[0].run if len(rankers) == 1 else None
     row = row_of(rankers[0].cache.dataset, protocol) if run is not None and scores.split == "test" else None
     of_papers_size = row is not None and ROWS[row].images == images

@@ -87,6 +87,15 @@ def load_protocol(name: str, named: bool = True) -> tuple[str, Protocol]:
     return name, kind(*given)
 
 
+def require_table(name: str, table: Any) -> None:
+    """Raise RunError where what a protocol returned is no table of numbers by the same names in both directions."""
+    ways = [table.image_to_text, table.text_to_image] if isinstance(table, Table) else []
+    numbers = all(isinstance(value, float | int) for way in ways for value in way.values())
+    if not ways or not numbers or [*ways[0]] != [*ways[1]]:
+        wanted = "an xret.metrics.Table that has numbers of the same names for both directions"
+        raise RunError(f"protocol {name} must return {wanted}, and returned {table}")
+
+
 @PROTOCOLS.register("full", "all images and captions of a split: the default, and COCO 5K")
 class _Full(Protocol):
     def __call__(self, scores: Scored, ties: Ties) -> Table:

@@ -1,5 +1,6 @@
 """Evaluation of runs and ensembles against a plain one; and of runs and stores that were moved, or do not fit."""
 
+import inspect
 import json
 from dataclasses import asdict, replace
 
@@ -16,6 +17,7 @@ from torch.nn.functional import normalize
 import xret
 from xret.heads.diagnostics import diagnose
 from xret.heads.evaluation import scoring
+from xret.heads.evaluation.averaging import average
 from xret.heads.evaluation.comparison import compare_runs
 from xret.heads.evaluation.evaluation import evaluate
 from xret.heads.evaluation.metrics import ranks, recall_table, recalls
@@ -295,3 +297,8 @@ def test_a_set_of_one_view_is_refused(vsepp):
     for ask, runs in ((evaluate, [vsepp]), (compare_runs, [vsepp, vsepp])):
         with pytest.raises(RunError, match=r"'grid@.*has one view of each image.*leave `views` out"):
             ask(*runs, views=True, device="cpu")
+
+
+@pytest.mark.parametrize("opens", [average, evaluate, compare_runs, Ranker])
+def test_code_that_a_run_brings_is_not_run_unless_it_is_trusted(opens):
+    assert inspect.signature(opens).parameters["trust"].default is False

@@ -369,6 +369,7 @@ def test_what_is_done_is_known_row_by_row(tmp_path):
     described = next(one for one in describe(cache.url)["sets"] if one["name"] == images.name)
     assert described["done"] == {"train": (0, 2), "val": (2, 2), "test": (0, 1)}
     assert described["percent"] == 100 * 10 / 24
+    assert describe(make_store(tmp_path / "one.zarr", train=1, val=0, test=0))["sets"][0]["percent"] == 100
     begun = images.read_chunk(1)
     assert (begun["status"] == [255, 255, 0, 0, 0, 0, 0, 0]).all()
     assert np.array_equal(begun["local"][2:], images.local(np.arange(10, 16)))

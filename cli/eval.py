@@ -9,7 +9,6 @@ import click
 from ..pipeline.wording import in_bytes
 from .parsing import (
     FOLDER,
-    RUN,
     RUN_OR_STORE,
     data_root_option,
     device_option,
@@ -165,7 +164,7 @@ def _compared(
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, type=RUN, metavar="RUN [RUN ...]")
+@click.argument("runs", nargs=-1, required=True, type=RUN_OR_STORE, metavar="RUN|STORE [RUN ...]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -178,7 +177,7 @@ def _compared(
 @trust_option
 @device_option
 def report(runs: tuple[str, ...], out: Path, **options: Any) -> None:
-    """Write an HTML page about one run, or several side by side.
+    """Write an HTML page about a run, or several side by side.
 
     The page is one file and needs no network. It has bars and tables with the frozen encoders and chance, attention,
     galleries of queries, what each element finds, where runs disagree, training curves and the settings. Without

@@ -135,7 +135,8 @@ def _evaluations(runs: Several[PageRun], device: str) -> list[tuple[str, Any]]:
     rankers = [run.seen.ranker for run in runs]
     by_sets = {(ranker.cache.url, *(part.name for part in ranker.sets)): ranker for ranker in rankers}
     for ranker in by_sets.values():
-        if untrained := evaluate_untrained(ranker.sets, runs[0].seen.split, device=device):
+        untrained = evaluate_untrained(ranker.sets, runs[0].seen.split, device=device)
+        if untrained and untrained.runs[0] not in {other.name for other in rankers}:
             evaluations.append((untrained.runs[0], untrained))
     return evaluations
 

@@ -56,7 +56,7 @@ def test_the_command_writes_the_page_and_says_where(trained, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ([], 2, "Missing argument 'RUN [RUN ...]'"),
+        ([], 2, "Missing argument 'RUN|STORE [RUN ...]'"),
         (["{run}", "--out", "{folder}"], 1, "is a folder; give --out the name of a file"),
         (["{run}", "--out", "{folder}/taken"], 1, "taken exists and is no report of xret"),
         (["{run}", "--out", "{folder}/taken/report.html"], 1, "taken is a file; choose another --out"),

@@ -66,7 +66,7 @@ class Cell:
     hubness: bool
     device: str
     alone: bool  # in its process, so that its training may show progress
-    pictures: dict[str, str]  # by split, a digest of the files that its features are of
+    data: dict[str, Any]  # what it reads beside features: by split a digest of the files, and by what it is measured
 
     @property
     def title(self) -> str:
@@ -90,7 +90,7 @@ class Cell:
             if names != self.sets:
                 read = f"{' and '.join(names)} and would now read {' and '.join(self.sets)}"
                 raise RunError(f"{run} has read {read}; take another --out")
-            if not (trained.info.pictures or {}).items() <= self.pictures.items():
+            if not (trained.info.pictures or {}).items() <= self.data["pictures"].items():
                 raise RunError(f"{run} has learnt other pictures than {self.store} has features of; take another --out")
         try:
             content = json.loads((run / "eval.json").read_text(encoding="utf-8"))
@@ -98,7 +98,7 @@ class Cell:
         except (OSError, ValueError, KeyError, TypeError):
             return None
         other = (found.views[0] > 1) != self.views or any(result.split != self.split for result in found.results)
-        other |= content.get("pictures", self.pictures) != self.pictures
+        other |= content.get("data", self.data) != self.data
         if other or not found.results or (self.hubness and found.hubness is None):
             return None
         return found if self.hubness else replace(found, hubness=None)
@@ -201,7 +201,8 @@ def ablate(
     for variant, seed in itertools.product(plan.variants, range(seeds)):
         sets, run = sets_of[variant.name], str(root / variant.name / f"seed={seed}")
         used = fitted(variant.recipe, *map(feature_facts, sets))
-        how = plan.split, plan.views and sets[0].views > 1, hubness, device, jobs == 1, pictures[sets[0].name]
+        data = {"pictures": pictures[sets[0].name], "protocols": [*cache.protocols]}
+        how = plan.split, plan.views and sets[0].views > 1, hubness, device, jobs == 1, data
         cells.append((variant, Cell(run, url, used, tuple(set_names(sets)), seed, *how)))
     make_folder(root)
     with locked(root, RunError(f"another ablation is at work in {root}; wait until it has ended")):
@@ -264,7 +265,7 @@ def evaluate_cell(cell: Cell) -> Evaluation | str:
     def evaluated() -> Evaluation:
         also: dict[str, Any] = {"device": cell.device, "views": cell.views, "hubness": cell.hubness}
         found = evaluate(cell.run, store=cell.store, split=cell.split, **also)
-        content = found.to_dict() | {"pictures": cell.pictures}
+        content = found.to_dict() | {"data": cell.data}
         write_text(Path(cell.run) / "eval.json", json.dumps(content, indent=1) + "\n", RunError)
         return found
 

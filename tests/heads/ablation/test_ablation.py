@@ -219,8 +219,10 @@ def test_cells_of_other_pictures_are_refused_or_evaluated_again(tmp_path):
     content = json.loads(file.read_text())
     file.write_text(json.dumps(content | {"results": [{**content["results"][0], "rsum": -1.0}]}))
     assert ablated(first, plan, out)[0].rsum == -1
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"pictures": {**content["pictures"], "test": "others"}}))
-    assert ablated(first, plan, out) == entries
+    data = content["data"]
+    for other in ({**data, "pictures": {**data["pictures"], "test": "others"}}, {**data, "protocols": ["1k-folds"]}):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"data": other}))
+        assert ablated(first, plan, out) == entries
 
 
 def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, tmp_path):

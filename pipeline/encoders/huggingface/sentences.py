@@ -71,7 +71,9 @@ def read_pooling(checkpoint: Checkpoint, prompt: str | None) -> Pooling | None:
     kinds = [str(module.get("type", "")) for module in files["modules.json"]]
     ours = all(kind.startswith("sentence_transformers.") for kind in kinds)
     settings = files["sentence_bert_config.json"] or {}
-    changes = [key for key in ("do_lower_case", "processing_kwargs") if settings.get(key)]
+    # Other tasks give logits of the vocabulary, as SPLADE's.
+    plain = {"transformer_task": "feature-extraction", "do_lower_case": False, "processing_kwargs": {}}
+    changes = [key for key, value in plain.items() if (settings.get(key) or value) != value]
     if not ours or changes or len(kinds) < 2 or not kinds[0].endswith(".Transformer"):
         what = " and ".join(changes) or f"modules of {', '.join(kinds)}"
         raise EncoderError(f"{checkpoint} want {what}, which xret does not run; use --text bert, which pools by itself")

@@ -188,9 +188,12 @@ def test_a_folder_that_changes_its_texts_or_has_other_modules_is_refused(tmp_pat
     refused(r"leave the tokens of a prompt out of the vector.*`prompt` '\{\}'", load, folder, prompt="two {}")
     encoder = load(folder, prompt="{}")
     close(encoder.encode(encoder.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1], prompt=""))
-    change(folder / "sentence_bert_config.json", do_lower_case=True)
-    refused("want do_lower_case, which xret does not run", load, folder, prompt="{}")
-    change(folder / "sentence_bert_config.json", do_lower_case=False)
+    plain = (folder / "sentence_bert_config.json").read_text()
+    others = {"do_lower_case": True, "transformer_task": "fill-mask", "processing_kwargs": {"text": {"max_length": 3}}}
+    for key, value in others.items():
+        change(folder / "sentence_bert_config.json", **{key: value})
+        refused(f"want {key}, which xret does not run", load, folder, prompt="{}")
+        (folder / "sentence_bert_config.json").write_text(plain)
     change(folder / "config_sentence_transformers.json", truncate_dim=5)
     cut = load(folder, prompt="{}")
     close(cut.encode(cut.tokenize(TEXTS[:1]))[1], by_the_library(folder, TEXTS[:1], prompt=""))

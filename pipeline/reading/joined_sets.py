@@ -73,7 +73,7 @@ def digest_of_pictures(images: Images, rows: np.ndarray | slice) -> str:
     known = [part for part in parts_of(images) if "digest" in part.array_names]  # imports have none
     for part, first in product(known, range(0, len(rows), _AT_ONCE)):
         some = rows[first : first + _AT_ONCE]
-        digest.update(np.where(part.status[some, None] == OK, part.array("digest", some), 0))
+        digest.update(np.where(part.status[some, None] == OK, part.array("digest", some), 0).tobytes())
     return digest.hexdigest()
 
 

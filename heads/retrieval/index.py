@@ -238,23 +238,27 @@ def build(
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write, 1 << 20))
     size = sum(file.stat().st_size for file in folder.iterdir())
     facts |= {"factory": factory, "effort": 1, "samples": len(items), "elements": items.elements, "bytes": size}
-    opened = Index(folder, facts, similarity)
-    exact, single = search_exactly(queries, items, compare, K), one_by_one(queries)
+    facts |= _find_effort(Index(folder, facts, similarity), queries, compare, recall)
+    return facts
+
+
+def _find_effort(index: Index, queries: Embedding, compare: Compare, recall: float) -> dict[str, Any]:
+    exact, single = search_exactly(queries, index.items, compare, K), one_by_one(queries)
 
     def try_out(effort: int, depth: int) -> float:
-        opened.set_effort(effort, depth)
-        return share_found((opened.candidates(query, K) for query in single), exact)
+        index.set_effort(effort, depth)
+        return share_found((index.candidates(query, K) for query in single), exact)
 
     efforts = [1 << power for power in range(MOST_EFFORT.bit_length())]
     for effort in efforts:
-        facts |= {"effort": effort, "depth": DEPTH * effort, "recall": try_out(effort, DEPTH * effort)}
-        if facts["recall"] >= recall or DEPTH * effort >= items.elements:
+        depth, reached = DEPTH * effort, try_out(effort, DEPTH * effort)
+        if reached >= recall or depth >= index.items.elements:
             break
-    for depth in (DEPTH * fewer for fewer in efforts if fewer < facts["effort"]):
-        if (enough := try_out(facts["effort"], depth)) >= min(recall, facts["recall"]):
-            facts |= {"depth": depth, "recall": enough}
+    for less in (DEPTH * fewer for fewer in efforts if fewer < effort):
+        if (enough := try_out(effort, less)) >= min(recall, reached):
+            depth, reached = less, enough
             break
-    return facts
+    return {"effort": effort, "depth": depth, "recall": reached}
 
 
 def one_by_one(queries: Embedding) -> list[Embedding]:

@@ -43,6 +43,9 @@ def test_any_reader_of_zarr_has_the_rows(url):
     local = group[images.path]["local"][:]
     assert np.array_equal(images.array_of("local")[:], local)
     rows = np.array([5, 0, 71, 5])
+    for name in images.array_names:
+        assert np.array_equal(images.array(name, rows), group[images.path][name][:][rows], equal_nan=True)
+    assert np.array_equal(images.local(rows), local[rows, 0])
     for view in (0, 1):
         assert np.array_equal(images.local(rows, view), local[rows, view])
     assert np.array_equal(images.local(rows, np.array([0, 1, 0, 1])), local[rows, [0, 1, 0, 1]])

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from small_store import make_store
@@ -51,17 +50,6 @@ def test_zeros_follow_the_regions_of_an_image():
     assert arrays["classes"][1].tolist() == [5, 6, -1]
     assert arrays["global"][1].tolist() == [2, 4] and arrays["length"].tolist() == [7, 2]
     assert all((values[0] == 7).all() for values in arrays.values())
-
-
-@pytest.mark.parametrize("views", [1, 3])
-def test_arrays_are_those_that_zarr_reads(tmp_path, views):
-    url = make_store(tmp_path / "s.zarr", image="grid" if views > 1 else "roi", views=views)
-    images, rows = FeatureCache.open(url).image_set(), np.array([5, 2, 9])
-    for name in images.array_names[:-1]:
-        there = zarr.open_array(f"{url}/{images.path}/{name}", mode="r")
-        assert np.array_equal(images.array(name, rows), there[:][rows], equal_nan=True), name
-    local = zarr.open_array(f"{url}/{images.path}/local", mode="r")[:][rows]
-    assert np.array_equal(images.local(rows), local[:, 0] if views > 1 else local)
 
 
 def test_pictures_of_other_files_differ_where_both_are_known(tmp_path):

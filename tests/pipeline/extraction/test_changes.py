@@ -170,3 +170,14 @@ def test_a_store_without_that_encoder_gives_nothing(manifest, store, tmp_path, c
         (images,) = extract(manifest, tmp_path / "new.zarr", other).sets
     assert images.reused == 0 and images.samples == 32
     assert "nothing is reused" in caplog.text
+
+
+def test_views_are_copied_for_the_same_picture_of_the_same_id(manifest, tmp_path):
+    """By the id they are drawn, where a picture has several."""
+    how = replace(IMAGES, visual=replace(IMAGES.visual, views="crop-flip:2"), splits=("test",))
+    extract(manifest, tmp_path / "old.zarr", how)
+    content = captions_of(manifest)
+    content["images"][-1]["imgid"] = 999
+    manifest.captions.write_text(json.dumps(content))
+    (images,) = extract(manifest, tmp_path / "new.zarr", replace(how, reuse=str(tmp_path / "old.zarr"))).sets
+    assert (images.reused, images.samples) == (5, 1)

@@ -148,7 +148,7 @@ def ablate(
     baselines: str | Sequence[str] = (),
     split: str | None = None,
     views: bool = False,
-    files: Sequence[str | Path] = (),
+    files: str | Path | Sequence[str | Path] = (),
     seeds: int = 1,
     hubness: bool = False,
     device: str = "auto",
@@ -185,6 +185,7 @@ def ablate(
         RunError: `out` belongs to something else, or is in use; or a file cannot have this table.
     """
     plan = make_plan(recipe, vary, grid, settings=settings, baselines=baselines, split=split, views=views)
+    files = [files] if isinstance(files, str | Path) else files
     for file in files:
         require_saveable(Path(file), [variant.values for variant in plan.variants if not variant.baseline])
     if min(seeds, jobs if isinstance(jobs, int) else 1) < 1:

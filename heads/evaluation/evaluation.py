@@ -74,10 +74,7 @@ def evaluate(
         CacheError: a store or its split cannot be used.
     """
     require_ties(ties)
-    several = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str | nn.Module) else [runs]
-    if not several:
-        raise RunError("there is no run to evaluate; name one, or a store")
-    rankers = open_rankers(several, store, features, device, trust)
+    rankers = open_rankers(runs, store, features, device, trust)
     for ranker in rankers if direction is not None else ():
         compare: Any = copy(ranker.model.compare)  # that of a user's model stays as it is
         if not {direction, getattr(compare, "direction", None)} <= {*get_args(Direction)}:
@@ -98,9 +95,16 @@ def evaluate(
 
 
 def open_rankers(
-    given: Several[str | Path | Embedder], store: str | Path | None, features: str, device: str, trust: bool
+    runs: str | Path | Embedder | Several[str | Path | Embedder],
+    store: str | Path | None,
+    features: str,
+    device: str,
+    trust: bool,
 ) -> list[Ranker]:
-    """Open runs, stores and models; arguments as of `evaluate`, RunError where one is for none of them."""
+    """Open runs, stores and models; arguments as of `evaluate`, RunError where there is none, or one is for none."""
+    given = list(runs) if isinstance(runs, Iterable) and not isinstance(runs, str | nn.Module) else [runs]
+    if not given:
+        raise RunError("there is no run to evaluate; name one, or a store")
     stores = [isinstance(item, str | Path) and is_store(item) for item in given]
     if store is not None and all(stores):
         raise RunError("--store is another store for a run, and none is evaluated; name that store itself")

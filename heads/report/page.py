@@ -32,7 +32,7 @@ log = logging.getLogger("xret")
 
 
 def write_report(
-    runs: Several[str | Path | Embedder],
+    runs: str | Path | Embedder | Several[str | Path | Embedder],
     out: str | Path,
     *,
     store: str | Path | None = None,

@@ -81,7 +81,8 @@ def finetune(
         run: the head's run folder.
         out: the new run folder; must not exist, unless `resume`.
         settings: changes of the recipe, such as ``{"finetune.image_lr": 0.1}``.
-        reattach: which of ``image`` and ``text``; none: those that the recipe's `finetune` block trains.
+        reattach: which of ``image`` and ``text``, or ``image,text``; none: those that the recipe's `finetune` block
+            trains.
         data_root: the folder of the images, or the one that the manifest's relative paths start from.
         visual_weights, text_weights: of the backbones, if they have moved.
         store: the feature store; None: the run's own.
@@ -99,7 +100,8 @@ def finetune(
     if (checkpoint := base.load_checkpoint()) is None:
         raise RunError(f"{base.path} has no {CHECKPOINT} to go on from; train the head with another --out")
     before: dict[str, Any] = checkpoint["state"]
-    recipe, put_back = _recipe(base, before, settings or {}, [reattach] if isinstance(reattach, str) else reattach)
+    sides = reattach.split(",") if isinstance(reattach, str) else reattach
+    recipe, put_back = _recipe(base, before, settings or {}, sides)
     for side, weights, name in (("image", visual_weights, "visual-weights"), ("text", text_weights, "text-weights")):
         if weights is not None and side not in put_back:
             way = f"leave --{name} out, or name {side} in --reattach"

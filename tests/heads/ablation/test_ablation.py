@@ -237,8 +237,10 @@ def test_a_baseline_stands_in_the_table_as_a_training_of_its_own(stores, whole, 
 
 def test_frozen_encoders_in_one_space_have_a_row(tmp_path):
     store = make_store(tmp_path / "s.zarr", train=12, val=4, test=4, text="tokens", space="both")
-    found = ablate(store, tmp_path / "out", **varied({"loss.triplet.margin": [0.1]}), device="cpu")
+    table, plan = tmp_path / "table.csv", varied({"loss.triplet.margin": [0.1]})
+    found = ablate(store, tmp_path / "out", **plan, device="cpu", files=table)
     (untrained,) = found.untrained
+    assert table.exists()
     assert untrained.rsum == evaluate(store, device="cpu").results[0].rsum
     assert [line.label for line in found.lines] == [untrained.label, "loss.triplet.margin=0.1"]
 

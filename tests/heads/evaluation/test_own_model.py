@@ -82,7 +82,7 @@ def test_it_is_one_of_an_ensemble_and_is_compared(model, store, tmp_path):
     write_report([store, model], tmp_path / "page.html", store=store)
     text = (tmp_path / "page.html").read_text()
     assert f"{frozen:.2f}" in text and f"{alone.rsum:.2f}" in text
-    write_report([store], tmp_path / "page.html")
+    write_report(store, tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text().count('<th scope="row">untrained ') == 1
 
 

@@ -252,7 +252,7 @@ def fail(tune, made, error, match, *words, text="words", **named):
 def test_what_does_not_fit_is_a_sentence(made, tune, tmp_path):
     for error, match, *words in (
         (CacheError, r"no states of a text encoder .*take `reattach` image", ["text"]),
-        (RecipeError, r"`reattach` takes image, text or image,text, not 'pixels'", ["pixels"]),
+        (RecipeError, r"`reattach` takes image, text or image,text, not 'text,pixels'", "text,pixels"),
         (RecipeError, r"says of no backbone that it learns; say which .*`reattach`", []),
         (RecipeError, r"cannot change: aggregator\.image", ["image"], "aggregator.image=gpo"),
         (RecipeError, r"augment\.mask_words > 0 is False there and True", ["image"], "augment.mask_words=0.1"),

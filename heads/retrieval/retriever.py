@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -224,8 +225,8 @@ class Retriever(Ranker):
         query: Picture | Query,
         k: int = 10,
         *,
-        like: Sequence[Picture] = (),
-        unlike: Sequence[Picture] = (),
+        like: Picture | Sequence[Picture] = (),
+        unlike: Picture | Sequence[Picture] = (),
         at_least: float | None = None,
     ) -> list[Hit]:
         """Return the k best answers, or all if there are fewer: images to a text, captions to a picture.
@@ -237,8 +238,8 @@ class Retriever(Ranker):
         Args:
             query: what is looked for.
             k: how many answers.
-            like, unlike: texts and pictures that the images shall be like, too, or shall not. The score is then a sum
-                of standard scores: each query's mean over the gallery is 0, its deviation 1.
+            like, unlike: a text or picture, or several, that the images shall be like, too, or shall not. The score is
+                then a sum of standard scores: each query's mean over the gallery is 0, its deviation 1.
             at_least: only answers with this probability or a higher one, which may be none.
 
         Raises:
@@ -247,7 +248,8 @@ class Retriever(Ranker):
             RunError: a similarity is not finite, or the index is damaged or of something else.
         """
         query = self._query(query, k)
-        answers, index, alone = query.answers, self.index_of(query.answers), not (like or unlike)
+        both: list[Any] = [some if isinstance(some, list | tuple) else [some] for some in (like, unlike)]
+        answers, index, alone = query.answers, self.index_of(query.answers), not any(both)
         if not alone and (index is not None or answers == "captions"):
             raise QueryError("like and unlike take part in a search for images without an index; leave them out")
         calibration = self._calibration(query) if alone and index is None else None
@@ -259,7 +261,7 @@ class Retriever(Ranker):
         if index is not None:
             rows, nearest = index.search(query.embedding, k, self.comparison(answers))
             return self.gallery.hits(answers, rows, nearest, index.items[rows])
-        scores = self._scores(query) if alone else self._sums(query, like, unlike)
+        scores = self._scores(query) if alone else self._sums(query, *both)
         hits = self.searched.best(answers, scores, k, calibration)
         return [hit for hit in hits if at_least is None or (hit.probability or 0) >= at_least]
 

@@ -78,7 +78,7 @@ def batches(
     *,
     image: str | list[str] = "auto",
     text: str | list[str] = "auto",
-    fields: Sequence[Field] | None = None,
+    fields: Field | Sequence[Field] | None = None,
     device: str = "auto",
     cache: Literal["auto", "memory", "stream"] = "auto",
 ) -> Batches:
@@ -103,6 +103,8 @@ def batches(
         CacheError: the store, a set or a field is missing, or the split is missing, incomplete or empty.
         RunError: memory does not suffice.
     """
+    if cache not in ("auto", "memory", "stream"):
+        raise CacheError(f"cache is '{cache}'; give auto, memory or stream")
     images, captions = sets_named(FeatureCache.open(store), image, text, ("image", "text"))
     of_images, of_captions = fields_there(images, captions, fields)
     how: dict[str, Any] = {"image_fields": of_images, "caption_fields": of_captions, "placement": cache}

@@ -61,7 +61,7 @@ class FeatureDataset(Dataset[dict[str, Any]]):
         *,
         image: str = "auto",
         text: str = "auto",
-        fields: Sequence[Field] | None = None,
+        fields: Field | Sequence[Field] | None = None,
         unit: Unit = "caption",
         dtype: torch.dtype | None = torch.float32,
     ) -> None:
@@ -160,13 +160,14 @@ class FeatureDataset(Dataset[dict[str, Any]]):
 
 
 def fields_there(
-    images: Images, captions: Captions, fields: Sequence[Field] | None = None
+    images: Images, captions: Captions, fields: Field | Sequence[Field] | None = None
 ) -> list[tuple[set[str], ...]]:
     """Return which of the fields each set of images has, and each of captions; None: all.
 
     CacheError: no set has a field that is named.
     """
     sides: tuple[Sequence[FeatureSet], ...] = parts_of(images), parts_of(captions)
+    fields = [fields] if isinstance(fields, str) else fields
     there = [tuple(set[str](FIELDS).intersection(part.array_names) for part in side) for side in sides]
     for field in fields or ():
         if not any(field in names for side in there for names in side):

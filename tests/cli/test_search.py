@@ -121,6 +121,8 @@ def test_like_and_not_add_standard_scores(folder):
     red, green = retriever.similarity(retriever.gallery.images, texts).double().numpy().T
     like = (retriever.encode_images([picture]) @ retriever.gallery.images.T)[0].double().numpy()
     expected = standard(red) + standard(like) - standard(green)
+    both = {"like": picture, "unlike": "a green side and a grey side"}  # in Python one may stand alone
+    assert retriever.search("a red side", **both) == retriever.search("a red side", **{k: [v] for k, v in both.items()})
     words = ("--like", picture, "--not", "a green side and a grey side", "-k", 30, "--json")
     found = json.loads(call("search", folder / "run", "red beside blue", *words).stdout)
     assert [one["id"] for one in found] == [retriever.gallery.image_ids[row] for row in expected.argsort()[::-1]]

@@ -125,7 +125,9 @@ def test_whole_blocks_come_in_the_order_of_a_training_that_streams(store, unit, 
 
 def test_only_the_fields_that_are_named_are_read(store):
     assert set(FeatureDataset(store, "val", fields=["global"])[0]) >= {"image_global", "image_index"}
-    assert "image_local" not in FeatureDataset(store, "val", fields=["global"])[0]
+    assert "image_local" not in FeatureDataset(store, "val", fields="global")[0]
+    with pytest.raises(xret.errors.CacheError, match="cache is 'mem'; give auto, memory or stream"):
+        xret.batches(store, cache="mem")
     for make in (xret.FeatureDataset, xret.batches):
         with pytest.raises(xret.errors.CacheError, match="'row'"):
             make(store, "val", fields=["global", "row"])

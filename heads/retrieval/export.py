@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
 
 from ...pipeline.errors import QueryError, RunError
@@ -106,19 +107,28 @@ def _of_gallery(retriever: Retriever, dims: int | None, dtype: str, scratch: Pat
         turn = None if dims is None else rotation(retriever, dims)
         for side in MODALITIES:
             facts[side] = Items.write(scratch / side, _embedded(retriever, side))
-            learn_bias(retriever, scratch / side, side, Items(scratch / side, facts[side]), turn)
+            learn_bias(retriever, scratch / side, side, Items(scratch / side, facts[side]))
             items[side] = Items(scratch / side, facts[side])
         if smaller:
-            before = mean_recall(gallery, *items.values())
+            before = _recall(gallery, **items)
             for side in MODALITIES:
+                if turn is not None:
+                    learn_bias(retriever, scratch / side, side, items[side], turn)
                 items[side] = Items(scratch / side, make_smaller(scratch / side, facts[side], turn, dtype))
-            recalls = {"split": gallery.splits[-1], "before": before, "after": mean_recall(gallery, *items.values())}
+            recalls = {"split": gallery.splits[-1], "before": before, "after": _recall(gallery, **items)}
             about |= {"dtype": dtype, "mean_recall": recalls}
         if retriever.scale is not None:
             about["hubness"] = retriever.scale
         blocks = {side: items[side].arrays() for side in MODALITIES}
     sides = {side: Side(_rows(gallery, side), blocks[side]) for side in MODALITIES}
     return Export(about, sides, None if turn is None else turn.cpu().numpy())
+
+
+def _recall(gallery: Gallery, images: Items, captions: Items) -> float:
+    biases = None
+    if images.bias is not None and captions.bias is not None:
+        biases = torch.from_numpy(images.bias), torch.from_numpy(captions.bias)
+    return mean_recall(gallery, images, captions, biases)
 
 
 def _embedded(retriever: Retriever, side: Modality) -> Iterator[Embedding]:

@@ -56,18 +56,20 @@ def made_smaller(
     return rows
 
 
-def mean_recall(gallery: Gallery, images: Any, captions: Any) -> float:
+def mean_recall(gallery: Gallery, images: Any, captions: Any, biases: tuple[Tensor, Tensor] | None = None) -> float:
     """Return the mean of the six recalls (%) of the last split of a gallery, by the run's similarity of embeddings.
 
-    `images` and `captions` give embeddings when they are sliced.
+    `images` and `captions` give embeddings when they are sliced; `biases` are added to their scores.
     """
     ranker, device = gallery.ranker, gallery.ranker.device
     first, last = gallery.rows_of_splits()[gallery.splits[-1]]
     begin, end = np.searchsorted(gallery.caption_image, (first, last))
+    if biases is not None:
+        biases = biases[0][first:last].to(device), biases[1][begin:end].to(device)
     images, captions = images[first:last].to(device), captions[begin:end].to(device)
     owner = torch.from_numpy(gallery.caption_image[begin:end] - first).to(device)
     same = representatives(captions, gallery.texts[begin:end])
-    pairs = Pairs((Part(ranker.model, (images,), captions),), owner, same)
+    pairs = Pairs((Part(ranker.model, (images,), captions),), owner, same, biases)
     return recall_table(*block_ranks(pairs.blocks, last - first, owner)).rsum / 6
 
 

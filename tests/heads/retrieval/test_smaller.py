@@ -49,6 +49,21 @@ def test_the_rotation_is_that_of_the_training_split(made, tmp_path, monkeypatch)
     assert max(rows) <= 2  # no matrix of all pairs
 
 
+def test_the_mean_recall_is_that_of_corrected_scores(made, tmp_path):
+    retriever = Retriever(made.run(), split="test", hubness=True)
+    retriever.scale = 4.0  # whatever validation would choose
+    told = export_embeddings(retriever, tmp_path / "e.safetensors", dims=5)["mean_recall"]
+    arrays, gallery = load_file(tmp_path / "e.safetensors"), retriever.gallery
+    biases = [[retriever.bias(name).numpy() for name in ("images", "captions")]]
+    biases.append([arrays[f"{name}.bias"] for name in ("images", "captions")])
+    scores = [retriever.similarity(gallery.images, gallery.captions).numpy(), arrays["images"] @ arrays["captions"].T]
+    expected = [
+        plain_rsum(score + images[:, None] + captions, gallery.caption_image.tolist()) / 6
+        for score, (images, captions) in zip(scores, biases, strict=True)
+    ]
+    assert [told["before"], told["after"]] == pytest.approx(expected)
+
+
 def test_equal_captions_tie_in_the_mean_recall(made):
     retriever = Retriever(made.run(), split="test", device="cpu")
     gallery, draw = retriever.gallery, torch.Generator().manual_seed(0)

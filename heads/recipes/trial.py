@@ -143,12 +143,16 @@ def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str
     with drawing(torch.device("cpu"), 0), torch.device("cpu"):
         made, place, length = _made(part, sizes, given), _place(part), LENGTH
         *widths, dim = sizes
+        fields = part.fields(made, True)
+        if not (isinstance(fields, set) and fields <= {"local", "global", "token"}):
+            raise ValueError(f"{place}.fields must return a set of 'local', 'global' or 'token', and gave {fields!r}")
         if len(widths) == 1:  # words
             inputs: tuple[Tensor | None, ...] = (None, None, torch.ones(2, 4, dtype=torch.long))
         else:
             channels, global_channels = widths
-            local = None if channels is None else torch.randn(2, 4, channels)
-            inputs = local, None if global_channels is None else torch.randn(2, global_channels), None
+            local = torch.randn(2, 4, channels) if channels is not None and "local" in fields else None
+            global_ = torch.randn(2, global_channels) if global_channels is not None and "global" in fields else None
+            inputs = (*(x if x is None else x.half() for x in (local, global_)), None)  # as stores have them
         found = _called(made, length, *inputs)
         local_dim = getattr(made, "local_dim", None)
         rows, global_ = (found.local, found.global_) if isinstance(found, Adapted) else (None, None)
@@ -219,7 +223,7 @@ def _called(made: nn.Module, *inputs: Any) -> Any:
     try:
         return made(*inputs)
     except Exception as error:
-        shapes = ", ".join(str(list(value.shape)) for value in inputs if isinstance(value, Tensor))
+        shapes = ", ".join(f"{list(x.shape)} {x.dtype}" for x in inputs if isinstance(x, Tensor))
         raise ValueError(f"{_place(type(made))}.forward fails on a trial batch {shapes} ({raised(error)})") from error
 
 

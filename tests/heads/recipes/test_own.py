@@ -263,11 +263,21 @@ def made(name, base, body, setting="aggregator.image=wrong:A"):
 
 
 FORWARD = "def forward(self, local, length, global_):"
-ADAPTER = ["def __init__(self, channels, global_channels, dim):", "    super().__init__()", "    self.local_dim = dim"]
-ADAPTER += [
-    "def forward(self, length, local, global_, token, uses_local=True):",
-    "    return Adapted(local, length, local)",
-]
+
+
+def adapter(returned, *more):
+    lines = [
+        "def __init__(self, channels, global_channels, dim):",
+        "    super().__init__()",
+        "    self.local_dim = dim",
+    ]
+    lines += [
+        "    self.layer = torch.nn.Linear(global_channels, dim)",
+        "def forward(self, length, local, global_, *_, **__):",
+    ]
+    return made("Z", "Adapter", [*lines, f"    return {returned}", *more], "adapter.grid=wrong:Z")
+
+
 WRONG = {
     "another shape": (made("A", "Aggregator", [FORWARD, "    return Aggregated(global_[:, :3])"]), r"\[2, 3\]"),
     "no Aggregated": (made("A", "Aggregator", [FORWARD, "    return global_"]), "must return xret.nn.Aggregated"),
@@ -321,7 +331,19 @@ WRONG = {
         "is not attached to its inputs",
     ),
     "a file beside it": (("import beside", "aggregator.image=wrong:A"), "move what it needs of beside into it"),
-    "an adapter of rows alone": (made("Z", "Adapter", ADAPTER, "adapter.grid=wrong:Z"), "must return xret.nn.Adapted"),
+    "an adapter of rows alone": (adapter("Adapted(local, length, local)"), "must return xret.nn.Adapted"),
+    "an adapter of other fields": (
+        adapter("Adapted(local, length, local)", "def fields(self, uses_local):", "    return {'rows'}"),
+        "fields must return a set of 'local', 'global' or 'token', and gave {'rows'}",
+    ),
+    "an adapter that asks for less than it reads": (
+        adapter("Adapted(None, length, local.mean(1))", "def fields(self, uses_local):", "    return {'global'}"),
+        "fails on a trial batch .*NoneType",
+    ),
+    "an adapter of float32 alone": (
+        adapter("Adapted(None, length, self.layer(global_))"),
+        "fails on a trial batch .*torch.float16",
+    ),
 }
 
 

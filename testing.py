@@ -389,15 +389,12 @@ def _is_finite(value: Tensor, leaves: Sequence[Tensor]) -> bool:
 def _texts_encoded(encoder: Any, texts: Sequence[str]) -> tuple[list[Any], list[Any]]:
     ids = encoder.tokenize(texts)
     assert len(ids) == len(texts) and all(ids), "tokenize has to give at least one token of each text"
-    if (whole := encoder.encode(ids)) is None:
+    alone = [encoder.encode([text]) for text in ids]
+    if None in alone:
         assert encoder.channels is None, f"encode gives None, but channels is {encoder.channels}"
         return [], []
-    states, globals_ = whole
-    shapes = (sum(map(len, ids)), encoder.channels), (len(texts), encoder.global_channels)
-    for values, shape in zip(whole, shapes, strict=True):
-        assert values.shape == shape, f"encode gives {values.shape} in the place of {shape}"
-    each_alone = [encoder.encode([text]) for text in ids]
-    return [states, globals_], [np.concatenate(parts) for parts in zip(*each_alone, strict=True)]
+    (whole,) = encode_layers([encoder], ids)  # of the declared shapes
+    return [np.asarray(t.cpu()) for t in whole], [np.concatenate(parts) for parts in zip(*alone, strict=True)]
 
 
 def _decoded(encoder: Any) -> list[Any]:

@@ -39,7 +39,7 @@ class Similarity(Part):
 
     Attributes:
         embedding: what it compares: `"vector"`, `"set"`, `"gaussian"` or `"sequence"`.
-        score: in a line for readers, what a score is.
+        score: what follows "A score is" for readers, in a line.
         log_odds: whether a score is the log-odds that both match, as some losses need it.
         of_cosines: whether vectors, elements, rows or means count by their cosines alone, so that neither their lengths
             nor a rotation of all change a score.

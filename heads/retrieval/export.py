@@ -39,7 +39,7 @@ def export_embeddings(
     *,
     dims: int | None = None,
     dtype: str = "float32",
-    since: Sequence[str | Path] = (),
+    since: str | Path | Sequence[str | Path] = (),
 ) -> About:
     """Write the embeddings of a gallery's images and captions, and what they belong to; whole, or not at all.
 
@@ -76,7 +76,8 @@ def export_embeddings(
         pyarrow()
     if retriever.model.compare.embedding == "joint":
         raise QueryError(NO_VECTOR)
-    earlier = {place: _read(Path(place), retriever) for place in since}
+    places = [since] if isinstance(since, str | Path) else since
+    earlier: dict[str | Path, Export] = {place: _read(Path(place), retriever) for place in places}
     with (
         (making if folder else making_file)(out, RunError, "choose another --out") as partial,
         TemporaryDirectory(".partial", f".{out.name}.", partial.parent) as scratch,

@@ -244,10 +244,12 @@ class Retriever(Ranker):
 
         Raises:
             QueryError: the text is empty, a picture's name, or without a word that the run knows; k is below 1; or
-                there are no probabilities, and `at_least` is given.
+                `at_least` is no probability, or there are none.
             RunError: a similarity is not finite, or the index is damaged or of something else.
         """
         query = self._query(query, k)
+        if at_least is not None and not 0 <= at_least <= 1:
+            raise QueryError(f"at_least is {at_least}; give a probability from 0 to 1")
         both: list[Any] = [some if isinstance(some, list | tuple) else [some] for some in (like, unlike)]
         answers, index, alone = query.answers, self.index_of(query.answers), not any(both)
         if not alone and (index is not None or answers == "captions"):

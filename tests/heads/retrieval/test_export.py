@@ -205,7 +205,7 @@ def test_what_cannot_be_added_to_is_refused(made, grown, tmp_path, caplog):
     assert "--since adds to others; leave one out" in refused(*words, "--dims", 2)
     more = Retriever(made.run(), store=grown, device="cpu")
     export_embeddings(more, tmp_path / "more")
-    summary = export_embeddings(run, tmp_path / "less", since=[tmp_path / "more"])
+    summary = export_embeddings(run, tmp_path / "less", since=tmp_path / "more")
     assert (summary["gone"]["images"], summary["images"]) == (["22", "23", "24"], 0)
     back = export_embeddings(more, tmp_path / "back.safetensors", since=[tmp_path / "more", tmp_path / "less"])
     assert (back["images"], back["gone"]["images"]) == (3, [])

@@ -198,6 +198,7 @@ def test_queries_that_make_no_sense_end_in_a_sentence(made, tmp_path):
         (lambda: search("?!"), QueryError, r"'\?!' has no words; describe"),
         (lambda: search("Zeppelin, quux"), QueryError, r"no word of the query is in .*\(zeppelin, quux\); use words"),
         (lambda: search("red", 0), QueryError, "0 results cannot be shown"),
+        (lambda: search("red", at_least=50), QueryError, "at_least is 50; give a probability from 0 to 1"),
         (lambda: retriever.encode_text("red"), QueryError, "must be a list"),
         (lambda: retriever.encode_text([]), QueryError, "must be a list of one"),
         (lambda: retriever.encode_images([]), QueryError, "no picture to embed"),

@@ -35,8 +35,9 @@ def test_the_interval_is_that_of_the_normal_approximation():
 def test_blocks_of_resamples_change_nothing_but_the_draws(monkeypatch):
     images, captions, count = np.ones((4, 3)), 2.0 * np.ones((4, 3)), np.full(4, 2)
     monkeypatch.setattr(comparison, "CELLS", 12)
-    low, high = bootstrap(images, captions, count, resamples=7)
-    assert low.tolist() == high.tolist() == [100.0] * 6 + [600.0]
+    for resamples in (1, 7):
+        low, high = bootstrap(images, captions, count, resamples)
+        assert low.tolist() == high.tolist() == [100.0] * 6 + [600.0]
 
 
 def test_two_runs_query_by_query(store, setdiv, vsepp):

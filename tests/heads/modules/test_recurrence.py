@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from xret.heads.modules.aggregators.relations import Seq2Seq
 from xret.heads.modules.recurrence import run_gru, run_packed, run_padded
 
 LENGTHS = [3, 5, 1, 5, 2]
@@ -71,11 +72,11 @@ def test_with_padding_computed_values_and_gradients_are_the_same(gru, lengths):
 class Exported(nn.Module):
     def __init__(self, gru):
         super().__init__()
-        self.gru = gru
+        self.gru, self.reader = gru, Seq2Seq(4, 3)
 
     def forward(self, rows, length):
         states, last = run_packed(self.gru, rows, length)
-        return states(), last
+        return states(), last, self.reader(rows, length, None).embedding
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -86,10 +87,11 @@ def test_onnxruntime_gives_what_torch_does(gru, tmp_path):
 
     given = torch.randn(5, 6, 4), torch.tensor(LENGTHS)
     axes = ({0: torch.export.Dim("samples"), 1: torch.export.Dim("rows")}, {0: torch.export.Dim("samples")})
-    torch.onnx.export(Exported(gru), given, tmp_path / "gru.onnx", dynamic_shapes=axes, dynamo=True, verbose=False)
+    exported = Exported(gru)
+    torch.onnx.export(exported, given, tmp_path / "gru.onnx", dynamic_shapes=axes, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(tmp_path / "gru.onnx")
     found = session.run(None, {at.name: t.numpy() for at, t in zip(session.get_inputs(), given, strict=True)})
-    for ours, expected in zip(found, Exported(gru)(*given), strict=True):
+    for ours, expected in zip(found, exported(*given), strict=True):
         torch.testing.assert_close(torch.from_numpy(ours), expected.detach())
 
 

@@ -85,7 +85,7 @@ def test_nothing_is_said_where_nothing_is_shared(make):
 
 
 @pytest.mark.parametrize("block", [5, 4096])
-def test_the_nearest_of_another_split_by_the_cosine_without_the_mean(tmp_path, monkeypatch, block):
+def test_the_nearest_of_another_split_by_the_cosine_without_the_mean(tmp_path, monkeypatch, capsys, block):
     monkeypatch.setattr(leaks, "_BLOCK", block)
     cache = FeatureCache.open(make_store(tmp_path / "s.zarr", train=20, val=7, test=6, broken=(3, 22), text="tokens"))
     features = cache.image_set()
@@ -104,4 +104,6 @@ def test_the_nearest_of_another_split_by_the_cosine_without_the_mean(tmp_path, m
     found = near_pairs(features, 0.3)
     assert [pair.cosine for pair in found] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-5)
     assert len(found) > 3
+    pairs = f"{(20 - 1) * (7 - 1) + (20 - 1 + 7 - 1) * 6}"
+    assert f"compared: {pairs}/{pairs} pairs" in capsys.readouterr().err
     assert {(one.split, one.image, one.other_split, one.other) for one in found} == expected.keys()

@@ -106,7 +106,7 @@ class StoredArray:
         rows = np.ascontiguousarray(values, self.dtype)
         if len(rows) < self.chunk_rows:
             rows = np.concatenate([rows, self.blank(self.chunk_rows - len(rows))])
-        data = rows.reshape(-1).view(np.uint8)
+        data = rows.ravel().view(np.uint8)
         return data, google_crc32c.value(data).to_bytes(4, "little")
 
     def file(self, number: int) -> str:

@@ -93,7 +93,7 @@ class FeatureSet:
         """Return the chunks that hold rows of these splits that are not done."""
         lacking = np.zeros((self.chunks, self.chunk_rows), bool)
         for part in map(self.rows_of, splits):
-            lacking.reshape(-1)[part] |= self.status[part] == NOT_DONE
+            lacking.ravel()[part] |= self.status[part] == NOT_DONE
         return [*map(int, np.flatnonzero(lacking.any(axis=1)))]
 
     def written(self) -> list[int]:

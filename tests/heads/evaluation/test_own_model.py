@@ -148,15 +148,12 @@ class Holder:
 
 
 def test_a_digest_is_of_all_values_and_of_nothing_else(model):
-    def holders():
-        yield Holder(linear=model.image, scale=2.0, name="a", table=np.ones(3), pair=[torch.ones(2, 2)])
-        yield Holder(linear=model.image, scale=3.0, name="a", table=np.ones(3), pair=[torch.ones(2, 2)])
-        yield Holder(linear=model.text, scale=2.0, name="a", table=np.ones(3), pair=[torch.ones(2, 2)])
-        yield Holder(linear=model.image, scale=2.0, name="b", table=np.ones(3), pair=[torch.ones(2, 2)])
-        yield Holder(linear=model.image, scale=2.0, name="a", table=np.arange(3), pair=[torch.ones(2, 2)])
-        yield Holder(linear=model.image, scale=2.0, name="a", table=np.ones(3), pair=[torch.eye(2)])
-
-    first, again = [*map(digest_of, holders())], [*map(digest_of, holders())]
+    held = {"linear": model.image, "scale": 2.0, "name": "a", "table": np.ones(3), "pair": [torch.ones(2, 2)]}
+    others = {"linear": model.text, "scale": 3.0, "name": "b", "table": np.arange(3), "pair": [torch.eye(2)]}
+    first, again = (
+        [digest_of(Holder(**held | change)) for change in ({}, *({name: other} for name, other in others.items()))]
+        for _ in range(2)
+    )
     assert first == again and len({*first}) == 6
     before, model.cache = digest_of(model), torch.ones(3)  # what a module keeps beside its weights
     assert digest_of(model) == before != digest_of(model.image)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from small_store import make_store
 
 from xret.pipeline.errors import CacheError
-from xret.pipeline.store import FAILED, NOT_DONE, OK, FeatureCache
+from xret.pipeline.store import FAILED, NOT_DONE, OK, FeatureCache, create
 from xret.pipeline.store.create import SetFacts, image_set, misfit, require_dtype
 from xret.pipeline.store.inspect import verify
 from xret.pipeline.store.regions import Regions, lay_out
@@ -103,3 +103,12 @@ def test_values_that_no_encoder_gives_are_damage_where_samples_are_good(tmp_path
             assert [damage.array for damage in verify(cache.url).damaged] == [f"{features.path}/{name}"]
         features.write(0, arrays)
         assert verify(cache.url).ok and f"{chunks}/{chunks} chunks" in capsys.readouterr().err
+
+
+def test_chunks_of_single_vectors_hold_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(create, "CHUNK_BYTES", 96)
+    monkeypatch.setattr(create, "GLOBAL_CHUNK_BYTES", 160)
+    cache = FeatureCache.open(make_store(tmp_path / "s.zarr"))
+    for channels, bytes_, values in ((None, 160, 2), (2, 96, 2 + 2)):
+        features = image_set(cache, SetFacts("s", "grid", {"channels": channels}, "float32", channels, 2))
+        assert features.chunk_rows == bytes_ // (4 * values)

@@ -389,11 +389,10 @@ def _is_finite(value: Tensor, leaves: Sequence[Tensor]) -> bool:
 def _texts_encoded(encoder: Any, texts: Sequence[str]) -> tuple[list[Any], list[Any]]:
     ids = encoder.tokenize(texts)
     assert len(ids) == len(texts) and all(ids), "tokenize has to give at least one token of each text"
-    alone = [encoder.encode([text]) for text in ids]
-    if None in alone:
-        assert encoder.channels is None, f"encode gives None, but channels is {encoder.channels}"
+    if encoder.channels is None:  # ids alone
         return [], []
     (whole,) = encode_layers([encoder], ids)  # of the declared shapes
+    alone = [encoder.encode([text]) for text in ids]
     return [np.asarray(t.cpu()) for t in whole], [np.concatenate(parts) for parts in zip(*alone, strict=True)]
 
 

@@ -152,6 +152,11 @@ class Double(Quarters):
         return tuple(features.astype(float) for features in super().encode(pixels))
 
 
+class Returning(Letters):
+    def encode(self, ids):
+        super().encode(ids)
+
+
 class Together(Quarters):
     def encode(self, pixels):
         local, global_ = super().encode(pixels)
@@ -160,11 +165,17 @@ class Together(Quarters):
 
 @pytest.mark.parametrize(
     ("part", "message"),
-    [(Turned, "decode gives the size"), (Double, "not float32"), (Together, "beside a picture"), (Askew, "4 cells")],
+    [
+        (Turned, "decode gives the size"),
+        (Double, "not float32"),
+        (Together, "beside a picture"),
+        (Askew, "4 cells"),
+        (Returning, "returns None"),
+    ],
 )
 def test_a_breach_of_an_encoder_is_told(part, message):
     with pytest.raises(AssertionError, match=message):
-        check_encoder(part("none", 60, "cpu"))
+        check_encoder(part(None, "cpu") if part is Returning else part("none", 60, "cpu"))
 
 
 def test_what_keeps_the_contract_passes_and_draws_nothing():

@@ -108,6 +108,8 @@ def encode_layers(encoders: Sequence[Any], batch: Any) -> list[Any]:
         found: list[Any] = first.encode_layers(batch, encoders)
     else:
         encoded = first.encode(batch)
+        if encoded is None:
+            raise EncoderError(f"'{first.name}' declares features and its encode returns None; correct the encoder")
         if not isinstance(encoded, list):
             encoded = tuple(torch.from_numpy(np.require(one, np.float32, ["C", "W"])) for one in encoded)
         found = [encoded]

@@ -1,5 +1,6 @@
 """A user's own encoder: a class, named by its import path, that keeps the contract of its side in `base`."""
 
+import json
 import re
 import sys
 from inspect import isfunction
@@ -71,5 +72,5 @@ def _checked(
     }
     for what in (what for what, kept in right.items() if not kept):
         raise EncoderError(f"'{spec.name}': its {what} is {getattr(encoder, what)!r}, which {explained} does not allow")
-    encoder.identity = {**encoder.identity, "encoder": spec.name}
+    encoder.identity = json.loads(json.dumps({**encoder.identity, "encoder": spec.name}))  # tuples are lists in a store
     return encoder

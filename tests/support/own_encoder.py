@@ -58,6 +58,14 @@ class Nameless(Quarters):
         del self.identity["layer"]
 
 
+class Paired(Quarters):
+    """Has a pair in its identity, which is a list as JSON."""
+
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.identity["layer"] = (2, 3)
+
+
 class Askew(Quarters):
     """A grid that does not hold its rows."""
 

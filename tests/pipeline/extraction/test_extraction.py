@@ -114,17 +114,17 @@ def test_other_weights_in_the_same_file_are_another_set(manifest, tmp_path):
 
 
 def test_a_users_class_with_another_identity_is_another_set(manifest, tmp_path, monkeypatch):
-    own = build_options(visual="own_encoder:Quarters", image_size=60, text=None)
+    own = build_options(visual="own_encoder:Paired", image_size=60, text=None)
     (first,) = extract(manifest, tmp_path / "s.zarr", own).sets
     (again,) = extract(manifest, tmp_path / "s.zarr", own).sets
     assert (again.name, again.samples) == (first.name, 0)
 
-    class Another(own_encoder.Quarters):
+    class Another(own_encoder.Paired):
         def __init__(self, *how):
             super().__init__(*how)
             self.identity = {**self.identity, "layer": "another"}
 
-    monkeypatch.setattr(own_encoder, "Quarters", Another)
+    monkeypatch.setattr(own_encoder, "Paired", Another)
     (second,) = extract(manifest, tmp_path / "s.zarr", own).sets
     assert second.name != first.name and second.samples == 32
 

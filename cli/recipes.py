@@ -157,4 +157,5 @@ def list_(what: str) -> None:
     else:
         entries = listed() if what == "encoders" else when_to_take()
     width = max(map(len, entries))
-    show(entries, [f"{name:{width}}  {when}" for name, when in entries.items()])
+    indent, lines = " " * (width + 2), (f"{name:{width}}  {when}" for name, when in entries.items())
+    show(entries, [part for line in lines for part in wrap(line, 80, subsequent_indent=indent)])

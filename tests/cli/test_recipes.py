@@ -27,10 +27,11 @@ NAMES = {
 @pytest.mark.parametrize("what", NAMES)
 def test_a_line_each_that_fits(what):
     lines = run("list", what).stdout.splitlines()
-    assert [line.split()[0] for line in lines] == list(json.loads(run("list", what, "--json").stdout))
-    assert {line.split()[0] for line in lines} == set(NAMES[what])
+    begun = [line for line in lines if line[0] != " "]  # a long one goes on below
+    assert [line.split()[0] for line in begun] == list(json.loads(run("list", what, "--json").stdout))
+    assert {line.split()[0] for line in begun} == set(NAMES[what])
     assert max(map(len, lines)) <= 80
-    assert min(len(line.split()) for line in lines) > 1
+    assert min(len(line.split()) for line in begun) > 1
 
 
 def test_what_there_is_no_list_of_names_those_there_are():

@@ -141,18 +141,11 @@ def try_aggregator(part: type[Any], dim: int, given: Mapping[str, Any]) -> Aggre
 def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str, Any]) -> None:
     """Let an adapter adapt two samples; ValueError where it gives something else than `Adapted` of its shapes."""
     with drawing(torch.device("cpu"), 0), torch.device("cpu"):
-        made, place, length = _made(part, sizes, given), _place(part), LENGTH
-        *widths, dim = sizes
+        made, place, length, dim = _made(part, sizes, given), _place(part), LENGTH, sizes[-1]
         fields = part.fields(made, True)
         if not (isinstance(fields, set) and fields <= {"local", "global", "token"}):
             raise ValueError(f"{place}.fields must return a set of 'local', 'global' or 'token', and gave {fields!r}")
-        if len(widths) == 1:  # words
-            inputs: tuple[Tensor | None, ...] = (None, None, torch.ones(2, 4, dtype=torch.long))
-        else:
-            channels, global_channels = widths
-            local = torch.randn(2, 4, channels) if channels is not None and "local" in fields else None
-            global_ = torch.randn(2, global_channels) if global_channels is not None and "global" in fields else None
-            inputs = (*(x if x is None else x.half() for x in (local, global_)), None)  # as stores have them
+        inputs = _cached(fields, *sizes[:-1])
         found = _called(made, length, *inputs)
         local_dim = getattr(made, "local_dim", None)
         rows, global_ = (found.local, found.global_) if isinstance(found, Adapted) else (None, None)
@@ -165,6 +158,15 @@ def try_adapter(part: type[Any], sizes: Sequence[int | None], given: Mapping[str
         if inputs[0] is not None:
             others = (value if value is None else _second(value) for value in inputs[1:])
             _require_own(place, global_, _called(made, _second(length), _second(_refilled(inputs[0])), *others).global_)
+
+
+def _cached(fields: set[str], channels: int | None, *more: int | None) -> tuple[Tensor | None, ...]:
+    """Return local and global features of two samples in float16, as stores have them, or token ids of words."""
+    if not more:
+        return None, None, torch.ones(2, 4, dtype=torch.long)
+    local = torch.randn(2, 4, channels).half() if channels is not None and "local" in fields else None
+    global_ = torch.randn(2, more[0]).half() if more[0] is not None and "global" in fields else None
+    return local, global_, None
 
 
 def try_similarity(part: type[Any], given: Mapping[str, Any], images: Embedding, captions: Embedding) -> None:

@@ -45,12 +45,12 @@ class Protocol:
     Made as `Class()`, or as `Class(argument)` where one follows its name, as in ``pmrp:FILE``: it loads what it needs.
     It is called with scores, which have `similarity [I, C]`, larger is closer, `caption_image [C]`, the image of each
     caption, `ids` of the images, `texts` of the captions, `cocoid` and `sentid`, their numbers in COCO, and `ranks()`
-    of both directions, see `xret.metrics.ranks`; and with `ties`, see `recall`. The numbers of both have the same names.
-    RunError: it is not defined for these samples.
+    of both directions, see `xret.metrics.ranks`; and with `ties`, see `recall`. RunError: it is not defined for these
+    samples.
     """
 
     def __call__(self, scores: Scored, ties: Ties) -> Table:
-        """Return the numbers of both directions."""
+        """Return the numbers of both directions, by the same names."""
         raise NotImplementedError
 
 

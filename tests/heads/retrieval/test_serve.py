@@ -34,7 +34,15 @@ from xret.pipeline.data.images import PictureFile
 httpx = pytest.importorskip("httpx")
 if not find_spec("gradio"):  # which takes seconds to import
     pytest.skip("Gradio is not here: pip install 'xret[serve]'", allow_module_level=True)
-http = httpx.Client(timeout=120, headers={"Connection": "close"})
+http = httpx.Client(timeout=120, headers={"Connection": "close"})  # which a server or proxy need not heed
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connections_are_closed():
+    yield
+    http.close()
+
+
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 40 40\n%%EndComments\n0 0 40 40 rectfill\nshowpage\n%%EOF\n"
 
 

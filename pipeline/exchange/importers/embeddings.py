@@ -29,7 +29,7 @@ import numpy as np
 from ...data.caption_files import caption_rows
 from ...data.image_columns import ImageSample
 from ...data.manifest import Columns
-from ...data.rows import IMAGES, RowReader
+from ...data.rows import IMAGES, SPLIT_NAMES, RowReader
 from ...data.texts import Column, Texts, distinct
 from ...documents import reading
 from ...errors import require_pyarrow
@@ -67,7 +67,7 @@ class Part:
                     return np.asarray(file[self.array])
             pa = _arrow()
             with pa.parquet.ParquetFile(self.path) as file:
-                column = file.read_row_group(self.group, columns=[self.array]).column(0).combine_chunks()
+                column = _lists(file.read_row_group(self.group, columns=[self.array]).column(0).combine_chunks())
             there, lengths = column.is_valid().to_numpy(False), pa.compute.list_value_length(column).to_numpy(False)
             if (odd := np.flatnonzero(there & (lengths != self.shape[1]))).size:
                 raise SourceError(
@@ -183,7 +183,8 @@ def open_embeddings(place: Path, options: ImportOptions) -> Imported:
         raise SourceError(f"--arrays names arrays of .npz and .parquet, and {place} has .npy; leave it out")
     matrices = Matrix([*chain(*images)]), Matrix([*chain(*captions)])
     where = index[0] if len(index) == 1 else place
-    source = _source(*matrices, _lines(where, index, vectors, options.on_error == "skip"), where)
+    lines = _lines(where, index, _splits(place, index), vectors, options.on_error == "skip")
+    source = _source(*matrices, lines, where)
     _identify(place, matrices, index)
     return source
 
@@ -276,11 +277,16 @@ def _row_groups(path: Path, side: str, apart: bool, named: Mapping[str, str]) ->
     with pa.parquet.ParquetFile(path) as file:
         kinds = {field.name: getattr(field.type, "value_type", pa.null()) for field in file.schema_arrow}
         array = _choose(path, [name for name in kinds if pa.types.is_floating(kinds[name])], side, apart, named)
-        vectors = (value for batch in file.iter_batches(1024, columns=[array]) for value in batch.column(0))
+        vectors = (value for batch in file.iter_batches(1024, columns=[array]) for value in _lists(batch.column(0)))
         width = next((len(vector) for vector in vectors if vector.is_valid), 0)
         rows = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
     dtype, first = np.dtype(kinds[array].to_pandas_dtype()), [0, *accumulate(rows)]
     return [Part(path, (count, width), dtype, array, group, first[group]) for group, count in enumerate(rows)]
+
+
+def _lists(column: Any) -> Any:
+    """Return a column of vectors as one of lists, which a column of tensors holds."""
+    return getattr(column, "storage", column)
 
 
 def _choose(path: Path, names: Sequence[str], side: str, apart: bool, named: Mapping[str, str]) -> str:
@@ -309,15 +315,32 @@ def _require_rows(index: Sequence[Path], images: Sequence[list[Part]], captions:
                 )
 
 
-def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) -> Iterator[ImageSample | None]:
-    """Yield the image of each row of the index, with one caption; None of a row that is left out."""
+def _splits(place: Path, index: Sequence[Path]) -> list[str | None]:
+    """Return the split of each file of the index by the names of it and its folders; none unless these differ.
+
+    They are as in ``test/0.parquet``, ``split=test/0.parquet`` or ``test-0.parquet``.
+    """
+    splits = []
+    for path in index:
+        words = (re.split(r"[^a-z]", part.removeprefix("split="))[0] for part in path.relative_to(place).parts)
+        splits.append(next((SPLIT_NAMES[word] for word in words if word in SPLIT_NAMES), None))
+    return splits if len({*splits}) > 1 else [None] * len(index)
+
+
+def _lines(
+    where: Path, index: Sequence[Path], splits: Sequence[str | None], vectors: set[str], skip: bool
+) -> Iterator[ImageSample | None]:
+    """Yield the image of each row of the index, with one caption; None of a row that is left out.
+
+    A row that has no split is of that of its file.
+    """
     columns, gone = None, 0
     if index[0].suffix == ".parquet":
         with _reading(index[0]):
             spelt = {name.lower(): name for name in _arrow().parquet.read_schema(index[0]).names}
         columns = Columns(image=next((spelt[name] for name in _IMAGES if name in spelt), None))
     reader = RowReader(where, columns, skip=skip)
-    for path in index:
+    for path, split in zip(index, splits, strict=True):
         rows = _table_rows(path, reader, vectors) if path.suffix == ".parquet" else caption_rows(path, reader)
         for line, row in rows:
             if row is not None and len(reader.left_out) > gone:
@@ -327,6 +350,8 @@ def _lines(where: Path, index: Sequence[Path], vectors: set[str], skip: bool) ->
             ):
                 reader.leave_out(f"{line}: the file name is missing, or there is not one caption; correct it")
                 row = None
+            if row is not None:
+                row.split = row.split or split
             yield row
             gone = len(reader.left_out)
     reader.note_unread()

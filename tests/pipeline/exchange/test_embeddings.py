@@ -74,6 +74,22 @@ def test_a_split_column_of_clip_retrieval_counts(tmp_path, column):
     refused(rf"the split '{column}' is empty or no text", source, tmp_path / "t", error=ManifestError)
 
 
+@pytest.mark.parametrize("name", ["{}/0.parquet", "split={}/0.parquet", "{}-00000-of-00001.parquet"])
+def test_files_and_folders_that_are_called_as_splits_say_the_split(tmp_path, name):
+    pairs, there = Pairs(), {}
+    for split, rows in zip(("train", "validation", "test"), np.array_split(np.arange(120), 3), strict=True):
+        path = tmp_path / "e" / name.format(split)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = {"file_name": [pairs.names[k] for k in rows], "caption": [pairs.texts[k] for k in rows]}
+        for side, matrix in (("image", pairs.images), ("text", pairs.captions)):
+            table[side] = pa.FixedShapeTensorArray.from_numpy_ndarray(matrix[rows])
+        parquet.write_table(pa.table(table), path)
+        there[split.replace("idation", "")] = table["file_name"]
+    _, cache = bring(tmp_path / "e", tmp_path / "s")
+    assert {split: cache.file_names(*rows) for split, rows in cache.splits.items()} == there
+    assert_holds(cache, pairs.names, pairs.texts, pairs.images, pairs.captions)
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("flat", [False, True])
 def test_the_folder_of_clip_retrieval(tmp_path, capsys, caplog, dtype, flat):

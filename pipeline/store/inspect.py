@@ -179,6 +179,8 @@ def damaged_arrays(features: FeatureSet, chunk: int) -> list[str]:
         damaged.append("status")
     if (status == FAILED).any() and not features.cache.folder.exists(f"{features.path}/status/failed.{chunk}.jsonl"):
         damaged.append("status")
+    done = status == OK
+    damaged += [name for name in ("start", "length", "size") if name in values and (values[name][done] < 0).any()]
     for name in ("local", "global"):
         if name in values and not _is_finite(np.asarray(values[name]), name, values, features):
             damaged.append(name)

@@ -88,7 +88,8 @@ def _refuse_names_of_splits(manifest: Manifest, files: _Files) -> None:
     """Raise ManifestError where the manifest names splits, or files are called so, as ``train-0.parquet``."""
     if manifest.columns.split:
         raise ManifestError(f"{manifest.listing}: no image has a '{manifest.columns.split}'; correct split_column.")
-    words = [{re.split(r"[^a-z]", part.lower())[0] for part in Path(file.name).parts} for file, _ in files]
+    parts = [[part.lower().removeprefix("split=") for part in Path(file.name).parts] for file, _ in files]
+    words = [{re.split(r"[^a-z]", part)[0] for part in of_file} for of_file in parts]
     called = sorted(filter(_NAMES_SPLIT.fullmatch, set.union(*words) - set.intersection(*words))) if words else []
     if len(called) > 1:
         advice = f"give each split its files, as {manifest.kind}: {{train: train-*, test: test-*}}"

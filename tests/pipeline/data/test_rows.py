@@ -265,7 +265,7 @@ def test_what_the_manifest_says_of_a_file_goes_before_its_own_splits_with_a_note
     assert [one for one in caplog.messages if "'split' is 'train' count as 'test'" in one]
 
 
-@pytest.mark.parametrize("names", [("train-000.tar", "val-000.tar"), ("x/Train/0.tar", "x/test/0.tar")])
+@pytest.mark.parametrize("names", [("train-000.tar", "val-000.tar"), ("x/Train/0.tar", "split=test/0.tar")])
 def test_files_that_are_called_as_splits_have_to_be_named_so(tmp_path, names):
     for number, name in enumerate(names):
         write_tar(tmp_path / name, {f"{number}.jpg": "picture", f"{number}.txt": "a dog"})

@@ -16,6 +16,7 @@ from ..evaluation.metrics import hits
 from ..evaluation.scoring import Ranker, embed_split
 
 SHARES = (0.25, 0.5)  # of the training pictures, beside all of them
+FEWEST = 6  # training pictures, a quarter of which are two, the least that have negatives
 FALLS, RANGE = 0.85, (0.6, 1.1)
 RESAMPLES = 1000
 

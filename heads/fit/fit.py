@@ -43,7 +43,7 @@ from ..runs.run import CHECKPOINT, Run
 from ..series import claim, make_folder
 from ..training.callbacks import Callback
 from ..training.train import train
-from .curve import SHARES, Curve, learning_curve
+from .curve import FEWEST, SHARES, Curve, learning_curve
 from .data import ENCODER, choose_sets, encode, find_source, read, require_different_pictures
 
 FROZEN, CLOSED = "frozen", "cca"
@@ -79,7 +79,7 @@ class Fit:
     chosen: str
     before: str  # what the chosen one is compared with: the frozen encoders, or the closed form
     gain: tuple[float, float, float]  # of the chosen one over that on test, in mean recall, and its 95% interval
-    curve: Curve | None  # None: there was no time for it
+    curve: Curve | None  # None: there was no time for it, or there are fewer than `FEWEST` training pictures
     leaks: str
     report: str
 
@@ -106,7 +106,10 @@ class Fit:
         difference, low, high = self.gain
         over = f"{self.chosen} over {self.before} on test: {difference:+.1f} mR (95%: {low:+.1f} to {high:+.1f})"
         lines = [over if self.chosen != self.before else f"nothing that was fitted is better on val than {self.before}"]
-        lines.append(str(self.curve or "the time was over before there was a learning curve; give more to go on"))
+        why = "the time was over before there was a learning curve; give more to go on"
+        if self.images["train"] < FEWEST:
+            why = f"a learning curve takes {FEWEST} training pictures"
+        lines.append(str(self.curve or why))
         lines += [f"{row.name} was stopped by the time that was given" for row in self.rows if not row.complete]
         return [*lines, self.leaks] if self.leaks else lines
 
@@ -277,15 +280,16 @@ class _Fitting:
         how |= {"model.residual": base, **(SHORT if base != "none" else {})}
         recipes |= (heads := {name: load_recipe(name, how) for name in TRAINED})
         epochs = next(iter(heads.values())).schedule.epochs
-        parts = len(heads) + len(SHARES)
+        shares = SHARES if self.images >= FEWEST else ()
+        parts = len(heads) + len(shares)
         with Progress("Fitting", parts * epochs, "epochs") as progress:
             self.progress, self.counted, self.left = progress, 0, parts
             for number, (name, recipe) in enumerate(heads.items(), 1):
                 self._fit(name, recipe)
                 self._tick(number * epochs - self.counted)
             chosen, fitted = self._best(recipes), self._best([name for name in recipes if name != FROZEN])
-            complete = self.complete[fitted]
-            for share in SHARES:
+            complete = self.complete[fitted] and len(shares) > 0
+            for share in shares:
                 run = self.parts[round(share * self.images)] = self.root / "curve" / f"{fitted}-{share:.0%}"
                 complete &= self._train(changed(recipes[fitted], {"data.share": share}), run)
             self.parts[self.images] = self.runs[fitted]

@@ -239,6 +239,9 @@ def test_few_pictures_are_fitted_with_a_word_of_what_they_cannot_tell(clip, tmp_
     assert "12 pictures, 2 of them to judge by, can show that all works" in caplog.text
     assert caplog.text.count("names no splits") == 1
     assert [row.name for row in found.rows] == ["frozen", "cca", "linear", "mlp"]
+    least = fit(*photos(tmp_path / "least", 6), out=tmp_path / "of six", encoder=clip, device="cpu")
+    assert (least.images["train"], least.curve) == (4, None)
+    assert "a learning curve takes 6 training pictures" in least.sentences
 
 
 def test_without_a_network_it_says_what_to_give(tmp_path, monkeypatch, caplog):

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...pipeline.data.caption_files import caption_rows
 from ...pipeline.data.rows import SPLIT_NAMES, RowReader
-from ...pipeline.errors import RunError
+from ...pipeline.errors import ManifestError, RunError
 from ...pipeline.exchange.importers.source import ImportOptions, SourceError, map_floats
 from ...pipeline.exchange.importing import import_features
 from .evaluation import evaluate
@@ -67,9 +67,15 @@ def evaluate_embeddings(
 def _read_lines(index: Path, split: str) -> list[dict[str, str]]:
     """Return a line a caption, in `split` where the index names none."""
     reader, lines = RowReader(index), list[dict[str, str]]()
-    for _, row in caption_rows(index, reader):
-        if row is not None:
-            facts = {"file_name": row.file_name, "split": SPLIT_NAMES.get(row.split or split, "other")}
-            lines += [facts | {"caption": text} for text, _ in row.captions]
+    rows = [row for _, row in caption_rows(index, reader) if row is not None]
     reader.note_unread()
+    unsplit = [row.file_name for row in rows if row.split is None]
+    if 0 < len(unsplit) < len(rows):
+        raise ManifestError(
+            f"{index}: some lines have a split and some, such as that of '{unsplit[0]}', have none; give it to all or"
+            " none"
+        )
+    for row in rows:
+        facts = {"file_name": row.file_name, "split": SPLIT_NAMES.get(row.split or split, "other")}
+        lines += [facts | {"caption": text} for text, _ in row.captions]
     return lines

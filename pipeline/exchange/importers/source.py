@@ -204,6 +204,8 @@ def map_floats(path: Path, *dimensions: int) -> np.ndarray:
         values: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a damaged header may make NumPy raise anything
         raise SourceError(f"{path} is no array of numbers, or was cut off; copy it again") from error
+    if not isinstance(values, np.ndarray):
+        raise SourceError(f"{path} holds several arrays; save the one that counts with numpy.save")
     if values.ndim not in dimensions or 0 in values.shape or values.dtype.kind != "f":
         expected = " or ".join(map(str, dimensions))
         raise SourceError(f"{path} is {shown(values)}, not floats in {expected} dimensions; check --source")

@@ -58,12 +58,16 @@ def test_a_split_of_an_index_counts_alone(files, tmp_path):
         assert again["results"][0]["image_to_text"] == found["image_to_text"]
     index.write_text(index.read_text().replace('"validation"', '"test"'))
     assert "has no split 'val', but other, test" in refused("eval", "--embeddings", *paths[:2], index, "--split", "val")
+    index.write_text(index.read_text().replace(', "split": "holdout"', ""))
+    assert "some, such as that of '20.jpg', have none" in refused("eval", "--embeddings", *paths[:2], index)
 
 
 def test_what_does_not_fit_is_refused(files, tmp_path):
     paths, images, *_ = files
     np.save(tmp_path / "narrow.npy", images[:, :8])
     assert "narrow.npy is 8 wide and" in refused("eval", "--embeddings", tmp_path / "narrow.npy", *paths[1:])
+    np.savez(tmp_path / "two.npz", images, images)
+    assert "two.npz holds several arrays" in refused("eval", "--embeddings", tmp_path / "two.npz", *paths[1:])
     np.save(tmp_path / "short.npy", images[:7])
     said = refused("eval", "--embeddings", tmp_path / "short.npy", *paths[1:])
     assert all(str(path) in said for path in (tmp_path / "short.npy", *paths[1:])), said

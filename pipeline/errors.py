@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import Any
 
 on_command_line = False  # whether a command runs
-_OPTION = re.compile(r"`[^`]*`|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ((?:hf:)?[A-Z]{2}\w*(?:,\w+)*)(?![\w=]))?")
+_OPTION = re.compile(r"`[^`]*`|(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ((?:hf:)?[A-Z]{2}\w*(?:,\w+)*|none)(?![\w=]))?")
 _ARGUMENTS = {"set": "settings", "baseline": "baselines", "save": "files", "not": "unlike"}  # with another name
 
 

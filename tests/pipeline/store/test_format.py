@@ -461,7 +461,7 @@ def test_stores_are_found_and_sets_removed(own, monkeypatch):
     assert size > 0
     cache = FeatureCache.open(own)
     assert cache.set_names("images") == [] and not (Path(own) / path).exists()
-    with pytest.raises(CacheError, match="no features of images; run `xret extract` on it without --visual none"):
+    with pytest.raises(CacheError, match="no features of images; run `xret extract` on it without `visual=none`"):
         cache.image_set()
     assert verify(own).ok
 

@@ -19,7 +19,7 @@ def test_features_are_float16_or_float32():
     require_dtype("float16")
     require_dtype("float32")
     for dtype, why in (("bfloat16", "bfloat16: Zarr has no bfloat16; choose"), ("int8", "int8: choose float16")):
-        with pytest.raises(CacheError, match=f"--dtype {why}"):
+        with pytest.raises(CacheError, match=f"`dtype` {why}"):
             require_dtype(dtype)
 
 

@@ -367,6 +367,8 @@ def _table_rows(path: Path, reader: RowReader, vectors: set[str]) -> Iterator[tu
         for batch in file.iter_batches(columns=wanted):
             for row in batch.to_pylist():
                 where = f"{path}: row {next(number):,}"
+                if type(name := row[found.image]) is int:  # ids, as HDF5 files have them
+                    row[found.image] = str(name)
                 yield where, reader.image(row, where, folder=None)
 
 

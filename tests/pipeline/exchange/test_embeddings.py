@@ -74,6 +74,14 @@ def test_a_split_column_of_clip_retrieval_counts(tmp_path, column):
     refused(rf"the split '{column}' is empty or no text", source, tmp_path / "t", error=ManifestError)
 
 
+def test_numbers_of_parquet_are_names(tmp_path):
+    pairs = Pairs()
+    source = pairs.clip_retrieval(tmp_path / "e", parts=1)
+    (path,) = (source / "metadata").glob("*.parquet")
+    parquet.write_table(pa.table({"key": range(120), "caption": pairs.texts}), path)
+    assert_holds(bring(source, tmp_path / "s")[1], [*map(str, range(120))], pairs.texts, pairs.images, pairs.captions)
+
+
 @pytest.mark.parametrize("name", ["{}/0.parquet", "split={}/0.parquet", "{}-00000-of-00001.parquet"])
 def test_files_and_folders_that_are_called_as_splits_say_the_split(tmp_path, name):
     pairs, there = Pairs(), {}

@@ -14,6 +14,8 @@ from ...pipeline.exchange.importing import import_features
 from .evaluation import evaluate
 from .result import Evaluation
 
+_INDEX = (".csv", ".tsv", ".jsonl")
+
 
 def evaluate_embeddings(
     images: str | Path, captions: str | Path, index: str | Path, *, split: str = "test", **how: Any
@@ -29,13 +31,15 @@ def evaluate_embeddings(
 
     Raises:
         SourceError, ManifestError: a file is missing, or they do not fit each other.
-        RunError: there is no such split, or the embeddings are of two widths.
+        RunError: the index has another suffix or no such split, or the embeddings are of two widths.
     """
     files = {"images.npy": Path(images).absolute(), "captions.npy": Path(captions).absolute()}
     widths = [map_floats(file, 2).shape[1] for file in files.values()]
     if len({*widths}) > 1:
         raise RunError(f"{images} is {widths[0]} wide and {captions} {widths[1]}; give embeddings of one model")
     split = SPLIT_NAMES.get(split, split)
+    if Path(index).suffix not in _INDEX:
+        raise RunError(f"{index} is no index; give a file that ends in {' or '.join(_INDEX)}")
     lines = _read_lines(Path(index), split)
     named = {line["split"] for line in lines}
     if split not in named:

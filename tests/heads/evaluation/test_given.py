@@ -73,4 +73,6 @@ def test_what_does_not_fit_is_refused(files, tmp_path):
     assert all(str(path) in said for path in (tmp_path / "short.npy", *paths[1:])), said
     (tmp_path / "cut.npy").write_bytes(paths[0].read_bytes()[:40])
     assert str(tmp_path / "cut.npy") in refused("eval", "--embeddings", tmp_path / "cut.npy", *paths[1:])
+    (tmp_path / "index.parquet").write_bytes(b"PAR1")
+    assert "index.parquet is no index" in refused("eval", "--embeddings", *paths[:2], tmp_path / "index.parquet")
     assert "name a RUN" in refused("eval", code=2)

@@ -169,8 +169,9 @@ def reliability(images: int, galleries: int, said: Tensor, fits: Tensor, lost: T
     """
     flat, right = said.flatten(), fits.flatten().double()
     order = flat.argsort(descending=True, stable=True)
-    share = right[order].cumsum(0) / torch.arange(1, len(flat) + 1)
-    last = (share >= PRECISION).nonzero()
+    falling, share = flat[order], right[order].cumsum(0) / torch.arange(1, len(flat) + 1)
+    apart = falling.diff(append=falling.new_full((1,), -1)) != 0  # a threshold takes all that are equal, or none
+    last = ((share >= PRECISION) & apart).nonzero()
     return Reliability(
         images,
         galleries,
@@ -179,7 +180,7 @@ def reliability(images: int, galleries: int, said: Tensor, fits: Tensor, lost: T
         first_ece=expected_error(_bins(said[:, 0], fits[:, 0].double())),
         ece=expected_error(bins := _bins(flat, right)),
         wrong=float((lost >= 0.5).double().mean()),
-        precise=float(flat[order[last[-1, 0]]]) if len(last) else None,
+        precise=float(falling[last[-1, 0]]) if len(last) else None,
         bins=bins,
     )
 

@@ -61,6 +61,9 @@ def test_reliability_counted_by_hand():
     assert found.precise == pytest.approx(0.91)
     nine = reliability(1, 1, torch.linspace(1, 0.1, 10)[None], torch.arange(10)[None] < 9, torch.zeros(1))
     assert nine.precise == pytest.approx(0.1)  # 90% of all ten fit
+    equal = torch.tensor([[0.8, 0.8, 0.5, 0.5, 0.5]])
+    assert reliability(1, 1, equal, torch.tensor([[1, 1, 1, 0, 0]]) > 0, torch.zeros(1)).precise == pytest.approx(0.8)
+    assert reliability(1, 1, equal, torch.tensor([[1, 0, 1, 0, 0]]) > 0, torch.zeros(1)).precise is None
     assert expected_error([(3, 0.2, 0.5), (0, 0.0, 0.0), (1, 0.9, 1.0)]) == pytest.approx((3 * 0.3 + 0.1) / 4)
 
 
